@@ -15,6 +15,7 @@ import ast
 import concurrent.futures
 import dataclasses
 import difflib
+import hashlib
 import json
 import math
 import os
@@ -22,7 +23,6 @@ import pathlib
 import queue
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -36,18 +36,54 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "mutants"
 EQUAL = pathlib.Path(__file__).with_name("equal.txt")
 LEAST_RATE = 0.9
+UNITS = ("wire", "policies", "gateway", "logic", "inference", "cli")
+PYTEST = (sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "--hypothesis-seed=1")
+
+Reached = dict[str, dict[int, list[str]]]
+
+
+def _gateway(*names: str) -> list[str]:
+    return [f"tests/gateway/test_{name}.py" for name in names]
+
+
+def _inference(*names: str) -> list[str]:
+    return [f"tests/inference/test_{name}.py" for name in names]
+
 
 # Area -> the folders or files that are changed, and the tests that are asked.
 AREAS = {
     "policies": (["policies/oriel_policies"], ["tests/policies"]),
-    "usage": (["gateway/oriel_gateway/observe"], ["tests/gateway", "tests/policies/test_metering.py"]),
+    "usage": (
+        ["gateway/oriel_gateway/observe"],
+        [
+            *_gateway("usage", "objectives", "top_names", "tenant_budgets", "charged_once", "token_limits", "tracing"),
+            *_gateway("console", "explain", "pages", "causes", "attempt_spans"),
+            "tests/conformance/test_shared_use.py",
+        ],
+    ),
     "limits": (
         ["gateway/oriel_gateway/limits"],
-        ["tests/gateway", "tests/conformance/test_limiter.py", "tests/conformance/test_ledger.py"],
+        [
+            *_gateway("limits", "leased", "charged_once", "limited_calls", "limiter_settings", "quota_file"),
+            *_gateway("stream_limits", "token_limits", "tenant_budgets", "shared_demand"),
+            *(f"tests/conformance/test_{name}.py" for name in ("limiter", "ledger", "ledger_client")),
+        ],
     ),
-    "identity": (["gateway/oriel_gateway/identity"], ["tests/gateway"]),
-    "batching": (["inference/oriel_inference/batching"], ["tests/inference", "tests/policies"]),
-    "openai": (["logic/oriel_logic/openai/schema.py"], ["tests/logic/openai_api"]),
+    "identity": (
+        ["gateway/oriel_gateway/identity"],
+        _gateway("tokens", "key_sets", "credentials", "tickets", "tenant_buckets", "other_requests", "openai_paths"),
+    ),
+    "batching": (
+        ["inference/oriel_inference/batching"],
+        [
+            *_inference("batcher", "scheduling", "statistics", "cores", "failed_callers", "usage", "stream", "workers"),
+            *_inference("overload", "request_batches", "queue_policies", "wait_estimate", "instances_by_demand"),
+        ],
+    ),
+    "openai": (
+        ["logic/oriel_logic/openai/schema.py"],
+        [f"tests/logic/openai_api/test_{name}.py" for name in ("schema", "rules", "generation")],
+    ),
 }
 
 _COMPARED = {
@@ -93,12 +129,17 @@ class Mutant:
 def places_of(path: str) -> list[tuple[str, str, int, int]]:
     """Return every place of a file that an operator can change: (path, operator, occurrence, line)."""
     source = (ROOT / path).read_text()
+    kept = BUILD / "places" / f"{hashlib.sha256(source.encode()).hexdigest()}.json"
+    if kept.exists():
+        return [(path, name, occurrence, line) for name, occurrence, line in json.loads(kept.read_text())]
     quiet, nodes = _quiet_lines(source), list(ast_nodes(get_ast(source)))
     found = []
     for name in OPERATORS:
         operator = get_operator(name)()
         lines = [start[0] for node in nodes for start, _ in operator.mutation_positions(node)]
         found += [(path, name, occurrence, line) for occurrence, line in enumerate(lines) if line not in quiet]
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps([place[1:] for place in found]))
     return found
 
 
@@ -139,57 +180,87 @@ def _difference(before: str, after: str) -> str:
     return f"{old}  ->  {new}"
 
 
-def covered_by(area: str, paths: list[str], tests: list[str]) -> dict[str, dict[int, list[str]]]:
-    """Run an area's tests once and return file -> line -> the tests that run it, quickest first."""
+def covered_by(area: str, paths: list[str], tests: list[str], tree: pathlib.Path, jobs: int) -> Reached:
+    """Run an area's tests unchanged and return file -> line -> the tests that run it, quickest first.
+
+    They run in the copy in which the changes are tried, so that a test that fails there by itself cannot kill changes.
+    Only the test files that changed since the last time run again, as long as the code under test is the same.
+
+    Raises SystemExit if a test fails.
+    """
     kept = BUILD / f"{area}.json"
-    if not kept.exists():
-        data, times = BUILD / f"{area}.coverage", BUILD / f"{area}.xml"
-        print(f"{area}: running its tests once to see which lines they reach", file=sys.stderr, flush=True)
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-n0",
-            "--no-header",
-            f"--junitxml={times}",
-            "--cov-context=test",
-            "--cov-report=",
-        ]
-        subprocess.run(
-            [
-                *command,
-                *(
-                    f"--cov={ROOT / each.removesuffix('.py')}"
-                    if not each.endswith(".py")
-                    else f"--cov={(ROOT / each).parent}"
-                    for each in paths
-                ),
-                *tests,
-            ],
-            cwd=ROOT,
-            env={**os.environ, "COVERAGE_FILE": str(data)},
-            check=False,
-            stdout=sys.stderr,
+    files = sorted({each for path in tests for each in _python(tree / path)})
+    modules = [each for each in files if each.name.startswith("test_")]
+    sources = [each for unit in UNITS for each in _python(tree / unit)]
+    support = [each for each in _python(tree / "tests") if not each.name.startswith("test_")]
+    state = json.loads(kept.read_text()) if kept.exists() else {}
+    if state.get("code") != (code := _digest(sources + support)):
+        state = {"code": code, "tests": {}}
+    known = state["tests"]
+    names = {str(each.relative_to(tree)): _digest([each]) for each in modules}
+    new = [name for name, digest in names.items() if known.get(name, {}).get("digest") != digest]
+    if new:
+        print(
+            f"{area}: running {len(new)} test files unchanged, to see which lines they reach",
+            file=sys.stderr,
+            flush=True,
         )
-        seconds = {}
-        for one in ET.parse(times).iter("testcase"):
-            file = one.get("classname", "").replace(".", "/") + ".py"
-            seconds[f"{file}::{one.get('name')}"] = float(one.get("time", 0))
-        found: dict[str, dict[int, list[str]]] = {}
-        read = coverage.CoverageData(str(data))
-        read.read()
-        for file in read.measured_files():
-            lines = {}
-            for line, contexts in read.contexts_by_lineno(file).items():
-                names = {each.rpartition("|")[0] for each in contexts if each}
-                lines[line] = sorted(names, key=lambda each: seconds.get(each, 9.0))
-            found[str(pathlib.Path(file).relative_to(ROOT))] = lines
-        kept.write_text(json.dumps(found))
+        for name, lines in _run_unchanged(area, paths, new, tree, jobs).items():
+            known[name] = {"digest": names[name], "lines": lines}
+        kept.write_text(json.dumps(state))
+    found: dict[str, dict[int, list[tuple[float, str]]]] = {}
+    for name in names:
+        for path, lines in known[name]["lines"].items():
+            for line, reached in lines.items():
+                found.setdefault(path, {}).setdefault(int(line), []).extend(reached)
     return {
-        path: {int(line): names for line, names in lines.items()}
-        for path, lines in json.loads(kept.read_text()).items()
+        path: {line: [test for _, test in sorted(reached)] for line, reached in lines.items()}
+        for path, lines in found.items()
     }
+
+
+def _python(path: pathlib.Path) -> list[pathlib.Path]:
+    return [path] if path.suffix == ".py" else sorted(path.rglob("*.py"))
+
+
+def _digest(files: list[pathlib.Path]) -> str:
+    return hashlib.sha256(b"".join(each.read_bytes() for each in files)).hexdigest()
+
+
+def _run_unchanged(
+    area: str, paths: list[str], modules: list[str], tree: pathlib.Path, jobs: int
+) -> dict[str, dict[str, dict[int, list[tuple[float, str]]]]]:
+    """Return test file -> file -> line -> (seconds, test). Raises SystemExit if a test fails."""
+    data, times = BUILD / f"{area}.coverage", BUILD / f"{area}.xml"
+    folders = sorted({each if not each.endswith(".py") else str(pathlib.Path(each).parent) for each in paths})
+    command = [
+        *PYTEST,
+        f"-n{jobs if jobs > 1 else 0}",
+        f"--junitxml={times}",
+        "--cov-context=test",
+        "--cov-report=",
+        *(f"--cov={tree / each}" for each in folders),
+        *modules,
+    ]
+    done = subprocess.run(
+        command, cwd=tree, env={**os.environ, "COVERAGE_FILE": str(data)}, check=False, stdout=sys.stderr
+    )
+    if done.returncode:
+        sys.exit(f"{area}: the tests fail without any change (status {done.returncode}): mend them first")
+    seconds = {}
+    for one in ET.parse(times).iter("testcase"):
+        file = one.get("classname", "").replace(".", "/") + ".py"
+        seconds[f"{file}::{one.get('name')}"] = float(one.get("time", 0))
+    found: dict[str, dict[str, dict[int, list[tuple[float, str]]]]] = {each: {} for each in modules}
+    read = coverage.CoverageData(str(data))
+    read.read()
+    for file in read.measured_files():
+        path = str(pathlib.Path(file).relative_to(tree))
+        for line, contexts in read.contexts_by_lineno(file).items():
+            for test in {each.rpartition("|")[0] for each in contexts if each}:
+                reached = found[test.partition("::")[0]].setdefault(path, {})
+                reached.setdefault(line, []).append((seconds.get(test, 9.0), test))
+    return found
 
 
 def tests_of(lines: dict[int, list[str]], line: int) -> list[str]:
@@ -197,9 +268,9 @@ def tests_of(lines: dict[int, list[str]], line: int) -> list[str]:
     return lines.get(line) or list(dict.fromkeys(name for names in lines.values() for name in names))
 
 
-def copies(count: int) -> "queue.Queue[pathlib.Path]":
+def copies(count: int) -> "queue.Queue[Tree]":
     """Return `count` copies of this checkout's tracked files, in which files may be changed."""
-    free: queue.Queue[pathlib.Path] = queue.Queue()
+    free: queue.Queue[Tree] = queue.Queue()
     names = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout.split("\0")
@@ -210,48 +281,46 @@ def copies(count: int) -> "queue.Queue[pathlib.Path]":
             if (ROOT / name).is_file():
                 (tree / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, tree / name)
-        free.put(tree)
+        free.put(Tree(tree))
     return free
 
 
-def survives(mutant: Mutant, tests: list[str], free: "queue.Queue[pathlib.Path]") -> bool:
+class Tree:
+    """A copy of this checkout in which files may be changed, and the process that runs tests there (forks.py)."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self._forks: subprocess.Popen[str] | None = None
+
+    def passes(self, tests: list[str], most_s: float = 180) -> bool:
+        """Run tests against the files as they are now; False if one fails or the time runs out."""
+        if self._forks is None:
+            self._forks = subprocess.Popen(
+                [sys.executable, pathlib.Path(__file__).with_name("forks.py")],
+                cwd=self.path,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        assert self._forks.stdin is not None and self._forks.stdout is not None
+        print(json.dumps({"tests": tests, "most_s": most_s}), file=self._forks.stdin, flush=True)
+        return int(self._forks.stdout.readline()) == 0
+
+    def close(self) -> None:
+        if self._forks is not None:
+            self._forks.communicate()
+
+
+def survives(mutant: Mutant, tests: list[str], free: "queue.Queue[Tree]") -> bool:
     """Run the tests of a changed line in a copy; return whether all of them passed."""
     tree = free.get()
+    file = tree.path / mutant.path
+    before = file.read_text()
     try:
-        file = tree / mutant.path
-        before = file.read_text()
         file.write_text(mutant.code)
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "-n0",
-            "-p",
-            "no:cacheprovider",
-            "--no-header",
-            "--hypothesis-seed=1",
-            "--timeout=60",
-            *tests,
-        ]
-        process = subprocess.Popen(
-            command,
-            cwd=tree,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-        )
-        try:
-            return process.wait(180) == 0
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            return False
-        finally:
-            file.write_text(before)
+        return tree.passes(tests)
     finally:
+        file.write_text(before)
         free.put(tree)
 
 
@@ -283,7 +352,9 @@ def main() -> int:
     free, low = copies(args.jobs), False
     for area in args.area or AREAS:
         paths, tests = AREAS[area]
-        reached = covered_by(area, paths, tests)
+        tree = free.get()
+        reached = covered_by(area, paths, tests, tree.path, args.jobs)
+        free.put(tree)
         files = [
             str(each.relative_to(ROOT))
             for path in paths
@@ -301,6 +372,11 @@ def main() -> int:
         asked = {
             each: tests_of(reached.get(each.path, {}), each.line)[: args.tests] or tests for each in chosen.values()
         }
+        for tree in (free.get() for _ in range(args.jobs)):
+            some = list(dict.fromkeys(test for each in asked.values() for test in each))[:20]
+            if not tree.passes(some):
+                sys.exit(f"{area}: in {tree.path} tests fail without any change: {' '.join(some)}")
+            free.put(tree)
         with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
             results = {pool.submit(survives, each, asked[each], free): each for each in chosen.values()}
             left = 0
@@ -322,6 +398,8 @@ def main() -> int:
             flush=True,
         )
         low |= rate < LEAST_RATE
+    while not free.empty():
+        free.get().close()
     return int(low)
 
 
