@@ -193,9 +193,93 @@ async def test_a_key_is_not_said_to_be_none_by_a_fetch_that_failed() -> None:
 async def test_ids_that_were_asked_for_are_bounded() -> None:
     provider, issuer = Provider(jwk("ES256")), the_issuer()
     async with fetching(provider, issuer) as (sets, _):
+        most = 0
         for number in range(5000):
             assert sets.wait_for(issuer, f"invented-{number}")
-        assert len(sets._known["login"].sought) <= 1024
+            most = max(most, len(sets._known["login"].sought))
+        assert most == 1024
+
+
+async def test_a_url_is_fetched_again_after_nine_tenths_of_the_time_at_the_earliest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bounds = []
+    monkeypatch.setattr(module.random, "uniform", lambda least, most: bounds.append((least, most)) or least)
+    provider, issuer = Provider(jwk("ES256")), the_issuer()
+    async with fetching(provider, issuer) as (_, turn):
+        for later, asked in ((269.5, 1), (0.5, 2), (269.5, 2), (0.5, 3)):
+            provider.now += later
+            await turn()
+            assert len(provider.asked) == asked
+        assert set(bounds) == {(0.9, 1.0)}
+
+
+async def test_a_fetch_that_failed_is_tried_again_after_2_4_8_and_at_most_60_s() -> None:
+    provider, issuer = Provider(jwk("ES256")), the_issuer()
+    good, provider.answer = provider.answer, lambda: answer(status=500)
+    async with fetching(provider, issuer) as (sets, turn):
+        for wait_s in (2, 4, 8, 16, 32, 60, 60, 60, 60, 60, 60):
+            asked = len(provider.asked)
+            provider.now += wait_s - 0.5
+            await turn()
+            assert len(provider.asked) == asked and sets.keys(issuer) is None
+            provider.now += 0.5
+            await turn()
+            assert len(provider.asked) == asked + 1
+        provider.answer = good
+        provider.now += 60
+        await turn()
+        provider.answer = lambda: answer(status=500)
+        for wait_s in (300, 2, 4):
+            asked = len(provider.asked)
+            provider.now += wait_s
+            await turn()
+            assert len(provider.asked) == asked + 1
+
+
+@pytest.mark.parametrize(("late_s", "stays"), [(-1, True), (0, True), (1, False)])
+async def test_keys_stay_in_use_for_86400_s_after_they_were_read(late_s: int, stays: bool) -> None:
+    provider, issuer = Provider(jwk("ES256")), the_issuer()
+    async with fetching(provider, issuer) as (sets, turn):
+        provider.answer = lambda: answer(status=500)
+        provider.now += 86_400 + late_s
+        await turn()
+        assert kids(sets, issuer) == (["ES256-0"] if stays else None) and provider.changes == (not stays)
+        (found,) = sets.report()
+        age_s = 86_400.0 + late_s if stays else None
+        assert found == {"issuer": "login", "keys": int(stays), "age_s": age_s, "error": "the server answers 500"}
+
+
+async def test_the_age_of_keys_is_told_to_a_tenth_of_a_second() -> None:
+    provider, issuer = Provider(jwk("ES256")), the_issuer()
+    async with fetching(provider, issuer) as (sets, _):
+        provider.now += 12.375
+        assert sets.report() == [{"issuer": "login", "keys": 1, "age_s": 12.4, "error": ""}]
+
+
+@pytest.mark.parametrize(("size", "taken"), [(262_144, True), (262_145, False)])
+async def test_a_set_of_keys_has_at_most_256_kib(size: int, taken: bool) -> None:
+    provider, issuer = Provider(), the_issuer()
+    provider.answer = lambda: answer(key_set(jwk("ES256")).ljust(size))
+    async with fetching(provider, issuer) as (sets, _):
+        assert kids(sets, issuer) == (["ES256-0"] if taken else None)
+        assert sets.report()[0]["error"] == ("" if taken else "it is larger than 262144 bytes")
+
+
+async def test_the_client_of_key_sets_follows_no_redirect_and_waits_5_s_for_an_answer() -> None:
+    async with module._client() as client:
+        assert (client.follow_redirects, client.timeout) == (False, httpx.Timeout(5.0))
+    assert KeySets(lambda: None)._fetch_timeout_s == 5.0
+
+
+async def test_a_compressed_set_is_not_read() -> None:
+    provider, issuer = Provider(), the_issuer()
+    for encoding, error in (("gzip", "the server sends it compressed"), ("identity", "")):
+        coded = {"content-encoding": encoding}
+        provider.answer = lambda coded=coded: answer(key_set(jwk("ES256")), **coded)  # type: ignore[misc]
+        async with fetching(provider, issuer) as (sets, _):
+            assert sets.report()[0]["error"] == error
+            assert provider.asked[-1].headers["accept-encoding"] == "identity"
 
 
 @pytest.mark.parametrize(
@@ -257,6 +341,10 @@ async def test_new_documents_keep_the_keys_of_an_issuer_that_stays() -> None:
         sets.adopt([same])
         await turn()
         assert len(provider.asked) == 2
+        sets.adopt([the_issuer(algorithms='["RS256"]')])
+        assert sets.keys(same) is None
+        await turn()
+        assert len(provider.asked) == 3
 
 
 async def test_tokens_before_the_first_keys_are_told_to_come_back_and_replaced_keys_end_them() -> None:

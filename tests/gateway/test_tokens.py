@@ -22,7 +22,7 @@ from oriel_gateway.identity import tokens as tokens_module
 from oriel_gateway.identity.explain_token import explain_token
 from oriel_gateway.identity.key_sets import KeySets
 from oriel_gateway.identity.public_keys import parse_key_set
-from oriel_gateway.identity.tokens import Tokens
+from oriel_gateway.identity.tokens import Tokens, _bytes
 from oriel_gateway.limits import EmbeddedLimiter
 from oriel_policies.documents import compile_documents
 from oriel_policies.documents.packed import pack, unpack
@@ -378,6 +378,48 @@ def test_only_plain_public_keys_for_signatures_count() -> None:
     for data in (b"", b"[]", b'{"keys": 5}', b"\xff", key_set(*[good] * 65)):
         with pytest.raises(ValueError):
             parse_key_set(data, ["ES256"])
+
+
+@pytest.mark.parametrize(
+    ("bits", "exponent_bits", "taken"),
+    [(2048, 2, True), (2047, 17, False), (8192, 64, True), (8193, 17, False), (2048, 65, False)],
+)
+def test_a_key_of_rsa_has_2048_to_8192_bits_and_an_exponent_of_at_most_64(
+    bits: int, exponent_bits: int, taken: bool
+) -> None:
+    modulus, exponent = ((1 << (size - 1)) + 1 for size in (bits, exponent_bits))
+    words = {"n": b64(modulus.to_bytes(1025, "big").lstrip(b"\0")), "e": b64(exponent.to_bytes(9, "big").lstrip(b"\0"))}
+    found = parse_key_set(key_set({"kty": "RSA", "kid": "a", **words}), ["RS256"])
+    assert [key.kid for key in found] == ["a"] * taken
+
+
+def test_a_set_has_at_most_64_keys() -> None:
+    found = parse_key_set(key_set(*[jwk("ES256")] * 64), ["ES256"])
+    assert len(found) == 64
+    with pytest.raises(ValueError, match="more than 64 keys"):
+        parse_key_set(key_set(*[jwk("ES256")] * 65), ["ES256"])
+
+
+def test_the_parts_of_a_token_need_no_padding() -> None:
+    for length in range(8):
+        assert _bytes(b64(b"x" * length)) == b"x" * length
+
+
+async def test_two_generations_of_tokens_are_remembered_and_one_that_is_used_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a bound of two: a token that was used in the generation before this one is known, one used earlier is not."""
+    gate = await core()
+    tokens = gate.tokens
+    assert tokens is not None and tokens.max_young == 8192
+    tokens.max_young = 2
+    verified: list[str] = []
+    verify = tokens._verify
+    monkeypatch.setattr(tokens, "_verify", lambda text: verified.append(text) or verify(text))
+    mine = [token("EdDSA", n=n) for n in range(4)]
+    for number in (0, 1, 2, 0, 3, 0, 1):
+        gate.identify([("authorization", f"Bearer {mine[number]}")])
+    assert [mine.index(each) for each in verified] == [0, 1, 2, 3, 1]
 
 
 def test_explain_knows_tokens() -> None:

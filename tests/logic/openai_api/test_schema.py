@@ -1,14 +1,31 @@
 """The bounds of the OpenAI API's parameters: the least and the most are taken, one step beyond each is refused."""
 
+import inspect
 import json
 import math
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import pytest
 
 from oriel_logic.errors import InputTooLarge, ParameterWrong
 from oriel_logic.openai import schema
-from oriel_logic.openai.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse, stops_of, texts_or_tokens
+from oriel_logic.openai.embeddings import Embeddings
+from oriel_logic.openai.language import LanguageModel
+from oriel_logic.openai.schema import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    Generation,
+    Message,
+    Part,
+    StreamOptions,
+    Usage,
+    parse,
+    stops_of,
+    texts_or_tokens,
+    wrong,
+)
 
 UP, DOWN = math.inf, -math.inf
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -236,3 +253,55 @@ def test_only_the_assistant_may_leave_its_content_out() -> None:
     assert [each.text for each in chat(messages=[answered, CHAT["messages"][0]]).messages] == ["", "hi"]
     refused("messages[1].content", messages=[answered, {"role": "user"}])
     refused("messages[0].annotations", messages=[{"role": "user", "content": "hi", "annotations": [1]}])
+
+
+@pytest.mark.parametrize(
+    "kind", [EmbeddingRequest, StreamOptions, Generation, CompletionRequest, ChatRequest, Message, Part, Usage]
+)
+def test_what_was_parsed_cannot_be_changed_and_is_written_by_name(kind: type[msgspec.Struct]) -> None:
+    config = kind.__struct_config__
+    assert config.frozen
+    assert {each.kind.name for each in inspect.signature(kind).parameters.values()} == {"KEYWORD_ONLY"}
+    assert config.forbid_unknown_fields == (kind not in (Part, Usage)), "a part of a message may have marks of its own"
+
+
+@pytest.mark.parametrize(
+    ("text", "param", "code"),
+    [
+        ("Object contains unknown field `x`", "x", "unknown_parameter"),
+        ("Object contains unknown field `x` - at `$.a[0]`", "a[0].x", "unknown_parameter"),
+        ("Object missing required field `x`", "x", "missing_required_parameter"),
+        ("Object missing required field `x` - at `$.a`", "a.x", "missing_required_parameter"),
+        ("Expected `int`, got `str` - at `$.n`", "n", None),
+        ("Expected `object`, got `array`", None, None),
+    ],
+)
+def test_a_refusal_names_the_parameter_by_its_path(text: str, param: str | None, code: str | None) -> None:
+    found = wrong(text)
+    assert (found.param, found.code) == (param, code)
+    assert param is None or f"'{param}'" in str(found)
+
+
+class Taken(Exception):
+    """The bounds were kept; the next step begins."""
+
+
+class Stub:
+    max_tokens, truncate, served_as = 1, False, "m"
+
+    async def encode(self, *words: Any, **more: Any) -> Any:
+        raise Taken
+
+
+@pytest.mark.parametrize(("count", "bound"), [(1, Taken), (16, Taken), (17, ParameterWrong)])
+async def test_a_completion_has_at_most_16_prompts(count: int, bound: type[Exception]) -> None:
+    request = parse(json.dumps({"model": "m", "prompt": ["a"] * count}).encode(), CompletionRequest)
+    with pytest.raises(bound):
+        await LanguageModel.complete(cast(Any, Stub()), request, cast(Any, None))
+
+
+@pytest.mark.parametrize(("count", "bound"), [(1, Taken), (2048, Taken), (2049, ParameterWrong)])
+async def test_an_embedding_has_at_most_2048_inputs(count: int, bound: type[Exception]) -> None:
+    request = parse(json.dumps({"model": "m", "input": ["a"] * count}).encode(), EmbeddingRequest)
+    with pytest.raises(bound):
+        await Embeddings.answer(cast(Any, Stub()), request, cast(Any, None))
