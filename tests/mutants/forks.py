@@ -2,7 +2,7 @@
 
 Reads one JSON object per line, {"tests": [...], "most_s": 180}, and answers each with pytest's exit status, or with -1
 where the time ran out. `run.py` starts it in a copy of the checkout; none of the product's modules is imported before
-the fork, so that each fork sees its own change.
+the fork, so that each fork sees its own change. With arguments it runs pytest once, with them and the same settings.
 """
 
 import contextlib
@@ -38,7 +38,6 @@ LIBRARIES = (
 )
 PYTEST = [
     "-q",
-    "-x",
     "-n0",
     "--tb=no",
     "--no-header",
@@ -55,13 +54,13 @@ def status(tests: list[str], most_s: float) -> int:
     """Run the tests in a fork; return pytest's exit status, or -1 after `most_s` seconds."""
     child = os.fork()
     if child == 0:
-        os.setsid()
+        os.setpgid(0, 0)  # not a new session: it keeps its share of the processor
         nothing = os.open(os.devnull, os.O_RDWR)
         for descriptor in range(3):
             os.dup2(nothing, descriptor)
         code = 3
         with contextlib.suppress(BaseException):
-            code = int(pytest.main([*PYTEST, *tests]))
+            code = int(pytest.main([*PYTEST, "-x", *tests]))
         os._exit(code)
     ended = os.pidfd_open(child)
     in_time = bool(select.select([ended], [], [], most_s)[0])
@@ -78,9 +77,12 @@ def main() -> None:
         "mutants",
         deadline=None,
         database=None,
+        max_examples=40,
         suppress_health_check=[HealthCheck.too_slow],
         phases=[Phase.explicit, Phase.generate],
     )
+    if sys.argv[1:]:
+        sys.exit(pytest.main([*PYTEST, *sys.argv[1:]]))
     for name in LIBRARIES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

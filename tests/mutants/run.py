@@ -36,10 +36,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "mutants"
 EQUAL = pathlib.Path(__file__).with_name("equal.txt")
 LEAST_RATE = 0.9
+IMPORT = 0  # stands for the lines of a file that run when it is imported
 UNITS = ("wire", "policies", "gateway", "logic", "inference", "cli")
-PYTEST = (sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "--hypothesis-seed=1")
+FORKS = pathlib.Path(__file__).with_name("forks.py")
 
 Reached = dict[str, dict[int, list[str]]]
+Timed = tuple[float, str]  # seconds, test
 
 
 def _gateway(*names: str) -> list[str]:
@@ -57,7 +59,7 @@ AREAS = {
         ["gateway/oriel_gateway/observe"],
         [
             *_gateway("usage", "objectives", "top_names", "tenant_budgets", "charged_once", "token_limits", "tracing"),
-            *_gateway("console", "explain", "pages", "causes", "attempt_spans"),
+            *_gateway("console", "explain", "pages", "causes", "attempt_spans", "observe_turns"),
             "tests/conformance/test_shared_use.py",
         ],
     ),
@@ -65,19 +67,35 @@ AREAS = {
         ["gateway/oriel_gateway/limits"],
         [
             *_gateway("limits", "leased", "charged_once", "limited_calls", "limiter_settings", "quota_file"),
-            *_gateway("stream_limits", "token_limits", "tenant_budgets", "shared_demand"),
-            *(f"tests/conformance/test_{name}.py" for name in ("limiter", "ledger", "ledger_client")),
+            *_gateway("stream_limits", "token_limits", "tenant_budgets", "shared_demand", "limit_turns", "limit_texts"),
+            *(f"tests/conformance/test_{name}.py" for name in ("limiter", "ledger", "ledger_client", "ledger_pace")),
         ],
     ),
     "identity": (
         ["gateway/oriel_gateway/identity"],
-        _gateway("tokens", "key_sets", "credentials", "tickets", "tenant_buckets", "other_requests", "openai_paths"),
+        _gateway(
+            "tokens",
+            "key_sets",
+            "credentials",
+            "tickets",
+            "tenant_buckets",
+            "other_requests",
+            "openai_paths",
+            "named_models",
+        ),
     ),
     "batching": (
         ["inference/oriel_inference/batching"],
         [
             *_inference("batcher", "scheduling", "statistics", "cores", "failed_callers", "usage", "stream", "workers"),
-            *_inference("overload", "request_batches", "queue_policies", "wait_estimate", "instances_by_demand"),
+            *_inference(
+                "overload",
+                "request_batches",
+                "queue_policies",
+                "wait_estimate",
+                "instances_by_demand",
+                "batching_turns",
+            ),
         ],
     ),
     "openai": (
@@ -205,14 +223,15 @@ def covered_by(area: str, paths: list[str], tests: list[str], tree: pathlib.Path
             file=sys.stderr,
             flush=True,
         )
-        for name, lines in _run_unchanged(area, paths, new, tree, jobs).items():
-            known[name] = {"digest": names[name], "lines": lines}
+        for name, (lines, tests_of_file) in _run_unchanged(area, paths, new, tree, jobs).items():
+            known[name] = {"digest": names[name], "lines": lines, "tests": tests_of_file}
         kept.write_text(json.dumps(state))
-    found: dict[str, dict[int, list[tuple[float, str]]]] = {}
+    found: dict[str, dict[int, list[Timed]]] = {}
     for name in names:
         for path, lines in known[name]["lines"].items():
+            found.setdefault(path, {}).setdefault(IMPORT, []).extend(known[name]["tests"])
             for line, reached in lines.items():
-                found.setdefault(path, {}).setdefault(int(line), []).extend(reached)
+                found[path].setdefault(int(line), []).extend(reached)
     return {
         path: {line: [test for _, test in sorted(reached)] for line, reached in lines.items()}
         for path, lines in found.items()
@@ -229,12 +248,15 @@ def _digest(files: list[pathlib.Path]) -> str:
 
 def _run_unchanged(
     area: str, paths: list[str], modules: list[str], tree: pathlib.Path, jobs: int
-) -> dict[str, dict[str, dict[int, list[tuple[float, str]]]]]:
-    """Return test file -> file -> line -> (seconds, test). Raises SystemExit if a test fails."""
+) -> dict[str, tuple[dict[str, dict[int, list[Timed]]], list[Timed]]]:
+    """Return of each test file the tests that run each line of each file, and all its tests. Raises SystemExit if one
+    fails.
+    """
     data, times = BUILD / f"{area}.coverage", BUILD / f"{area}.xml"
     folders = sorted({each if not each.endswith(".py") else str(pathlib.Path(each).parent) for each in paths})
     command = [
-        *PYTEST,
+        sys.executable,
+        FORKS,
         f"-n{jobs if jobs > 1 else 0}",
         f"--junitxml={times}",
         "--cov-context=test",
@@ -246,12 +268,12 @@ def _run_unchanged(
         command, cwd=tree, env={**os.environ, "COVERAGE_FILE": str(data)}, check=False, stdout=sys.stderr
     )
     if done.returncode:
-        sys.exit(f"{area}: the tests fail without any change (status {done.returncode}): mend them first")
+        sys.exit(f"{area}: the tests fail without any change (status {done.returncode}): fix them first")
     seconds = {}
     for one in ET.parse(times).iter("testcase"):
         file = one.get("classname", "").replace(".", "/") + ".py"
         seconds[f"{file}::{one.get('name')}"] = float(one.get("time", 0))
-    found: dict[str, dict[str, dict[int, list[tuple[float, str]]]]] = {each: {} for each in modules}
+    found: dict[str, dict[str, dict[int, list[Timed]]]] = {each: {} for each in modules}
     read = coverage.CoverageData(str(data))
     read.read()
     for file in read.measured_files():
@@ -260,12 +282,15 @@ def _run_unchanged(
             for test in {each.rpartition("|")[0] for each in contexts if each}:
                 reached = found[test.partition("::")[0]].setdefault(path, {})
                 reached.setdefault(line, []).append((seconds.get(test, 9.0), test))
-    return found
+    return {
+        each: (found[each], [(seconds[test], test) for test in seconds if test.startswith(f"{each}::")])
+        for each in modules
+    }
 
 
-def tests_of(lines: dict[int, list[str]], line: int) -> list[str]:
-    """Return the tests that run a line; for one that runs at import, those of its whole file."""
-    return lines.get(line) or list(dict.fromkeys(name for names in lines.values() for name in names))
+def tests_of(lines: dict[int, list[str]], line: int, most: int) -> list[str]:
+    """Return the tests that run a line; for one that runs at import, all of the test files that reach its file."""
+    return lines[line][:most] if line in lines else lines.get(IMPORT, [])[: 4 * most]
 
 
 def copies(count: int) -> "queue.Queue[Tree]":
@@ -275,12 +300,15 @@ def copies(count: int) -> "queue.Queue[Tree]":
         ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout.split("\0")
     for n in range(count):
-        tree = BUILD / f"tree-{n}"
+        tree = BUILD / f"tree-{os.getpid()}-{n}"
         shutil.rmtree(tree, ignore_errors=True)
         for name in filter(None, names):
             if (ROOT / name).is_file():
                 (tree / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, tree / name)
+        if (BUILD.parent / "redis").is_dir():  # the server of the tests of shared limits
+            (tree / "build").mkdir(exist_ok=True)
+            (tree / "build" / "redis").symlink_to(BUILD.parent / "redis")
         free.put(Tree(tree))
     return free
 
@@ -296,7 +324,7 @@ class Tree:
         """Run tests against the files as they are now; False if one fails or the time runs out."""
         if self._forks is None:
             self._forks = subprocess.Popen(
-                [sys.executable, pathlib.Path(__file__).with_name("forks.py")],
+                [sys.executable, FORKS],
                 cwd=self.path,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -309,6 +337,7 @@ class Tree:
     def close(self) -> None:
         if self._forks is not None:
             self._forks.communicate()
+        shutil.rmtree(self.path)
 
 
 def survives(mutant: Mutant, tests: list[str], free: "queue.Queue[Tree]") -> bool:
@@ -369,9 +398,7 @@ def main() -> int:
                 chosen.setdefault(mutant.key(), mutant)
             if args.sample and len(chosen) == args.sample:
                 break
-        asked = {
-            each: tests_of(reached.get(each.path, {}), each.line)[: args.tests] or tests for each in chosen.values()
-        }
+        asked = {each: tests_of(reached.get(each.path, {}), each.line, args.tests) or tests for each in chosen.values()}
         for tree in (free.get() for _ in range(args.jobs)):
             some = list(dict.fromkeys(test for each in asked.values() for test in each))[:20]
             if not tree.passes(some):
