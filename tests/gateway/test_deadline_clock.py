@@ -65,11 +65,11 @@ def loop() -> Iterator[Loop]:
         yield loop
 
 
-# Deadlines right on a tick, right beside one, and in the middle between two.
+# Deadlines right on a tick, right beside one, in the middle between two, and over already.
 deadlines = st.builds(
     lambda ticks, beside: ticks * TICK_S + beside,
     st.integers(0, 12),
-    st.sampled_from([0.0, 1e-9, 1e-4, TICK_S / 2, TICK_S - 1e-4, TICK_S - 1e-9]),
+    st.sampled_from([-2 * TICK_S, -TICK_S - 1e-4, 0.0, 1e-9, 1e-4, TICK_S / 2, TICK_S - 1e-4, TICK_S - 1e-9]),
 )
 
 
@@ -78,7 +78,7 @@ deadlines = st.builds(
     st.lists(st.tuples(st.integers(0, 6), deadlines, st.booleans()), min_size=1, max_size=8),
     st.lists(st.sampled_from([0.0, 1e-6, 1e-4, 0.002, TICK_S, 0.02]), max_size=12),
 )
-def test_a_call_ends_at_the_first_tick_that_is_a_tick_past_its_deadline_or_earlier_but_never_before_it(
+def test_no_call_ends_early_and_none_after_the_first_tick_a_tick_past_its_deadline(
     loop: Loop, start: int, calls: list[tuple[int, float, bool]], late: list[float]
 ) -> None:
     loop.now, loop.timer = start * TICK_S, None
@@ -104,7 +104,7 @@ def test_a_call_ends_at_the_first_tick_that_is_a_tick_past_its_deadline_or_earli
     assert all(len(call.ended_s) == 1 and call.ended_s[0] >= call.deadline for call in watched)
 
 
-def test_a_call_that_ended_by_itself_is_left_alone_and_the_clock_rests_until_the_next(loop: Loop) -> None:
+def test_a_call_that_ended_by_itself_is_left_alone_and_then_the_clock_rests(loop: Loop) -> None:
     loop.now, loop.timer = 1000.0, None
     ticking = DeadlineClock()
     gone, young, stays = Call(loop, 1000.001), Call(loop, 1000.001, 1000.0), Call(loop, nextafter(1000.01, 0.0))

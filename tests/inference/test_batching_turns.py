@@ -1,0 +1,202 @@
+"""Where the small rules of the batcher turn: short batches, useful sizes, places per level, answers in order."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from oriel_inference.batching.levels import LevelBounds
+from oriel_inference.batching.line import AnswerLine
+from oriel_inference.batching.service_times import ServiceTimes
+from oriel_inference.batching.wait_estimate import WaitEstimate
+from oriel_inference.errors import DeadlineExceeded
+from oriel_policies.batch import BatchBounds, ServiceCurve
+
+
+def times(*known: int, inline_s: float = 0.001, **more: Any) -> ServiceTimes:
+    """Return service times of batches of at most 32 rows. known: sizes that took a millisecond per row."""
+    curve = ServiceCurve()
+    for rows in known:
+        curve.observe(rows, rows * 1e-3)
+    return ServiceTimes(BatchBounds(max_rows=32, **more), curve, inline_s)
+
+
+class Sent(SimpleNamespace):
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+
+@pytest.mark.parametrize(("samples", "short"), [(7, False), (8, True), (9, True)])
+def test_a_batch_is_short_after_8_samples(samples: int, short: bool) -> None:
+    it = times()
+    for _ in range(samples):
+        it.ran(1, 0.0005)
+    assert it.is_short(1) is short and not it.is_short(2)
+
+
+@pytest.mark.parametrize(("seconds", "short"), [(0.00099, True), (0.001, False), (0.0011, False)])
+def test_a_batch_is_short_below_the_bound(seconds: float, short: bool) -> None:
+    it = times()
+    for _ in range(8):
+        it.ran(1, seconds)
+    assert it.is_short(1) is short
+
+
+@pytest.mark.parametrize(("seconds", "batches"), [(0.005, 0), (0.0050001, 32)])
+def test_a_batch_that_held_the_loop_for_5_ms_sends_the_next_32_to_threads(seconds: float, batches: int) -> None:
+    it = times()
+    for _ in range(8):
+        it.ran(1, 0.0005)
+    it.went_to_a_thread()
+    it.ran_inline(seconds)
+    for _ in range(batches):
+        assert not it.is_short(1)
+        it.went_to_a_thread()
+    assert it.is_short(1)
+
+
+def usual(it: ServiceTimes, left_s: float) -> None:
+    for _ in range(2000):
+        it.came(1, left_s, 1.0)
+
+
+@pytest.mark.parametrize(("left_s", "useful"), [(1e-6, 32), (0.0159, 7), (0.0161, 8), (0.0181, 9), (1.0, 32)])
+def test_a_batch_of_the_useful_size_takes_half_of_the_time_that_callers_give(left_s: float, useful: int) -> None:
+    """It is computed with the 16th batch. Where no size is quick enough, the largest is as good as any."""
+    it = times(*range(1, 17), 32)
+    it.came(1, left_s, 1.0)
+    for _ in range(15):
+        it.ran(32, 0.032)
+    assert it.useful_rows == 32
+    it.ran(32, 0.032)
+    assert it.useful_rows == useful
+    owned = times(*range(1, 17), 32, preferred_rows=(4, 8))
+    owned.came(1, left_s, 1.0)
+    for _ in range(20):
+        owned.ran(32, 0.032)
+    assert owned.useful_rows == 32, "preferred sizes are the owner's"
+
+
+def test_the_useful_size_is_computed_with_each_16th_batch_and_the_256th_is_free() -> None:
+    it = times(*range(1, 17), 32)
+    it.came(1, 0.0161, 1.0)
+    found: dict[int, int] = {}
+    for number in range(1, 274):
+        it.useful_rows = 5
+        it.ran(32, 0.032)
+        if it.useful_rows != 5:
+            found[number] = it.useful_rows
+    each = [number for start in range(16, 273, 16) for number in (start, start + 1)]
+    assert found == {number: 32 if number == 256 else 8 for number in each}
+
+
+# Levels ---------------------------------------------------------------------------------------------------------------
+
+
+def call(name: str = "a", *, level: int = 1, band: int = 0, tenant: str = "t", admitted: bool = False) -> Any:
+    ticket = SimpleNamespace(band=band, tenant=tenant, admitted=admitted)
+    return Sent(name=name, level=level, ticket=ticket, deadline=9.0, inputs={"x": 1}, rows=1, started_s=0.0)
+
+
+def test_a_level_has_its_places_per_tier_and_a_level_without_a_bound_has_any_number() -> None:
+    sizes = {1: 2, 2: 0}
+    rules = SimpleNamespace(levels=sizes, of=lambda level: SimpleNamespace(max_items=sizes[level]))
+    it = LevelBounds(cast(Any, rules))
+    assert [it.enter(call()) for _ in range(3)] == [True, True, False]
+    assert it.enter(call(band=1)) and it.enter(call(admitted=True))
+    assert all(it.enter(call(level=level)) for level in (2, 3) for _ in range(5))
+    it.leave(call(admitted=True))
+    assert not it.enter(call()), "an admitted call has taken no place"
+    it.leave(call())
+    assert [it.enter(call()) for _ in range(2)] == [True, False]
+
+
+# Answers in order -----------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.timers: list[tuple[float, Callable[[], None], list[bool]]] = []
+
+    def call_at(self, at_s: float, late: Callable[[], None]) -> Any:
+        cancelled: list[bool] = []
+        self.timers.append((at_s, late, cancelled))
+        return SimpleNamespace(cancel=lambda: cancelled.append(True))
+
+
+class Line:
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.heard: list[tuple[str, Any]] = []
+        self.it = AnswerLine(
+            cast(Any, self.clock), lambda each, answer: self.heard.append((each.name, answer)), self.fail
+        )
+
+    def fail(self, each: Any, error: Exception) -> None:
+        self.heard.append((each.name, type(error)))
+        self.it.left(each)
+
+
+def test_answers_wait_for_the_calls_before_them_of_their_tier_and_tenant() -> None:
+    line = Line()
+    first, second, third = (call(name) for name in "abc")
+    other, tier = call("d", tenant="u"), call("e", band=1)
+    for each in (first, second, third, other, tier):
+        line.it.enter(each)
+    line.it.answered(third, cast(Any, 3))
+    line.it.answered(second, cast(Any, 2))
+    assert line.heard == [] and second.inputs == {} and first.inputs
+    for each in (other, tier):
+        line.it.answered(each, cast(Any, 0))
+    line.it.answered(first, cast(Any, 1))
+    assert line.heard == [("d", 0), ("e", 0), ("a", 1), ("b", 2), ("c", 3)]
+    assert all(cancelled for _, _, cancelled in line.clock.timers) and not line.it._lines
+
+
+def test_an_answer_that_reaches_its_deadline_in_the_line_is_late() -> None:
+    line = Line()
+    first, second, third = (call(name) for name in "abc")
+    for each in (first, second, third):
+        line.it.enter(each)
+    for each in (second, third):
+        line.it.answered(each, cast(Any, each.name))
+    (at_s, late, _), _ = line.clock.timers
+    assert at_s == 9.0
+    late()
+    assert line.heard == [("b", DeadlineExceeded)]
+    line.it.left(second)
+    line.it.left(call("unknown", tenant="nobody"))
+    line.it.left(first)
+    assert line.heard[1:] == [("c", "c")] and not line.it._lines
+
+
+# Expected waits -------------------------------------------------------------------------------------------------------
+
+
+def estimate(*, ahead: int = 0, idle: int = 0, running: Any = (), max_rows: int = 4, now: float = 10.0) -> float | None:
+    curve = ServiceCurve()
+    for _ in range(20):
+        curve.observe(4, 0.4)
+    queue = SimpleNamespace(rows_ahead=lambda band: ahead, depths=lambda: [(0, 2, ahead)])
+    clock = SimpleNamespace(now=lambda: now)
+    it = WaitEstimate(
+        cast(Any, queue), curve, [object()] * idle, running, max_rows=max_rows, slots=2, clock=cast(Any, clock)
+    )
+    return it.wait_s(0)
+
+
+def batch(started_s: float, rows: int = 4) -> Any:
+    return SimpleNamespace(calls=[SimpleNamespace(rows=rows, started_s=started_s)])
+
+
+def test_a_new_call_waits_for_what_is_before_it_and_for_the_rest_of_what_runs() -> None:
+    """An instance computes ten rows a second."""
+    assert estimate(idle=1) == 0.0
+    assert estimate(idle=1, ahead=5) == pytest.approx(0.5)
+    assert estimate(running=[batch(10.0)]) == pytest.approx(0.4)
+    assert estimate(running=[batch(9.9)]) == pytest.approx(0.3)
+    assert estimate(running=[batch(9.6)]) == estimate(running=[batch(5.0)]) == 0.0
+    assert estimate(running=[batch(9.8), batch(9.8)], ahead=4) == pytest.approx(0.4), "two instances"
+    assert estimate(running=[batch(9.8)] * 3, ahead=4) == pytest.approx(0.5), "cores for two of three instances"
+    assert estimate(idle=1, running=[batch(9.8)], ahead=4) == pytest.approx(0.2)
