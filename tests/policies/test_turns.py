@@ -1,12 +1,15 @@
 """Where small rules turn, in numbers that floats hold exactly: right below a bound, at it, and right above it."""
 
-from math import nextafter
+from math import inf, nextafter
 
 import pytest
 
 from oriel_policies.backlog import Backlog
 from oriel_policies.breaker import Breaker
 from oriel_policies.ejection import Cause, Ejection, Record, outliers, silent_for_too_long
+from oriel_policies.feasibility import AnswerTimes, LowQuantile, ServiceFloor, Verdict
+from oriel_policies.metering.prices import Price, amounts, decimal_text
+from oriel_policies.metering.usage import UsageBook, UsageKey
 from oriel_policies.overload import LoopOverload, shares
 
 ABOVE, BELOW = 1e9, -1e9
@@ -319,3 +322,107 @@ def test_a_loop_is_behind_until_20_beats_in_which_nothing_waited_for_long(wait_s
 )
 def test_an_eighth_of_a_turn_is_for_the_least_urgent(waiting: dict[int, int], most: int, found: dict[int, int]) -> None:
     assert shares(waiting, most) == found
+
+
+# What calls of a kind take --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("samples", "known"), [(49, False), (50, True)])
+def test_times_of_a_kind_of_calls_are_known_from_50_on(samples: int, known: bool) -> None:
+    floor, times = ServiceFloor(), AnswerTimes()
+    for _ in range(samples):
+        floor.observe(4, 0.25)
+        times.observe(1000, 0.25)
+    assert bool(floor.seconds(4)) is known and floor.refuses(4, 0.125) is known
+    assert floor.ceiling_s == pytest.approx(0.25, rel=0.1)
+    assert (times.judge(1000, 0.125) is Verdict.TOO_SHORT) is known
+    assert floor.seconds(3) == 0.0 and floor.refuses(4, 9.0) is False
+
+
+def test_each_twentieth_call_that_should_be_refused_is_a_probe() -> None:
+    floor, times = ServiceFloor(), AnswerTimes()
+    for _ in range(50):
+        floor.observe(4, 0.25)
+        times.observe(1000, 0.25)
+    assert [number for number in range(1, 61) if not floor.refuses(4, 0.125)] == [20, 40, 60]
+    assert [number for number in range(1, 61) if times.judge(1000, 0.125) is Verdict.ADMIT] == [20, 40, 60]
+
+
+def test_a_low_quantile_moves_by_a_tenth_up_and_nine_tenths_down() -> None:
+    it = LowQuantile(0.5)
+    assert it.value == inf
+    it.observe(0.0)
+    assert it.value == 1e-9
+    it.value = 1.0
+    it.observe(1.0)
+    assert it.value == pytest.approx(1.05)
+    it.observe(1.0)
+    assert it.value == pytest.approx(1.05 * 0.55)
+
+
+def test_few_calls_exceed_the_mean_and_twice_its_deviation() -> None:
+    times = AnswerTimes()
+    for _ in range(19):
+        times.observe(0, 1.0)
+        assert times.expected_s == 0.0 and times.fastest_s == 1.0
+    times.observe(0, 2.0)
+    assert times._mean_s == pytest.approx(1.05)
+    deviation_s = times._deviation_s
+    assert times.likely_s == times.expected_s == pytest.approx(1.05 + 2.0 * deviation_s)
+    times.observe(0, 3.05)
+    assert times._mean_s == pytest.approx(1.15) and times._deviation_s == pytest.approx(deviation_s * 0.95 + 0.1)
+
+
+# Money ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("use", "nano"),
+    [
+        ({"device_ns": 3_600_000_000_000}, 7),
+        ({"cpu_ns": 1_800_000_000_000}, 4),
+        ({"cpu_ns": 1_799_999_999_999}, 3),
+        ({"bytes_out": 1 << 30}, 5),
+        ({"bytes_out": (1 << 30) * 3 // 10}, 1),
+        ({"bytes_out": (1 << 30) * 3 // 10 + 1}, 2),
+        ({"tokens_in": 1_000_000}, 3),
+        ({"tokens_in": 166_666}, 0),
+        ({"tokens_in": 166_667}, 1),
+        ({"tokens_out": 500_000}, 6),
+        ({}, 0),
+    ],
+)
+def test_each_resource_is_rounded_to_the_nearest_billionth_and_half_of_one_up(use: dict[str, int], nano: int) -> None:
+    price = Price(
+        **{"name": "x", "device_class": "", "currency": "EUR", "valid_from": "2026-11-01"},  # type: ignore[arg-type]
+        **{"device_hour": 7, "cpu_core_hour": 7, "gib_out": 5, "million_tokens_in": 3, "million_tokens_out": 11},
+    )
+    assert amounts(price, **use).total == nano
+
+
+@pytest.mark.parametrize(
+    ("nano", "text"),
+    [
+        (0, "0.000000000"),
+        (1, "0.000000001"),
+        (-1, "-0.000000001"),
+        (10**9, "1.000000000"),
+        (-12_345_678_901, "-12.345678901"),
+    ],
+)
+def test_an_amount_has_nine_decimals(nano: int, text: str) -> None:
+    assert decimal_text(nano) == text
+
+
+def test_a_row_that_nobody_uses_goes_when_more_than_half_of_the_rows_are_there() -> None:
+    for rows, kept in ((2, 2), (3, 1)):
+        book = UsageBook(max_rows=4, quiet=2)
+        for number in range(rows):
+            book.row(UsageKey(str(number), "", "", "", "", "")).device_ns += 1
+        for _ in range(2):
+            book.added()
+            book.row(UsageKey("0", "", "", "", "", "")).device_ns += 1
+        book.added()
+        assert (len(list(book.rows())), book.generation) == (kept, int(rows == 3))
+        assert book.device_ns == rows + 2
+    assert UsageBook()._quiet == 3600

@@ -83,6 +83,7 @@ def test_a_token_that_is_none_is_named_by_its_first_32_letters() -> None:
 def test_four_stop_strings_of_256_characters_are_taken() -> None:
     longest = ["x" * 256] * 4
     assert stops_of(chat(stop=longest).stop) == longest and stops_of(chat(stop=longest[0]).stop) == longest[:1]
+    assert stops_of(chat(stop=["x", "\n"]).stop) == ["x", "\n"] and stops_of(chat(stop="x").stop) == ["x"]
     refused("stop", stop=[*longest, "x"])
     refused("stop", stop=["x" * 257])
     refused("stop", stop="x" * 257)
