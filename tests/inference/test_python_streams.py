@@ -145,7 +145,7 @@ async def test_several_requests_are_under_way_in_one_instance_and_end_out_of_ord
 
 async def test_coroutines_of_one_instance_wait_side_by_side(channel: grpc.aio.Channel) -> None:
     assert await told(channel, 3, 1, 2, model="later") == [1, 2, 3]
-    assert await told(channel, -1, model="later") == ["the model failed: counts from zero"]
+    assert await told(channel, -1, model="later") == ["the model failed: the server's log says why"]
 
 
 async def test_an_error_ends_the_request_and_a_forgotten_end_is_made_up(channel: grpc.aio.Channel) -> None:

@@ -101,7 +101,7 @@ async def test_arguments_and_results_over_the_bound_are_refused(pool: PoolMaker,
 
 
 async def test_a_killed_worker_loses_only_its_own_job_and_is_replaced(
-    pool: PoolMaker, call: CallMaker, gate: str
+    pool: PoolMaker, call: CallMaker, gate: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = await pool(workers=2)
     doomed = submit(made, call(), "announce_and_hold", gate)
@@ -113,6 +113,7 @@ async def test_a_killed_worker_loses_only_its_own_job_and_is_replaced(
     assert pid not in made.pids
     await until(lambda: len(made.pids) >= 2)
     assert await value(made, call(), "echo", "again") == "again"
+    await until(lambda: f"worker process {pid} ended (signal 9)" in caplog.text)
 
 
 async def test_a_dead_fork_server_is_replaced_with_its_workers(pool: PoolMaker, call: CallMaker) -> None:
@@ -329,13 +330,17 @@ async def test_a_job_over_its_own_time_is_killed_and_says_so(pool: PoolMaker, ca
     assert made.tally.killed == {"time_limit": 1}
 
 
-async def test_a_job_that_nobody_waits_for_is_killed_after_a_grace(pool: PoolMaker, call: CallMaker, gate: str) -> None:
+async def test_a_job_that_nobody_waits_for_is_killed_after_a_grace(
+    pool: PoolMaker, call: CallMaker, gate: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log said only "signal 9", which is also how the kernel ends a process that takes too much memory."""
     made = await pool(overrun_s=0.02, grace_min_s=0.01)
     left = submit(made, call(), "hold", gate)
     await settled()
     left.cancel()
     assert await value(made, call(), "echo", "next") == "next"
     assert made.tally.killed == {"abandoned": 1}
+    await until(lambda: "ended (by this server: nobody waited for its job any more)" in caplog.text)
 
 
 async def test_a_coroutine_that_nobody_waits_for_ends_and_its_worker_lives(pool: PoolMaker, call: CallMaker) -> None:

@@ -122,11 +122,11 @@ async def test_a_failed_update_is_said_and_what_serves_goes_on() -> None:
 async def test_what_never_served_is_broken_until_it_is_gone() -> None:
     registry = Registry()
     registry.fail(a_file(), "digits", "its setup failed")
-    with pytest.raises(ServiceBroken, match="GET /v1/services says why"):
+    with pytest.raises(ServiceBroken, match="GET /v1/services on the logic server says why"):
         registry.find("digits")
-    assert registry.describe() == [
-        {"name": "digits", "file": "digits/1/handler.py", "state": "broken", "problem": "its setup failed"}
-    ]
+    (row,) = registry.describe()
+    assert row.pop("at").endswith("+00:00")
+    assert row == {"name": "digits", "file": "digits/1/handler.py", "state": "broken", "problem": "its setup failed"}
     registry.withdraw(a_file().origin)
     assert registry.describe() == []
     with pytest.raises(ServiceUnknown):

@@ -57,6 +57,41 @@ async def test_a_real_digit_is_read(stack: Any) -> None:
     assert {span.parent_id for span in children} == {root.context.span_id}
 
 
+SECRET = "connect to postgres://admin:hunter2@10.0.0.5/pay failed"
+LEAKS = f"""
+    from oriel_logic import Request, service
+
+    @service
+    class broken:
+        def setup(self):
+            raise RuntimeError("{SECRET}")
+        def predict(self, request: Request) -> str:
+            return ""
+"""
+SERVES = """
+    from oriel_logic import Request, service
+
+    @service
+    def serves(request: Request) -> str:
+        return "served"
+"""
+
+
+async def test_tenants_are_told_that_a_service_is_broken_and_operators_why(stack: Any, services: Any) -> None:
+    """A tenant read the database's password in the text of the error that the set-up raised."""
+    folder = services(broken=LEAKS, serves=SERVES)
+    logic = await stack(folder, watch=True)
+    (folder / "serves.py").write_text(f"raise RuntimeError({SECRET!r})\n")
+    await until(lambda: logic.unit.registry.failed == 2 and "update" in logic.unit.registry.describe_one("serves"))
+    for tenant in ({"x-oriel-tenant": "acme"}, {"x-oriel-tier": "gold"}, {}):
+        for path, state in (("/broken", "broken"), ("/serves", "ready"), ("", "")):
+            answer = await logic.client.get(f"/v1/services{path}", headers=tenant)
+            assert ("hunter2" in answer.text, ".py" in answer.text) == (not tenant, not tenant), answer.text
+            assert answer.json().get("state", "") == state
+            assert '"at":"20' in answer.text
+    assert "hunter2" not in (await logic.post("broken", x_oriel_tenant="acme")).text
+
+
 @pytest.mark.parametrize(
     ("body", "kind", "status", "reason", "words"),
     [

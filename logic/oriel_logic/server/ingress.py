@@ -4,13 +4,14 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
 from urllib.parse import unquote
 
 from oriel_logic.bodies.messages import Request
 from oriel_logic.errors import DeadlineExceeded, MediaUnsupported, Outcome
 from oriel_logic.server.envelope import Visit
 from oriel_logic.server.inbound import Inbound
-from oriel_logic.server.registry import Registry
+from oriel_logic.server.registry import Registry, for_tenants
 from oriel_logic.server.releases import Release
 from oriel_logic.server.replies import Reply, body_of, error_body, reply_of
 from oriel_logic.server.streaming import Streamed, ended_well
@@ -61,7 +62,7 @@ class Dispatch:
             visit.begin(release)
             return await self.serve(release, inbound, visit)
         if method == "GET":
-            return reply_of(self._registry.describe_one(name))
+            return described(self._registry.describe_one(name), visit)
         return wrong_method(visit, "GET", "POST")
 
     async def serve(self, release: Release, inbound: Inbound, visit: Visit) -> Reply:
@@ -86,7 +87,13 @@ class Dispatch:
         return streamed_reply(answer, visit) if isinstance(answer, Streamed) else answer
 
     async def _list(self, inbound: Inbound, visit: Visit) -> Reply:
-        return reply_of({"services": self._registry.describe()})
+        return described({"services": self._registry.describe()}, visit)
+
+
+def described(facts: Mapping[str, Any], visit: Visit) -> Reply:
+    """Answer with a description: the whole of it only to trusted peers that do not call for a tenant."""
+    call = visit.call
+    return reply_of(facts if call.trusted and not (call.tenant or call.tier) else for_tenants(facts))
 
 
 def public(headers: Mapping[str, str]) -> Mapping[str, str]:

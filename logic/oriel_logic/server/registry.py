@@ -107,7 +107,7 @@ class Service:
             return ServiceBroken(f"version {version[:64]!r} of the service '{self.name}' cannot run")
         if not any(failure.problem for failure in self.failures.values()):
             return ServiceBroken(f"the service '{self.name}' is being set up: try again later", retry_after_s=1.0)
-        return ServiceBroken(f"the service '{self.name}' cannot run: GET /v1/services says why")
+        return ServiceBroken(f"the service '{self.name}' cannot run: GET /v1/services on the logic server says why")
 
 
 def ignore_change(file: HandlerFile, name: str, problem: str) -> None:
@@ -319,7 +319,16 @@ def describe_failure(failure: Failure) -> dict[str, Any]:
 def describe_unserved(name: str, failure: Failure) -> dict[str, Any]:
     if not failure.problem:
         return {"name": name, "file": failure.file.label, "state": "setting up"}
-    return {"name": name, "file": failure.file.label, "state": "broken", "problem": failure.problem}
+    return {"name": name, "file": failure.file.label, "state": "broken", "at": failure.at, "problem": failure.problem}
+
+
+def for_tenants(facts: Any) -> Any:
+    """Return a description without what is for operators: files, and problems, which quote errors of user code."""
+    if isinstance(facts, list):
+        return [for_tenants(each) for each in facts]
+    if not isinstance(facts, dict):
+        return facts
+    return {name: for_tenants(value) for name, value in facts.items() if name not in ("file", "problem")}
 
 
 def shadowed(service: Service) -> list[dict[str, Any]]:

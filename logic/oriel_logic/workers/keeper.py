@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from oriel_logic.workers.launch import Broken, Exited, ForkServer, Started
 from oriel_logic.workers.records import kill_group
-from oriel_logic.workers.worker import Worker
+from oriel_logic.workers.worker import KILLED, Worker
 
 _log = logging.getLogger(__name__)
 BACKOFF_MIN_S = 0.05
@@ -43,6 +43,7 @@ class Keeper:
         self.workers: dict[int, Worker] = {}
         self.failed_starts = 0
         self.problem = ""
+        self._processes: dict[int, Worker] = {}  # those that have not ended, by process
         self._count = count
         self._launch = launch
         self._make = make
@@ -99,6 +100,7 @@ class Keeper:
             asyncio.get_running_loop().remove_reader(self.server.fileno())
             self.server.close(timeout_s=0.2)
             self.server = None
+            self._processes.clear()
             self.failed_starts += not any(worker.is_ready for worker in self.workers.values())
             for worker in list(self.workers.values()):
                 kill_group(worker.pid)
@@ -107,12 +109,15 @@ class Keeper:
             return
         for event in events:
             if isinstance(event, Started) and event.token in self.workers:
-                self.workers[event.token].pid = event.pid
+                worker = self._processes[event.pid] = self.workers[event.token]
+                worker.pid = event.pid
             elif isinstance(event, Broken):
                 self.problem = event.problem
                 self._on_broken()
             elif isinstance(event, Exited) and not self._closing:
-                _log.warning("worker process %d ended (%s); a new one is started", event.pid, event.how())
+                ended = self._processes.pop(event.pid, None)
+                how = f"by this server: {KILLED[ended.killed_for]}" if ended and ended.killed_for else event.how()
+                _log.warning("worker process %d ended (%s); a new one is started", event.pid, how)
 
     async def _keep(self) -> None:
         while True:

@@ -25,6 +25,15 @@ from oriel_wire.engine.output import OutputPipe
 
 ANSWERS = (Kind.RESULT, Kind.REFUSED, Kind.FAILED, Kind.UNFIT, Kind.EXHAUSTED)
 FAILURES = 4  # jobs of several services that fail in a row
+KILLED = {
+    "abandoned": "nobody waited for its job any more",
+    "broken": "it failed jobs of several services",
+    "memory_limit": "its job needed more memory than its service allows",
+    "overrun": "the time of its job was over",
+    "protocol": "it sent what cannot be read",
+    "stalled": "its stream stood still",
+    "time_limit": "its job took longer than its service allows",
+}
 NOTHING = pack(None, limit_bytes=100)
 
 
@@ -45,7 +54,7 @@ class Worker:
     setup_s: time from its start until it was ready.
     failed: the services whose jobs have failed since the last good answer, one entry for each job.
     answered: jobs that it has answered.
-    killed_for: why we killed it; "" if we did not.
+    killed_for: why we killed it, one of KILLED; "" if we did not.
     """
 
     def __init__(

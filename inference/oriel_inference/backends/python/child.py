@@ -201,12 +201,12 @@ class Instance:
         self._runtime.send(Finalized())
 
     def _failure(self, error: BaseException) -> ResultHead:
-        """Return the error text for clients; the log gets the traceback."""
+        """Return the error for clients; the log gets the traceback. Only a TritonModelException has text for them:
+        that of other errors may quote what the model knows, such as addresses and passwords.
+        """
         self._runtime.say(logging.ERROR, f"execute failed:\n{''.join(traceback.format_exception(error))[-8000:]}")
-        text = without_folders(printed(error))[:400]
-        if isinstance(error, TritonModelException) and text:
-            return ResultHead(error=(TritonError.INTERNAL, text))
-        return ResultHead(error=(TritonError.INTERNAL, f"the model failed: {text or 'see the server log'}"))
+        text = without_folders(printed(error))[:400] if isinstance(error, TritonModelException) else ""
+        return ResultHead(error=(TritonError.INTERNAL, text or "the model failed: the server's log says why"))
 
     def _own_loop(self) -> asyncio.AbstractEventLoop:
         """Return the event loop of the main thread."""

@@ -15,6 +15,10 @@ class TritonModelException(Exception):
         return str(self)
 
 
+class NotThere(TritonModelException, AttributeError):
+    """A name of `pb_utils` that this server does not have."""
+
+
 def checked_text(value: object, what: str) -> str:
     """Return a text that may be given as bytes too. Raises TritonModelException for others, and for no UTF-8."""
     try:

@@ -10,7 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from oriel_inference.backends.python.pb_config import ModelConfig
-from oriel_inference.backends.python.pb_errors import TritonError, TritonModelException, checked_text, printed
+from oriel_inference.backends.python.pb_errors import (
+    NotThere,
+    TritonError,
+    TritonModelException,
+    checked_text,
+    printed,
+)
 from oriel_inference.backends.python.pb_request import (
     InferenceRequest,
     InferenceResponse,
@@ -80,7 +86,7 @@ def connect(runtime: Runtime, model_dir: str) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    raise AttributeError(f"pb_utils.{name} is not supported by this server, see docs/python-models.md")
+    raise NotThere(f"pb_utils.{name} is not supported by this server, see docs/python-models.md")
 
 
 class Logger:
