@@ -16,9 +16,10 @@ Rules.
 5. A server loads one model at a time. A model is taken out of a server only if something else needs the bytes, and
    only when every server that shall have it has loaded it.
 6. Two servers may each have what the other one shall have, and no bytes for it. A model in use that is nowhere then
-   goes to any server with the bytes.
+   goes to any server with the bytes, and takes the place of a second copy on a server that shall have it.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -230,6 +231,7 @@ def next_steps(servers: Iterable[PlacedServer], models: Iterable[PlacedModel], h
     servers = sorted(servers, key=lambda each: each.name)
     known = {model.name: model for model in models}
     order = sorted(known.values(), key=lambda each: (-each.work, -sum(each.sizes.values()), each.name))
+    copies = Counter(name for server in servers for name in (*server.loaded, *server.loading))
     steps = []
     for server in servers:
         if server.loading:
@@ -250,11 +252,18 @@ def next_steps(servers: Iterable[PlacedServer], models: Iterable[PlacedModel], h
             steps.append(Step(action="load", server=server.name, model=model.name))
             continue
         here = [known[name] for name in server.loaded if name in known]
-        surplus = [each for each in here if not each.in_use or _may_leave(homes, each.name, server, servers)]
+        surplus = [
+            each
+            for each in here
+            if not each.in_use
+            or _may_leave(homes, each.name, server, servers)
+            or (copies[each.name] > 1 and not copies[model.name] and not _belongs(homes, each.name, server))
+        ]
         if surplus:
             least = min(
                 surplus, key=lambda each: (_belongs(homes, each.name, server), each.in_use, each.work, each.name)
             )
+            copies[least.name] -= 1
             steps.append(Step(action="unload", server=server.name, model=least.name))
     return [*steps, *_loads_elsewhere(servers, known, order, homes, steps)]
 

@@ -98,6 +98,14 @@ def test_every_model_in_use_is_somewhere_unless_no_server_has_room_for_it(
         model("e", 0.0, gib=1, in_use=True),
     ],
 )
+@example(
+    [
+        server("s1", age_s=0, loaded="b", stays=False),
+        server("s2", age_s=0, loaded="b", stays=False),
+        server("s3", age_s=0, loaded="a"),
+    ],
+    [model("a", gib=3, load_s=1), model("b", gib=4, load_s=1), model("c", gib=2, load_s=1)],
+)
 @given(_servers, _models)
 def test_the_steps_end_with_every_placed_model_loaded_and_never_take_the_last_copy_of_one_in_use(
     servers: list[PlacedServer], models: list[PlacedModel]
