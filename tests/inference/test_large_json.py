@@ -392,7 +392,7 @@ class LateTimers(LoopClock):
 
 async def test_memory_of_the_child_is_bounded() -> None:
     made = LargeJson(LoopClock(asyncio.get_running_loop()), 64 << 20, memory_bytes=640 << 20)
-    body = b'{"inputs":[{"name":"a","shape":[%d],"datatype":"FP64","data":[0%b]}]}' % (
+    body = b'{"inputs":[{"name":"a","shape":[%d],"datatype":"FP32","data":[0%b]}]}' % (
         16 << 20,
         b",0" * ((16 << 20) - 1),
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from oriel_inference.servers.large_json_frames import FRAME, Result, Task
 from oriel_inference.servers.load_body import unpack_files
 from oriel_wire.engine.child import PIECE_BYTES, restrict_self
-from oriel_wire.errors import BadMessage
+from oriel_wire.errors import BadMessage, TooLarge
 from oriel_wire.v2.http import to_binary_request, to_json_response
 
 __all__ = ["main"]
@@ -46,25 +46,27 @@ def main() -> None:
 
 def _answer(task: Task, body: bytes, length: int | None, limit_bytes: int) -> tuple[Result, int, _Parts]:
     try:
-        length, parts = _work(task, body, length)
+        length, parts = _work(task, body, length, limit_bytes)
         size = sum(len(part) for part in parts)
         if task is Task.REQUEST and size > limit_bytes:
             text = f"the request has {size} bytes as binary data, at most {limit_bytes} are accepted"
             return Result.TOO_LARGE, 0, [text.encode()]
         return Result.DONE, length, parts
+    except TooLarge as error:
+        return Result.TOO_LARGE, 0, [error.message.encode()]
     except BadMessage as error:
         return Result.INVALID, 0, [error.message.encode(errors="replace")]
     except MemoryError:
         return Result.TOO_LARGE, 0, [b"the JSON part needs too much memory: send tensors as binary data"]
 
 
-def _work(task: Task, body: bytes, length: int | None) -> tuple[int, _Parts]:
+def _work(task: Task, body: bytes, length: int | None, limit_bytes: int) -> tuple[int, _Parts]:
     if task is Task.LOAD:
         parts, length = unpack_files(body)
         return length, parts
     if task is Task.RESPONSE:
         return -1, to_json_response(body, length or 0)
-    parts, length = to_binary_request(body, length)
+    parts, length = to_binary_request(body, length, limit_bytes)
     return length, parts
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oriel_wire.errors import BadMessage
+from oriel_wire.errors import BadMessage, TooLarge
 from oriel_wire.v2 import http
 from oriel_wire.v2.messages import InferRequest, InferResponse, tensor
 
@@ -67,6 +67,12 @@ def test_request_with_binary_inputs_is_the_same_request(document: dict[str, Any]
     for each in (one, other):
         each.inputs = []
     assert one == other
+
+
+def test_data_is_not_decoded_if_its_shape_says_that_it_is_too_large() -> None:
+    body = b'{"inputs": [{"name": "x", "shape": [3, 1000], "datatype": "FP64", "data": ["no number"]}]}'
+    with pytest.raises(TooLarge, match="the inputs have 24000 bytes as binary data, at most 23999 are accepted"):
+        http.to_binary_request(body, None, 23999)
 
 
 @given(st.binary(max_size=200))

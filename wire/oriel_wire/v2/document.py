@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from oriel_wire.errors import BadMessage, TooLarge
-from oriel_wire.v2.datatypes import decode_raw, lookup, quoted
+from oriel_wire.v2.datatypes import decode_raw, element_count, lookup, quoted
 from oriel_wire.v2.depth import MAX_DEPTH, check_depth
 from oriel_wire.v2.jsondata import decode_data
 from oriel_wire.v2.messages import (
@@ -85,9 +85,11 @@ class DocumentDecoder(Generic[_Document]):
         self._kind = kind
         self.decoder: msgspec.json.Decoder[_Document] = msgspec.json.Decoder(document)
 
-    def decode(self, body: bytes | memoryview, header_length: int | None, limit: int) -> tuple[_Document, list[Tensor]]:
+    def decode(
+        self, body: bytes | memoryview, header_length: int | None, limit: int, most_bytes: int = 1 << 62
+    ) -> tuple[_Document, list[Tensor]]:
         """Decode a body. Raises BadMessage; TooLarge if the JSON part is longer than `limit` bytes or has too many
-        values.
+        values, or if the shapes of tensors in it announce more than `most_bytes` as binary data.
         """
         length = len(body) if header_length is None else header_length
         if not 0 <= length <= len(body):
@@ -112,7 +114,7 @@ class DocumentDecoder(Generic[_Document]):
                 raise BadMessage(f"the JSON part is not an infer message: {str(error)[:200]}") from error
             document, lists = self._decode_loosely(head)
         found: list[TensorEntry] = getattr(document, self._member)
-        return document, self._tensors(found, lists, body, length)
+        return document, self._tensors(found, lists, body, length, most_bytes)
 
     def _decode_loosely(self, text: bytes) -> tuple[_Document, list[Any]]:
         """Decode with NaN and infinities, which are not JSON but are written by v2 servers; for answers only."""
@@ -139,9 +141,10 @@ class DocumentDecoder(Generic[_Document]):
             raise BadMessage(f"the JSON part is not an infer message: {str(error)[:200]}") from error
 
     def _tensors(
-        self, found: list[TensorEntry], lists: list[Any] | None, body: bytes | memoryview, offset: int
+        self, found: list[TensorEntry], lists: list[Any] | None, body: bytes | memoryview, offset: int, most_bytes: int
     ) -> list[Tensor]:
         tensors: list[Tensor] = []
+        announced = 0
         names: set[str] = set()
         if len(found) > MAX_TENSORS:
             raise too_many(found, MAX_TENSORS, f"{self._kind}s")
@@ -164,6 +167,11 @@ class DocumentDecoder(Generic[_Document]):
             if size is None:
                 if absent:
                     raise BadMessage(f"{what}: has neither data nor binary_data_size")
+                announced += element_count(shape, what) * entry.size
+                if announced > most_bytes:
+                    raise TooLarge(
+                        f"the {self._kind}s have {announced} bytes as binary data, at most {most_bytes} are accepted"
+                    )
                 array = decode_data(data, entry, shape, what)
             elif not absent:
                 raise BadMessage(f"{what}: has both data and binary_data_size")
