@@ -131,10 +131,10 @@ def test_only_what_was_executed_is_estimated(change: dict[str, Any], device_ns: 
 @pytest.mark.parametrize(
     ("used", "device_ns", "tokens"),
     [
-        ("dev=0;cpu=0;class=", 500_000_000, 0),  # its server would have reported the cost behind the last piece
-        ("dev=0;cpu=0;class=;tin=3;tout=4", 500_000_000, 4),  # and the gateway read tokens meanwhile
+        ("trailer", 500_000_000, 0),  # its server would have reported the cost behind the last piece
+        ("trailer;tin=3;tout=4", 500_000_000, 4),  # and the gateway read tokens meanwhile
         ("tin=3;tout=4", 500_000_000, 4),
-        ("dev=0;cpu=0;class=cpu", 0, 0),
+        ("dev=0;cpu=0;class=", 0, 0),
     ],
 )
 def test_a_stream_that_is_cut_off_before_its_cost_came_is_estimated(used: str, device_ns: int, tokens: int) -> None:
@@ -147,6 +147,26 @@ def test_a_stream_that_is_cut_off_before_its_cost_came_is_estimated(used: str, d
     usage = Usage(NOON)
     usage.count([metadata], NOON)
     assert usage.of("a", NOON)["day"]["device_ns"] == 0
+
+
+@pytest.mark.parametrize(
+    ("used", "device_ns", "tokens"),
+    [
+        ("trailer", 250_000_000, 0),
+        ("trailer;tin=3;tout=4", 250_000_000, 4),
+        ("dev=0;cpu=0;class=", 0, 0),  # its server says that nothing was executed
+    ],
+)
+def test_a_stream_whose_trailers_were_lost_is_estimated_but_not_billed(used: str, device_ns: int, tokens: int) -> None:
+    """It counted as one that had cost nothing: behind a proxy without trailers no budget was ever spent."""
+    usage = Usage(NOON)
+    note(usage, "a", "m", used, busy_s=0.25)
+    day = usage.of("a", NOON)["day"]
+    assert (day["requests"], day["device_ns"], day["tokens_out"]) == (1, device_ns, tokens)
+    written = [line for line in usage.added("2026-11-24T12:00") if line.kind == "use"]
+    assert [(line.requests, line.device_ns, line.tokens_out) for line in written] == [(1, 0, 0)], (
+        "its server records it"
+    )
 
 
 def test_of_a_batch_only_calls_that_were_sent_for_their_own_tenant_are_cut_off() -> None:

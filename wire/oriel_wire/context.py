@@ -32,7 +32,7 @@ PROVIDER = "x-oriel-provider"  # with a model's statistics: the execution provid
 ARTEFACT = "x-oriel-artefact"  # with a model's statistics: the state of its compiled artefact, if it asks for one
 LOOP_US = "x-oriel-loop-us"  # with a model's statistics: how long the server's event loop has had something to do
 COST = "x-oriel-cost"  # what an answer used: `dev=NS;cpu=NS;class=NAME`; of a streamed answer among its trailers
-ANNOUNCED = "dev=0;cpu=0;class="  # the cost of a streamed answer whose server will report it, until it has
+ANNOUNCED = "trailer"  # the cost of a streamed answer whose server will report it, until it has
 UNBILLED = "x-oriel-unbilled"  # why nobody is charged for a call: "shadow" or "repeat"
 REQUEST_ID = "x-request-id"
 TICKET = "x-oriel-ticket"  # with a call of a service: calls models for its tenant, as `authorization: Oriel-Ticket ...`
@@ -46,7 +46,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
 _COST = re.compile(
     r"dev=([0-9]{1,18});cpu=([0-9]{1,18});class=([a-z0-9_-]{0,32})(?:;tin=([0-9]{1,15});tout=([0-9]{1,15}))?\Z"
 )
-_TOKENS = re.compile(r"tin=([0-9]{1,15});tout=([0-9]{1,15})\Z")
+_TOKENS = re.compile(r"(?:trailer;)?tin=([0-9]{1,15});tout=([0-9]{1,15})\Z")
 _MAX_BAND = 255
 _REASON_S = 0.1  # an answer takes no longer through two hops
 

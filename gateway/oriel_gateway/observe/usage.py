@@ -146,13 +146,17 @@ class Usage:
                 sums = _sums_of(found, tenant, target)
             cost = parse_cost(used) if used else None
             if cost is None and sent_s and target.executes:
-                estimated = sums.estimated
-                estimated.ended(bytes_in, bytes_out)
-                estimated.device_ns += round((ended_s - sent_s) / max(1, beside) * 1e9)
-                if used and (tokens := parse_tokens(used)) is not None:
-                    estimated.tokens_in += tokens[0]
-                    estimated.tokens_out += tokens[1]
-                continue
+                busy_ns = round((ended_s - sent_s) / max(1, beside) * 1e9)
+                tokens_in, tokens_out = parse_tokens(used) or (0, 0)
+                if not used.startswith(ANNOUNCED):
+                    estimated = sums.estimated
+                    estimated.ended(bytes_in, bytes_out)
+                    estimated.device_ns += busy_ns
+                    estimated.tokens_in += tokens_in
+                    estimated.tokens_out += tokens_out
+                    continue
+                # Its server has recorded it, but its trailers were lost: an estimate counts here, and not in the bill.
+                cost = Used(busy_ns, 0, self._classes.get(target.pool, ""), tokens_in, tokens_out)
             sums.reported.ended(bytes_in, bytes_out)
             if cost is not None:  # else nothing was executed: a list, metadata, another call's answer
                 sums.charge(cost, sums.reported)
@@ -382,8 +386,8 @@ def _cut_off(batch: Iterable[Plain], classes: Mapping[str, str]) -> dict[tuple[i
         sums = _sums_of(found, tenant, target)
         sums.estimated.ended(bytes_in, bytes_out)
         cost = parse_cost(used) if used else None
-        if cost is None or used.partition(";tin=")[0] == ANNOUNCED:
-            tokens = (cost.tokens_in, cost.tokens_out) if cost is not None else parse_tokens(used) or (0, 0)
+        if cost is None:
+            tokens = parse_tokens(used) or (0, 0)
             # A stream of gRPC also lasts while its client asks for nothing. A list or metadata uses no device.
             idles = (protocol == "grpc" and answered_s < ended_s) or not target.executes
             busy_ns = 0 if idles else round((ended_s - sent_s) / max(1, beside) * 1e9)

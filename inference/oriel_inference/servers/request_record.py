@@ -10,7 +10,7 @@ from oriel_inference.errors import InferenceError, Outcome
 from oriel_inference.servers.meter import Meter
 from oriel_inference.servers.spans import Requested, keeps_alone, run_of, spans_of
 from oriel_policies.metering.usage import UsageRow
-from oriel_wire.context import ANNOUNCED, COST, COST_US, REQUEST_ID, CallContext, format_cost
+from oriel_wire.context import COST, COST_US, REQUEST_ID, CallContext, format_cost
 from oriel_wire.h2.hpack import LENGTHS, field_prefix, literal
 from oriel_wire.orca import LOAD_METRICS
 from oriel_wire.server_timing import server_timing
@@ -30,7 +30,7 @@ def cost_text(device_ns: int, usage: UsageRow | None) -> str:
     usage: the row that counts it; None if nothing was executed. A copy that nobody is charged for costs nothing.
     """
     if usage is None:
-        return ANNOUNCED
+        return format_cost(0, 0, "")
     return format_cost(0 if usage.key.why in ("shadow", "repeat") else device_ns, 0, usage.key.device_class)
 
 

@@ -59,7 +59,7 @@ class ResponseSink(Protocol):
 class UpstreamConnection(asyncio.Protocol):
     """One connection. Its borrower sets `request_done` when the request's last byte is written.
 
-    reported: the cost in the trailers of the latest answer, see `read_cost`; None if it had none.
+    reported: the cost in the trailers of the answer, see `read_cost`; None if there is none, or not yet.
     """
 
     __slots__ = (
@@ -272,7 +272,8 @@ class UpstreamConnection(asyncio.Protocol):
         if complete:
             if decoder.rest:
                 self._reusable = False
-            self.reported = read_cost(decoder.trailers) if decoder.trailers else None
+            if decoder.trailers and (reported := read_cost(decoder.trailers)) != (-1, ""):
+                self.reported = reported
             self._finish()
             if head is not None and self.reported is not None:
                 head = head.copy()
@@ -385,6 +386,7 @@ class Endpoint:
                     and not (large and connection.says_something())
                 ):
                     connection.sink = sink
+                    connection.reported = None
                     connection._head_only = head_only
                     connection.request_done = False
                     return connection
