@@ -72,6 +72,7 @@ OPERATORS = {
     "policies/oriel_policies/artefacts/comparison.py": "_TOLERANCE",
     "policies/oriel_policies/artefacts/devices.py": "_CAPABILITY",
     "policies/oriel_policies/documents/compile.py": "_HEADER _VERSION _ADDRESS _SERVICE _PATH _ROUTE_NAME _MODEL _MODEL_OF_BODY",  # noqa: E501
+    "policies/oriel_policies/documents/reading.py": "_TEXT",
     "policies/oriel_policies/documents/prices.py": "_CLASS _CURRENCY",
     "policies/oriel_policies/documents/tenants.py": "_NAME _PATTERN _GRANT _SHA256",
     "policies/oriel_policies/quality/reference.py": "_INDEX",

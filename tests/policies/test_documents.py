@@ -33,7 +33,23 @@ keys = [{ sha256 = "%s" }]
 """ % (b"0" * 64)
 
 
-@pytest.mark.parametrize("text", ["{key} = 1", "[{key}]\nx = 1", " \t{key}.'a.b' = [1]", "a = 1\n  {key} . x=1"])
+HIDDEN = [
+    "x = {{ {key} = 1 }}",
+    "x = {{ b = 'a', {key} = 1 }}",
+    "x = {{ b = [1, 2], {key} = 1 }}",
+    '"=".{key} = 1',
+    "'#'.{key} = 1",
+    "'\"'.{key} = '\"'",
+    'x = {{ b = """\n"""", {key} = "x" }}',
+    "x = {{ b = '''\n\"'''', {key} = 'x' }}",
+    'x = {{ b = "\\"", {key} = "x" }}',
+    '# "\n{key} = "x"',
+]
+
+
+@pytest.mark.parametrize(
+    "text", ["{key} = 1", "[{key}]\nx = 1", " \t{key}.'a.b' = [1]", "a = 1\n  {key} . x=1", *HIDDEN]
+)
 def test_a_key_of_very_many_parts_is_refused_before_it_is_parsed(text: str) -> None:
     """The parser took 4.5 s for one of 20,000 parts, by the square of their number."""
     for parts in (32, 20_000):
@@ -46,7 +62,8 @@ def test_a_key_of_very_many_parts_is_refused_before_it_is_parsed(text: str) -> N
 
 def test_dots_in_values_and_quotes_are_no_parts_of_keys() -> None:
     names = ", ".join(f'"m{number}.v.x"' for number in range(40))
-    lines = f"models = [\n{names}\n]"
+    long = ".".join(["a"] * 50)
+    lines = f'models = [\n{names}\n]  # {long}\n\'{long}\' = "{long}"\nx = """\n{long}\n"""\ny = [{"1.5, " * 50}]\n'
     with pytest.raises(BadDocument, match="models"):  # of no known section: it was parsed
         compile_documents({"a.toml": lines.encode()})
 

@@ -5,6 +5,7 @@ unknown fields (with the nearest known one), missing fields, values of another t
 returned, so that the checks of `compile` apply to them as well.
 """
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
@@ -20,6 +21,13 @@ _MAX_LINE_BYTES = 1024 * 1024
 MOST_PARTS = 32
 _MOST_LISTED = 12
 T = TypeVar("T")
+# A text or a comment of TOML: texts of several lines in both forms, texts of one line in both, a comment.
+# A text without an end is one as well: the parser gets no further.
+_TEXT = re.compile(
+    rb'''"""(?:[^"\\]|\\.|"{1,2}(?!"))*"{0,5}|'{3}(?:[^']|'{1,2}(?!'))*'{0,5}|"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?|#[^\n]*''',
+    re.DOTALL,
+)
+_MARKS = bytes.maketrans(b",[]{}", b"=====")  # what ends a key, or stands before one
 _SECTIONS = ("tiers", "tenants", "issuers", "pools", "prices")
 
 
@@ -40,10 +48,11 @@ def read_toml(data: bytes, kind: type[T]) -> T:
 
     A key of more than MOST_PARTS parts is refused before: the parser takes time by the square of their number.
     """
-    for number, line in enumerate(data.split(b"\n"), 1):
-        if line.count(b".") >= MOST_PARTS:
-            unquoted = line.partition(b"=")[0].replace(b"'", b'"').split(b'"')[::2]
-            if sum([part.count(b".") for part in unquoted]) >= MOST_PARTS:
+    if any(line.count(b".") >= MOST_PARTS for line in data.split(b"\n")):
+        # Texts that take several lines keep their number, and a key is in one line.
+        plain = _TEXT.sub(lambda found: b"''" + b"\n" * found[0].count(b"\n"), data)
+        for number, line in enumerate(plain.split(b"\n"), 1):
+            if any(part.count(b".") >= MOST_PARTS for part in line.translate(_MARKS).split(b"=")):
                 raise msgspec.DecodeError(f"a key of line {number} has more than {MOST_PARTS} parts")
     return msgspec.toml.decode(data, type=kind)
 
