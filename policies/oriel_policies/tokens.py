@@ -6,6 +6,7 @@ by what its answer reports. The prompt is not tokenised: a gateway has no vocabu
 
 from dataclasses import dataclass
 from json import detect_encoding
+from typing import Any
 
 import msgspec
 
@@ -15,6 +16,8 @@ MAX_TOKENS = 10**9
 MAX_NAME = 128
 _BYTES_PER_TOKEN = 4
 _MAX_DIGITS = 32
+# What Python's servers take although it is no JSON, halves of surrogate pairs among it, and JSON of the same length.
+_TAKEN = ((b"\\ud", b"\\u0"), (b"\\uD", b"\\u0"), (b"NaN", b"0.0"), (b"Infinity", b"0.000000"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,18 @@ def wanted(body: bytes) -> Wanted:
         return Wanted()
     try:
         encoding = detect_encoding(body)  # as Python's servers read JSON
-        fields = _decode(body if encoding == "utf-8" else body.decode(encoding).encode())
-        model = msgspec.json.decode(raw) if bytes(raw := fields.model)[:1] == b'"' else ""
-        most = [_count(each) for each in (fields.max_completion_tokens, fields.max_output_tokens, fields.max_tokens)]
-        each = max(_count(fields.n) or 1, _count(fields.best_of) or 1) * _prompts(bytes(fields.prompt))
+        text = body if encoding == "utf-8" else body.decode(encoding).encode()
+        try:
+            fields = _decode(text)
+        except msgspec.DecodeError:
+            for taken, strict in _TAKEN:
+                text = text.replace(taken, strict)
+            fields = _decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return Wanted()
+    model = _value(raw) or "" if bytes(raw := fields.model)[:1] == b'"' else ""
+    most = [_count(each) for each in (fields.max_completion_tokens, fields.max_output_tokens, fields.max_tokens)]
+    each = max(_count(fields.n) or 1, _count(fields.best_of) or 1) * _prompts(bytes(fields.prompt))
     return Wanted(max((found for found in most if found), default=None), min(each, MAX_TOKENS), model[:MAX_NAME])
 
 
@@ -80,7 +89,7 @@ def _count(raw: msgspec.Raw) -> int | None:
     """Return a count of tokens or answers, None if it is none. Servers also take `16.0` and `"16"` for one."""
     if len(text := bytes(raw)) > _MAX_DIGITS:
         return MAX_TOKENS if text[:1].isdigit() else None
-    value = msgspec.json.decode(raw)
+    value = _value(raw)
     if isinstance(value, str):
         try:
             value = float(value)
@@ -89,6 +98,14 @@ def _count(raw: msgspec.Raw) -> int | None:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return min(value, MAX_TOKENS) if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _value(raw: msgspec.Raw) -> Any:
+    """Decode one field; None if it cannot be read, which says nothing of the others."""
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeError):
+        return None
 
 
 def _prompts(raw: bytes) -> int:
