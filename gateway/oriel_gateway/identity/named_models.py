@@ -145,8 +145,7 @@ def _caseless(fields: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
 def _is_reference(fields: dict[str, msgspec.Raw]) -> bool:
     """Return whether an item names one that is stored: by its type, or by an id without content of its own."""
     item = _caseless(fields)
-    raw = item.get("type")
-    kind = _as_text(raw).casefold() if raw is not None and bytes(raw)[:1] == b'"' else ""
+    kind = _as_text(item["type"]).casefold() if bytes(item.get("type", b""))[:1] == b'"' else ""
     if kind == "item_reference" or "id" not in item or bytes(item["id"]) == b"null":
         return kind == "item_reference"
     filled = {name for name, raw in item.items() if bytes(raw).translate(None, b" \t\r\n") not in _EMPTY}
@@ -203,17 +202,16 @@ def _object(body: bytes) -> dict[str, msgspec.Raw]:
             body.decode("utf-8")
         _check_depth(plain := _plain(body))
         fields = _as_object(body)
-        _check_names([fields], plain, [fields if plain is body else _as_object(plain)])
+        _check_names(plain, [fields if plain is body else _as_object(plain)])
     except (ValueError, RecursionError):
         raise _refused("the body is not one JSON object in UTF-8" if body else "the body is empty") from None
     return fields
 
 
-def _check_names(objects: list[dict[str, msgspec.Raw]], text: bytes, found: list[dict[str, msgspec.Raw]]) -> None:
+def _check_names(text: bytes, objects: list[dict[str, msgspec.Raw]]) -> None:
     """Refuse objects that have `model` more than once, or other fields named after models.
 
-    text: their JSON without escaped quotes and backslashes, for which a search takes too long.
-    found: the objects of this text.
+    text: their JSON without escaped quotes and backslashes: with them a search takes too long.
     """
     names = [name for fields in objects for name in fields if name != "model"]
     long = [name for name in names if len(name) > MAX_FIELD]
@@ -222,7 +220,7 @@ def _check_names(objects: list[dict[str, msgspec.Raw]], text: bytes, found: list
         name = next(iter(named), "")
         raise _refused(f"the field {name[:64]!r} may name a model: this key names one, in `model`")
     # Each key `model` is an object's own or lies within one of its values; a decoder keeps the last of equal keys.
-    own, values = sum(["model" in fields for fields in found]), [raw for fields in found for raw in fields.values()]
+    own, values = sum(["model" in each for each in objects]), [raw for each in objects for raw in each.values()]
     if len(_KEY.findall(text)) != own + len(_KEY.findall(b",".join(values))):
         raise _refused("the field `model` is there more than once")
 
@@ -257,7 +255,7 @@ def _judge_tools(raw: msgspec.Raw, tenant: Tenant) -> None:
         raise Refused(Outcome.TOO_LARGE, f"this key's `tools` have at most {TOOLS_BYTES} bytes")
     try:
         tools, plain = _as_objects(data), _plain(data)
-        _check_names(tools, plain, tools if plain is data else _as_objects(plain))
+        _check_names(plain, tools if plain is data else _as_objects(plain))
     except (ValueError, RecursionError):
         raise _refused("`tools` is not a list of objects") from None
     for tool in tools:
