@@ -40,7 +40,7 @@ from oriel_logic.settings import Settings
 from oriel_logic.workers.launch import ALSO, ForkServer
 from oriel_logic.workers.pool import PoolLimits, WorkerPool
 from oriel_logic.workers.tally import Totals
-from oriel_policies.metering.usage import by_label
+from oriel_policies.metering.usage import by_label, unbilled_ns
 from oriel_wire.engine.api_page import DOCS, OPENAPI
 from oriel_wire.engine.control import health_routes, serve_control
 from oriel_wire.engine.environment import STORES, forget_others
@@ -354,6 +354,9 @@ class Unit:
             for row in by_label(self.usage.book.rows())
         ]
         yield counter("oriel_usage_cpu_seconds", text, "tenant tier target class", charged)
+        text = "Processor time of workers that nobody is charged for, by reason"
+        unbilled = [(why, ns / 1e9) for why, ns in unbilled_ns(self.usage.book.rows(), "cpu_ns").items()]
+        yield counter("oriel_usage_unbilled_cpu_seconds", text, "why", unbilled)
         usage = self._usage_ledger
         yield from ledger_metrics(LedgerCounts() if usage is None else usage.counts)
         yield from self._totals.collect(each.tally for each in pools)

@@ -13,6 +13,7 @@ from tests.logic.conftest import a_call
 
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, Refused, Saturated, WorkerDied
 from oriel_logic.services.batching import BatchLimits, WrongRows, batched, group_of, limits_of, merge, rows_in, split
+from oriel_logic.services.context import Work
 from oriel_logic.workers.batcher import Batcher
 from oriel_logic.workers.frames import Kind
 from oriel_logic.workers.job import Done, Job
@@ -103,13 +104,18 @@ class FakePool:
         self.run: Callable[[list[Any]], Any] = lambda parts: [(Kind.RESULT, [-row for row in part]) for part in parts]
         self.full = False
 
-    def batch_job(
-        self, reference: str, parts: Callable[[], list[Any] | None], call: CallContext, stage: str, deadline: float
-    ) -> Job:
-        ticket = Ticket(band=call.band, tenant=call.tenant, deadline=deadline)
+    def batch_job(self, work: Work, parts: Callable[[], list[Any] | None], deadline: float) -> Job:
+        ticket = Ticket(band=work.call.band, tenant=work.call.tenant, deadline=deadline)
         future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         return Job(
-            reference=reference, stage=stage, request_id="", prepare=parts, ticket=ticket, future=future, queued_s=0.0
+            reference=work.reference,
+            stage=work.stage,
+            request_id="",
+            prepare=parts,
+            ticket=ticket,
+            future=future,
+            queued_s=0.0,
+            spent=work.spent,
         )
 
     async def submit(self, job: Job) -> Done:
@@ -144,11 +150,11 @@ async def settled() -> None:
 
 def batcher(pool: FakePool, *, max_rows: int = 4, max_delay_s: float = 60.0, **options: Any) -> Batcher:
     limits = BatchLimits(max_rows=max_rows, max_delay_s=max_delay_s)
-    return Batcher(pool, "f", limits, **{"max_waiting": 100, "max_waiting_bytes": 1 << 20, **options})
+    return Batcher(pool, limits, **{"max_waiting": 100, "max_waiting_bytes": 1 << 20, **options})
 
 
 def call_of(made: Batcher, rows: list[int], **promise: Any) -> "asyncio.Task[Done]":
-    return asyncio.create_task(made.call(rows, len(rows), 100, call=a_call(**promise), stage="prepare"))
+    return asyncio.create_task(made.call(Work("f", (rows,), a_call(**promise), "prepare"), len(rows), 100))
 
 
 async def test_a_batch_is_full_by_rows_and_waits_for_no_more() -> None:
@@ -339,23 +345,23 @@ async def test_requests_share_one_call_of_the_function_in_a_worker(pool: Any, ca
     limits = BatchLimits(max_rows=3, max_delay_s=60.0)
     where = "function:oriel_services.jobs:negated"
     rows = [[1], [2], [3]]
-    calls = [made.batched(where, each, limits, call=call(), stage="negated") for each in rows]
+    calls = [made.batched(Work(where, (each,), call(), "negated"), limits) for each in rows]
     assert [done.value for done in await asyncio.gather(*calls)] == [[(-1, 3)], [(-2, 3)], [(-3, 3)]]
     arrays = [np.full((1, 30_000), each, np.float32) for each in (1, 2, 3)]
-    calls = [made.batched(f"{where}_array", each, limits, call=call(), stage="negated") for each in arrays]
+    calls = [made.batched(Work(f"{where}_array", (each,), call(), "negated"), limits) for each in arrays]
     assert [done.value[0, 0] for done in await asyncio.gather(*calls)] == [-1, -2, -3]
-    mixed = [made.batched(where, each, limits, call=call(), stage="negated") for each in ([1], ["x"], [3])]
+    mixed = [made.batched(Work(where, (each,), call(), "negated"), limits) for each in ([1], ["x"], [3])]
     found = await asyncio.gather(*mixed, return_exceptions=True)
     assert isinstance(found[1], HandlerFailed)
     assert [each.value for each in (found[0], found[2])] == [[(-1, 1)], [(-3, 1)]]
     with pytest.raises(HandlerFailed, match="takes rows"):
-        await made.batched(where, 1, limits, call=call(), stage="negated")
+        await made.batched(Work(where, (1,), call(), "negated"), limits)
 
 
 async def test_of_no_rows_the_function_is_not_called(pool: Any, call: CallMaker) -> None:
     made = await pool()
     limits = BatchLimits(max_rows=3, max_delay_s=60.0)
     for none in ([], np.zeros((0, 3), np.float32)):
-        done = await made.batched("function:oriel_services.jobs:fail", none, limits, call=call(), stage="fail")
+        done = await made.batched(Work("function:oriel_services.jobs:fail", (none,), call(), "fail"), limits)
         assert done.value == []
     assert made.tally.jobs == 0

@@ -86,7 +86,9 @@ class Ledger:
     upstream: `Server-Timing` of the first answer of an inference server. reported_s: when there are more, the sums of
     all, by stage.
     cost_us: the cost of the request so far: processor time of workers plus what inference servers charged.
-    cpu_ns: processor time of workers. device_ns, device_class: of devices, as inference servers report it.
+    cpu_ns: processor time of workers. lost_ns: that of jobs that failed, or whose answer nobody took; see `spent`.
+    late: called with the microseconds of a job that ends after the request has been counted.
+    device_ns, device_class: of devices, as inference servers report it.
     tokens_in, tokens_out: of the OpenAI API.
     """
 
@@ -96,6 +98,8 @@ class Ledger:
         "cpu_ns",
         "device_class",
         "device_ns",
+        "late",
+        "lost_ns",
         "reported_s",
         "root",
         "stages",
@@ -109,9 +113,20 @@ class Ledger:
         self.stages: list[Stage] = []
         self.upstream = ""
         self.reported_s: dict[str, float] = {}
-        self.cost_us = self.cpu_ns = self.device_ns = self.tokens_in = self.tokens_out = 0
+        self.cost_us = self.cpu_ns = self.lost_ns = self.device_ns = self.tokens_in = self.tokens_out = 0
+        self.late: Callable[[int], None] | None = None
         self.device_class = ""
         self._clock = clock
+
+    def spent(self, cpu_us: int, is_lost: bool) -> None:
+        """Add the processor time of a job of this request that has ended, however it did."""
+        self.cost_us += cpu_us
+        if self.late is not None:
+            self.late(cpu_us)
+        elif is_lost:
+            self.lost_ns += cpu_us * 1000
+        else:
+            self.cpu_ns += cpu_us * 1000
 
     def reported(self, cost_us: int, text: str) -> None:
         """Add what an answer of an inference server says it used: the values of `x-oriel-cost-us` and `x-oriel-cost`;

@@ -1,5 +1,6 @@
 """Counts who used the processors of this server, in rows of usage and lines of the usage ledger."""
 
+from functools import partial
 from typing import Protocol
 
 from oriel_logic.errors import Outcome
@@ -28,17 +29,20 @@ class Usage:
         self._generation = 0
 
     def account(self, call: CallContext, target: str, outcome: Outcome, ledger: Ledger, sizes: Sizes) -> None:
-        """Count one request that has ended. Nobody is charged for one that failed, or whose caller left."""
+        """Count one request that has ended, and what jobs of it use that still run.
+
+        Nobody is charged for a request that failed or whose caller left, nor for such jobs of one that ended well.
+        """
         why = call.unbilled
         if not why and outcome is not Outcome.OK:
-            why = "left" if outcome is Outcome.CALLER_LEFT else "failed"
+            why = "left" if outcome in (Outcome.CALLER_LEFT, Outcome.DEADLINE_EXCEEDED) else "failed"
         elif not why and not call.tenant:
             why = "untenanted"
-        key = (call.tenant, call.tier, target, why)
-        row = self._rows.get(key)
-        if row is None or self._generation != self.book.generation:
-            row = self._row(*key)
+        row = self._row(call.tenant, call.tier, target, why)
         row.cpu_ns += ledger.cpu_ns
+        if ledger.lost_ns:
+            self._row(call.tenant, call.tier, target, why or "failed").cpu_ns += ledger.lost_ns
+        ledger.late = partial(self._late, (call.tenant, call.tier, target, why or "left"))
         if outcome is Outcome.OK:
             row.requests += 1
             row.bytes_in += sizes.bytes_in
@@ -53,7 +57,13 @@ class Usage:
             for key, values in self.book.added()
         ]
 
+    def _late(self, key: tuple[str, str, str, str], cpu_us: int) -> None:
+        self._row(*key).cpu_ns += cpu_us * 1000
+
     def _row(self, tenant: str, tier: str, target: str, why: str) -> UsageRow:
+        row = self._rows.get((tenant, tier, target, why))
+        if row is not None and self._generation == self.book.generation:
+            return row
         if self._generation != self.book.generation or len(self._rows) >= MAX_KNOWN:
             self._rows.clear()
             self._generation = self.book.generation

@@ -24,11 +24,18 @@ class Finished(Protocol):
     def stages(self) -> Sequence[tuple[str, float, float]]: ...
 
 
+Spent = Callable[[int, bool], None]  # of a job that has ended: its processor microseconds, and whether they are lost
+
+
+def uncounted(cpu_us: int, is_lost: bool) -> None:
+    """Count nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """Work for a worker: the referenced function and its arguments. stage: its name in errors.
 
-    models: answers the model calls of the job. run_s, memory_mb: the service's own limits.
+    models: answers the model calls of the job. run_s, memory_mb: the service's own limits. spent: called at its end.
     """
 
     reference: str
@@ -38,6 +45,7 @@ class Work:
     models: Any = None
     run_s: float | None = None
     memory_mb: int = 0
+    spent: Spent = uncounted
 
 
 class Workers(Protocol):
@@ -45,9 +53,7 @@ class Workers(Protocol):
 
     async def call(self, work: Work) -> Finished: ...
     def stream(self, work: Work) -> AsyncIterator[Any]: ...
-    async def batched(
-        self, reference: str, rows: Any, limits: BatchLimits, *, call: CallContext, stage: str
-    ) -> Finished: ...
+    async def batched(self, work: Work, limits: BatchLimits) -> Finished: ...
 
 
 class Context:
@@ -115,9 +121,8 @@ class Context:
         limits = limits_of(function)
         reference, stage = for_function(function), function.__name__
         if limits is not None:
-            (rows,) = arguments
             with self._ledger.stage(stage) as timed:
-                done = await self._workers.batched(reference, rows, limits, call=self._call, stage=timed.name)
+                done = await self._workers.batched(self._work(reference, arguments, timed.name, {}), limits)
                 return cast(R, self._accounted(done, timed))
         bounds = {"run_s": self._run_s, "memory_mb": self._memory_mb}
         return cast(R, await self.work(reference, arguments, stage, **bounds))
@@ -127,13 +132,11 @@ class Context:
         `memory_mb`.
         """
         with self._ledger.stage(stage) as timed:
-            done = await self._workers.call(Work(reference, arguments, self._call, timed.name, **terms))
+            done = await self._workers.call(self._work(reference, arguments, timed.name, terms))
             return self._accounted(done, timed)
 
     def _accounted(self, done: Finished, timed: Stage) -> Any:
         timed.attributes["oriel.cpu_us"] = done.cpu_us
-        self._ledger.cost_us += done.cpu_us
-        self._ledger.cpu_ns += done.cpu_us * 1000
         for name, start_s, end_s in done.stages:
             inner = self._ledger.stage(name)
             inner.start_s, inner.end_s = start_s, end_s
@@ -141,4 +144,7 @@ class Context:
 
     def stream(self, reference: str, arguments: Sequence[Any], stage: str, **terms: Any) -> AsyncIterator[Any]:
         """Yield the pieces of a generator that runs in a worker; see `work`."""
-        return self._workers.stream(Work(reference, arguments, self._call, stage, **terms))
+        return self._workers.stream(self._work(reference, arguments, stage, terms))
+
+    def _work(self, reference: str, arguments: Sequence[Any], stage: str, terms: dict[str, Any]) -> Work:
+        return Work(reference, arguments, self._call, stage, spent=self._ledger.spent, **terms)

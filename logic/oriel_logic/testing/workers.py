@@ -14,7 +14,6 @@ from oriel_logic.workers.job import Done
 from oriel_logic.workers.remote import AsyncContext, JobContext
 from oriel_logic.workers.tally import Tally
 from oriel_logic.workers.work import injected
-from oriel_wire.context import CallContext
 
 END = object()
 
@@ -39,12 +38,12 @@ class ThreadWorkers:
             raise HandlerFailed(f"the service failed in its stage '{work.stage}'") from error
         return Done(value, 0)
 
-    async def batched(self, reference: str, rows: Any, limits: BatchLimits, *, call: CallContext, stage: str) -> Done:
+    async def batched(self, work: Work, limits: BatchLimits) -> Done:
         """Run the rows alone: there are no other calls."""
-        count = rows_in(rows)
+        count = rows_in(work.arguments[0])
         if not count:
             return Done([], 0)
-        done = await self.call(Work(reference, (rows,), call, stage))
+        done = await self.call(work)
         return Done(split(done.value, [count])[0], 0)
 
     async def stream(self, work: Work) -> AsyncIterator[Any]:

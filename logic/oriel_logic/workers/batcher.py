@@ -16,11 +16,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from oriel_logic.errors import DeadlineExceeded, LogicError, Saturated, WorkerDied
 from oriel_logic.services.batching import BatchLimits
+from oriel_logic.services.context import Work
 from oriel_logic.workers.frames import Kind
 from oriel_logic.workers.job import Done, Job
 from oriel_logic.workers.outcomes import failure, raised
@@ -29,7 +30,6 @@ from oriel_policies.batch import BatchBounds, Fill, Idle, Run, ServiceCurve
 from oriel_policies.batch_queue import BatchQueue
 from oriel_policies.flows import Ticket
 from oriel_policies.queue import Pushed, SlaQueue
-from oriel_wire.context import CallContext
 
 _log = logging.getLogger(__name__)
 NOBODY = Done([], 0)
@@ -41,20 +41,16 @@ class Jobs(Protocol):
 
     tally: Tally
 
-    def batch_job(
-        self, reference: str, parts: Callable[[], list[Any] | None], call: CallContext, stage: str, deadline: float
-    ) -> Job: ...
+    def batch_job(self, work: Work, parts: Callable[[], list[Any] | None], deadline: float) -> Job: ...
     async def submit(self, job: Job) -> Done: ...
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Member:
-    """One call. rows: its rows, `count` of them. waits: whether it is in the queue."""
+    """One call. work: with its rows, `count` of them. waits: whether it is in the queue."""
 
-    rows: Any
+    work: Work
     count: int
-    call: CallContext
-    stage: str
     arrived_s: float
     ticket: Ticket
     future: asyncio.Future[Done]
@@ -74,6 +70,14 @@ class Batch:
         """Return whether all callers of the batch have left."""
         return bool(self.members) and all(member.future.cancelled() for member in self.members)
 
+    def spent(self, cpu_us: int, is_lost: bool) -> None:
+        """Divide the processor time of the batch among its callers by their rows, to the microsecond."""
+        rows = sum([member.count for member in self.members])
+        for member in self.members:
+            part_us = cpu_us * member.count // rows
+            member.work.spent(part_us, is_lost or member.future.done())
+            cpu_us, rows = cpu_us - part_us, rows - member.count
+
     def one_left(self, _: object) -> None:
         if self.working is not None and self.is_unwanted:
             self.working.cancel()
@@ -85,7 +89,6 @@ class Batcher:
     def __init__(
         self,
         jobs: Jobs,
-        reference: str,
         limits: BatchLimits,
         *,
         max_waiting: int,
@@ -93,7 +96,6 @@ class Batcher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._jobs = jobs
-        self._reference = reference
         self._bounds = BatchBounds(max_rows=limits.max_rows, max_delay_s=limits.max_delay_s)
         self._queue = SlaQueue(max_items=max_waiting, max_bytes=max_waiting_bytes)
         self._clock = clock
@@ -113,17 +115,15 @@ class Batcher:
     def is_idle(self) -> bool:
         return not self._running and not self._queue
 
-    async def call(self, rows: Any, count: int, size_bytes: int, *, call: CallContext, stage: str) -> Done:
+    async def call(self, work: Work, count: int, size_bytes: int) -> Done:
         """Return the results of this caller's rows. Raises what `WorkerPool.call` raises."""
-        now = self._clock()
+        now, call = self._clock(), work.call
         if call.deadline <= now:
-            raise DeadlineExceeded(stage)
+            raise DeadlineExceeded(work.stage)
         ticket = Ticket(band=call.band, tenant=call.tenant, deadline=call.deadline, size_bytes=size_bytes, rows=count)
         ticket.payload = member = Member(
-            rows=rows,
+            work=work,
             count=count,
-            call=call,
-            stage=stage,
             arrived_s=now,
             ticket=ticket,
             future=asyncio.get_running_loop().create_future(),
@@ -161,7 +161,7 @@ class Batcher:
             return
         now = self._clock()
         for ticket in self._queue.expire(now):
-            self._drop(ticket.payload, DeadlineExceeded(ticket.payload.stage), "expired")
+            self._drop(ticket.payload, DeadlineExceeded(ticket.payload.work.stage), "expired")
         while True:
             first = self._queue.peek()
             if first is None:
@@ -189,7 +189,7 @@ class Batcher:
     def _release(self, first: Member, reason: str) -> None:
         self._jobs.tally.batches[reason] += 1
         latest = max([member.ticket.deadline for member in self._waiting.waiting()])
-        batch = Batch(first.call.band)
+        batch = Batch(first.work.call.band)
         self._released.append(batch)
 
         def fill() -> list[Any] | None:
@@ -200,9 +200,9 @@ class Batcher:
             for each in batch.members:
                 each.future.add_done_callback(batch.one_left)
             asyncio.get_running_loop().call_soon(self.consider)
-            return [each.rows for each in batch.members] or None
+            return [each.work.arguments[0] for each in batch.members] or None
 
-        job = self._jobs.batch_job(self._reference, fill, first.call, first.stage, latest)
+        job = self._jobs.batch_job(replace(first.work, spent=batch.spent), fill, latest)
         task = asyncio.create_task(self._run(job, batch), name="batch")
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -218,7 +218,7 @@ class Batcher:
                 break
             self._queue.pop()
             if ticket.deadline <= now:
-                self._drop(member, DeadlineExceeded(member.stage), "expired")
+                self._drop(member, DeadlineExceeded(member.work.stage), "expired")
             else:
                 self._left(member)
                 members.append(member)
@@ -267,9 +267,9 @@ class Batcher:
 
     async def _alone(self, member: Member) -> None:
         def only() -> list[Any] | None:
-            return None if member.future.done() else [member.rows]
+            return None if member.future.done() else [member.work.arguments[0]]
 
-        job = self._jobs.batch_job(self._reference, only, member.call, member.stage, member.call.deadline)
+        job = self._jobs.batch_job(member.work, only, member.work.call.deadline)
         try:
             give([member], await self._jobs.submit(job))
         except LogicError as error:
@@ -311,5 +311,6 @@ def give(members: Sequence[Member], done: Done) -> None:
             member.future.set_exception(raised(value))
         else:
             outcome, line, trace = value
-            _log.error("request %s: stage '%s' failed: %s\n%s", member.call.request_id, member.stage, line, trace)
-            member.future.set_exception(failure(outcome, member.stage))
+            work = member.work
+            _log.error("request %s: stage '%s' failed: %s\n%s", work.call.request_id, work.stage, line, trace)
+            member.future.set_exception(failure(outcome, work.stage))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from oriel_logic.errors import LogicError, Outcome
+from oriel_logic.services.context import Spent, uncounted
 from oriel_logic.workers.frames import Frame, Kind, Packed
 from oriel_logic.workers.model_calls import ModelCalls
 from oriel_logic.workers.outcomes import failure, raised
@@ -82,6 +83,7 @@ class Job:
     prepare: gives the frame to send, once a worker is free; None if the job is not needed any more.
     run_s: bound on its run time.
     models: answers its model calls.
+    spent: called with its processor time at its end.
     pieces: set if it is a stream.
     may_repeat: whether another worker gets it if one cannot even begin with it.
     """
@@ -95,6 +97,7 @@ class Job:
     queued_s: float
     run_s: float | None = None
     models: ModelCalls | None = None
+    spent: Spent = uncounted
     pieces: Pieces | None = None
     started: bool = field(default=False)
     worker: Runner | None = None

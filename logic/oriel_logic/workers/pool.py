@@ -181,45 +181,45 @@ class WorkerPool:
             pieces.drop()
             self._leave(job)
 
-    async def batched(self, reference: str, rows: Any, limits: BatchLimits, *, call: CallContext, stage: str) -> Done:
-        """Run the referenced function on `rows` together with rows of other calls, and return the results of these
-        rows.
+    async def batched(self, work: Work, limits: BatchLimits) -> Done:
+        """Run the referenced function on rows, its argument, together with those of other calls, and return the results
+        of these rows.
 
         Without rows the function is not called: the result is an empty list.
         Raises what `call` raises, and HandlerFailed for a value that is not rows.
         """
         try:
+            [rows] = work.arguments
             count, group = rows_in(rows), group_of(rows)
         except WrongRows as error:
-            raise HandlerFailed(f"stage '{stage}': {error}") from error
+            raise HandlerFailed(f"stage '{work.stage}': {error}") from error
         if not count:  # it would neither join a batch nor release one
             return Done([], 0)
-        batcher = self._batchers.get((reference, group))
+        batcher = self._batchers.get((work.reference, group))
         if batcher is None:
             if len(self._batchers) >= MAX_BATCHERS:
                 self._batchers = {key: each for key, each in self._batchers.items() if not each.is_idle}
-            batcher = self._batchers[reference, group] = Batcher(
+            batcher = self._batchers[work.reference, group] = Batcher(
                 self,
-                reference,
                 limits,
                 max_waiting=self._limits.max_waiting,
                 max_waiting_bytes=self._limits.max_waiting_bytes,
                 clock=self._clock,
             )
-        return await batcher.call(rows, count, size_of(rows), call=call, stage=stage)
+        return await batcher.call(work, count, size_of(rows))
 
-    def batch_job(
-        self, reference: str, parts: Callable[[], list[Any] | None], call: CallContext, stage: str, deadline: float
-    ) -> Job:
+    def batch_job(self, work: Work, parts: Callable[[], list[Any] | None], deadline: float) -> Job:
         """Make a job whose arguments, the rows of several callers, are collected when a worker is free."""
 
         def prepare() -> Packed | None:
             rows = parts()
             if rows is None:
                 return None
-            return self._packed((reference, tuple(rows), terms_of(call, 0)._replace(is_batch=True)), stage)
+            return self._packed(
+                (work.reference, tuple(rows), terms_of(work.call, 0)._replace(is_batch=True)), work.stage
+            )
 
-        job = self._job_of(Work(reference, (), call, stage), NOTHING)
+        job = self._job_of(work, NOTHING)
         job.prepare = prepare
         job.may_repeat = False  # its rows have been collected
         job.ticket.deadline = deadline
@@ -281,6 +281,7 @@ class WorkerPool:
     def answered(self, worker: Worker, job: Job, frame: Frame) -> None:
         cost_ms = frame.cpu_us / 1000.0
         self._count(worker, job)
+        job.spent(frame.cpu_us, job.future.done() or frame.kind not in (Kind.RESULT, Kind.REFUSED))
         self.tally.jobs += 1
         self._queue.settle(job.ticket, cost_ms)
         known = self._costs_ms.get(job.reference, cost_ms)
@@ -315,6 +316,8 @@ class WorkerPool:
                 self.tally.died += 1
         if job is not None:
             self._count(worker, job)
+            job.spent(worker.spent_us, True)
+            self._queue.settle(job.ticket, worker.spent_us / 1000.0)
             job.worker = None
             job.fail(WorkerDied("the worker process that handled this request ended; other requests are not affected"))
         self._dispatch()  # a spare one may step in
@@ -357,6 +360,7 @@ class WorkerPool:
             queued_s=self._clock(),
             run_s=work.run_s,
             models=work.models,
+            spent=work.spent,
             pieces=pieces,
         )
         return job

@@ -19,7 +19,7 @@ from oriel_logic.workers.channel import Channel
 from oriel_logic.workers.frames import Frame, Kind, Packed, pack
 from oriel_logic.workers.job import Job
 from oriel_logic.workers.model_calls import CallServer
-from oriel_logic.workers.records import kill_group
+from oriel_logic.workers.records import cpu_ns, kill_group
 from oriel_logic.workers.segments import drop
 from oriel_wire.engine.output import OutputPipe
 
@@ -54,6 +54,7 @@ class Worker:
     setup_s: time from its start until it was ready.
     failed: the services whose jobs have failed since the last good answer, one entry for each job.
     answered: jobs that it has answered.
+    spent_us: processor time of the job that ended with it; the time that it ran if only that is known.
     killed_for: why we killed it, one of KILLED; "" if we did not.
     """
 
@@ -76,6 +77,8 @@ class Worker:
         self.job: Job | None = None
         self.setup_s = 0.0
         self.began_s = 0.0
+        self.spent_us = 0
+        self._began_cpu_ns = 0
         self.killed_for = ""
         self.failed: list[str] = []
         self.answered = 0
@@ -100,6 +103,7 @@ class Worker:
         self._channel.send(Kind.JOB, packed)
         self.job = job
         self.began_s = self._clock()
+        self._began_cpu_ns = cpu_ns(self.pid)
         job.started = True
         self._arm(left_s + self._overrun_s, "overrun")
         if job.run_s is not None:
@@ -131,8 +135,8 @@ class Worker:
             self.job.fail(HandlerTimedOut(f"the service took longer than {limit} in its stage '{self.job.stage}'"))
         elif self.job is not None and reason == "overrun":  # its caller gives up at the same time or has left
             self.job.fail(DeadlineExceeded(self.job.stage))
-        if self.pid:
-            kill_group(self.pid)
+        self._measure()
+        kill_group(self.pid)
         self._channel.lose()
 
     def judge(self, job: Job, kind: Kind) -> bool:
@@ -183,7 +187,13 @@ class Worker:
             drop(frame)
             self.kill("protocol")
 
+    def _measure(self) -> None:
+        if self.job is not None and not self.spent_us:
+            ran_s, used_ns = self._clock() - self.began_s, cpu_ns(self.pid)
+            self.spent_us = max(0, used_ns - self._began_cpu_ns) // 1000 if used_ns else int(ran_s * 1e6)
+
     def _lost(self) -> None:
+        self._measure()
         job, self.job = self.job, None
         self._rest()
         self._output.close()

@@ -153,10 +153,10 @@ def by_label(rows: Iterator[UsageRow], *, max_tenants: int = MAX_TENANTS, max_pa
     return list(found.values())
 
 
-def unbilled_ns(rows: Iterator[UsageRow]) -> dict[str, int]:
-    """Return the device time that nobody is charged for, by reason; every reason is there."""
+def unbilled_ns(rows: Iterator[UsageRow], counter: str = "device_ns") -> dict[str, int]:
+    """Return the time that nobody is charged for, by reason; every reason is there. counter: which time."""
     found = dict.fromkeys(UNBILLED, 0)
     for row in rows:
         if row.key.why:
-            found[row.key.why] += row.device_ns
+            found[row.key.why] += getattr(row, counter)
     return found
