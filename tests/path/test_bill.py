@@ -163,7 +163,7 @@ CALLS = st.lists(
         st.sampled_from(TENANTS),
         st.integers(0, 10**12),
         st.sampled_from(CLASSES),
-        st.integers(1, 10**6),  # without tokens the gateway estimates them
+        st.integers(0, 10**6),
     ),
     max_size=8,
 )
@@ -242,7 +242,9 @@ def test_the_bill_of_any_mix_of_calls_is_what_the_servers_say(
             assert billed_twice([*ours, *servers]) == []
             for tenant in TENANTS:
                 shown = [each for each in it.usage().of(tenant)["month"]["targets"] if not each["estimated"]]
-                for name in ("device_ns", "tokens_in", "tokens_out"):
+                # A report without tokens leaves them to the gateway, which counts those of the answer for its page.
+                counted = ["device_ns"] + ["tokens_in", "tokens_out"] * all(each[-1] for each in calls)
+                for name in counted:
                     expected = sum(n for at, n in sums(servers).items() if (at[0], at[2]) == (tenant, name))
                     assert sum(each[name] for each in shown) == expected
 
