@@ -233,6 +233,13 @@ def test_reconcile_says_what_is_billed_twice(tmp_path: Path, capsys: pytest.Capt
     assert found["billed_twice"] == [{"tenant": "acme", "target": "m", "estimated_ns": 5 * 10**9}]
 
 
+@pytest.mark.parametrize("action", ["export", "reconcile"])
+@pytest.mark.parametrize("end", ["2026-11-01", "2026-11-30"])
+def test_a_period_has_to_end_after_it_begins(action: str, end: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["usage", action, "--from", "2026-11-30", "--to", end]) == 1
+    assert f"--from 2026-11-30T00:00 has to be before --to {end}T00:00" in capsys.readouterr().err
+
+
 def test_the_end_of_a_period_is_not_in_it() -> None:
     found = [(f"a-{number:08d}", 1, line(minute=f"2026-11-24T17:0{number}", ns=1)) for number in range(1, 5)]
     usage = collect(iter(found), "2026-11-24T17:02", "2026-11-24T17:04")

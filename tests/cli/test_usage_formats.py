@@ -160,6 +160,15 @@ def test_focus_has_its_columns_and_adds_up_to_the_amounts() -> None:
     assert (device["ChargePeriodStart"], device["ChargePeriodEnd"]) == ("2026-11-24T00:00:00Z", "2026-11-25T00:00:00Z")
     with pytest.raises(CommandFailed, match="'h100' has no price"):
         list(focus(groups, [BASE], account="platform"))
+    with pytest.raises(CommandFailed, match=r"use without a device .* has no price .* with class = 'cpu' to --prices"):
+        list(focus(groups, [GPU], account="platform"))
+
+
+def test_focus_without_prices_names_the_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    UsageFiles(tmp_path, "a1")
+    period = ("--state", str(tmp_path), "--from", "2026-11-01", "--to", "2026-12-01")
+    assert main(["usage", "export", *period, "--format", "focus"]) == 1
+    assert "--format focus needs --prices FILE|DIR" in capsys.readouterr().err
 
 
 # --- CloudEvents and Parquet -----------------------------------------------------------------------------------------

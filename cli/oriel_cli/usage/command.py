@@ -70,7 +70,10 @@ def _read(args: argparse.Namespace) -> Usage:
         from oriel_cli.state import state_folder
 
         where = str(state_folder())
-    return read(where, moment(args.begin), moment(args.end), with_open=args.open)
+    begin, end = moment(args.begin), moment(args.end)
+    if begin >= end:
+        raise CommandFailed(f"--from {begin} has to be before --to {end}, which is not included (both in UTC)")
+    return read(where, begin, end, with_open=args.open)
 
 
 def _notes(usage: Usage) -> list[str]:
@@ -95,6 +98,8 @@ def _export(args: argparse.Namespace, usage: Usage) -> int:
     by = keys_of(args.by)
     groups = group([line for _, line in usage.lines], by, idle=args.idle or "")
     if args.format == "focus":
+        if not prices:
+            raise CommandFailed("--format focus needs --prices FILE|DIR, with a [prices.NAME] for each class of device")
         rows = list(formats.focus(groups, prices, account=args.account))
         names = list(rows[0]) if rows else [*formats.FOCUS, *formats.FOCUS_MORE]
         return _write(args, formats.write_csv(rows, names))

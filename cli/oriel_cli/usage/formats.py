@@ -165,7 +165,10 @@ def focus(groups: Sequence[Group], prices: Sequence[Price], *, account: str) -> 
     for each in groups:
         priced = each.priced(prices)
         if priced is None:
-            raise CommandFailed(f"class {each.device_class!r} has no price on {each.day}: add one to --prices")
+            named = each.device_class
+            what = f"class {named!r}" if named else "use without a device (CPU time, bytes, tokens)"
+            table = f"[prices.NAME] with class = {named or 'cpu'!r}"
+            raise CommandFailed(f"{what} has no price on {each.day}: add {table} to --prices")
         price, paid = priced
         for name, counter, unit, size, described in _METERS:
             used, cost = each.sums[counter], getattr(paid, name)
