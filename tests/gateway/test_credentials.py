@@ -75,6 +75,11 @@ def test_exactly_one_credential_is_taken() -> None:
         assert refusal(("authorization", scheme)).outcome is Outcome.UNAUTHENTICATED
 
 
+@pytest.mark.parametrize("value", ["short", "oriel-demo-gold", "Oriel-Ticket", "Basic short"])
+def test_a_key_without_bearer_is_told_the_form(value: str) -> None:
+    assert str(refusal(("authorization", value))) == "the Authorization header has to be `Bearer KEY`"
+
+
 @pytest.mark.parametrize(
     ("text", "token"), [("eyJ.a.b", True), ("eyJ.a", False), ("eyJ.a.b.c", False), ("eyj.a.b", False), ("a.b.c", False)]
 )

@@ -20,16 +20,29 @@ def test_the_busiest_have_names_and_keep_them_against_equals() -> None:
     for name, calls in (("a", 5), ("b", 3), ("c", 1)):
         for _ in range(calls):
             tenants.count(name, "met")
-    assert tenants.read() == {"a": {"met": 0}, "b": {"met": 0}, OTHER: {"met": 9}}
+    assert tenants.read() == {"a": {"met": 5}, "b": {"met": 3}, OTHER: {"met": 1}}
     now[0] += RENAME_EVERY_S
     for name, calls in (("a", 2), ("b", 2), ("c", 3)):
         for _ in range(calls):
             tenants.count(name, "met")
-    assert tenants.read() == {"a": {"met": 2}, "b": {"met": 2}, OTHER: {"met": 12}}
+    assert tenants.read() == {"a": {"met": 7}, "b": {"met": 5}, OTHER: {"met": 4}}
     now[0] += RENAME_EVERY_S
     for _ in range(50):
         tenants.count("c", "met")
     assert set(tenants.read()) == {"a", "c", OTHER} or set(tenants.read()) == {"b", "c", OTHER}
+
+
+def test_traffic_before_the_first_scrape_counts_under_its_own_name() -> None:
+    objectives = Objectives()
+    for name, calls in (("a", 3), ("b", 2)):
+        objectives.cell(name, "gold", "model:digits").met += calls
+    objectives.flush()
+    assert objectives.tenants.read() == {"a": {"met": 3}, "b": {"met": 2}, OTHER: {}}
+    assert objectives.pairs.read() == {
+        ("a", "gold", "model:digits"): {"met": 3},
+        ("b", "gold", "model:digits"): {"met": 2},
+        (OTHER, "gold", OTHER): {},
+    }
 
 
 def test_a_tenant_called_other_is_one_of_the_others() -> None:

@@ -42,7 +42,7 @@ def identify(credentials: Sequence[tuple[str, str]], snapshot: Snapshot, tokens:
     name, value = credentials[0]
     if name == "authorization":
         scheme, _, value = value.partition(" ")
-        if scheme.lower().startswith("oriel-"):
+        if value and scheme.lower().startswith("oriel-"):
             raise unauthenticated("calls for another tenant are taken on the gateway's internal port only, by a ticket")
         if scheme.lower() != "bearer":
             raise unauthenticated("the Authorization header has to be `Bearer KEY`")

@@ -1,8 +1,9 @@
 """Counters of the keys with the most traffic, so that labels such as `tenant` have a bounded number of values.
 
-Every key with traffic is counted, up to `max_counted`; `read`, called by a scrape, names those with the most traffic. A
-key that gets a name begins at 0 and takes its counter along when it loses the name. So every series, those of the
-others included, only grows while it exists: rates are never wrong, but sums over all time may be low.
+Every key with traffic is counted, up to `max_counted`. A new one has a name from its first call on while names are
+left; after that `read`, called by a scrape, names those with the most traffic. A key that gets its name later begins at
+0 and takes its counter along when it loses the name. So every series, those of the others included, only grows while it
+exists: rates are never wrong, but sums over all time may be low.
 """
 
 from collections.abc import Callable, Hashable
@@ -55,7 +56,7 @@ class TopNames(Generic[K]):
 
     @property
     def named(self) -> dict[K, Counts]:
-        """The keys that had a name at the last `read`."""
+        """The keys that have a name now."""
         return self._begun
 
     def count(self, key: K, result: str, times: int = 1) -> None:
@@ -67,6 +68,8 @@ class TopNames(Generic[K]):
                 counts[result] = counts.get(result, 0) + times
                 return
             found = self._counted[key] = _Counted()
+            if len(self._begun) < self._max_named and self._eligible(key):
+                self._begun[key] = {}
         counts = found.counts
         counts[result] = counts.get(result, 0) + times
 
