@@ -118,6 +118,21 @@ async def test_the_extensions_say_the_same(http: httpx.AsyncClient) -> None:
     assert "schedule_policy" in extensions, "priority and timeout of a request are read"
 
 
+async def test_a_caller_through_a_gateway_is_not_told_of_what_only_operators_may_use(
+    http: httpx.AsyncClient, unit: Unit
+) -> None:
+    operators = {"model_repository", "model_repository(unload_dependents)", "logging"}
+    sent = {"x-oriel-tenant": "acme"}
+    async with tritonclient.grpc.aio.InferenceServerClient(f"127.0.0.1:{unit.grpc_port}") as over_grpc:
+        for headers in ({}, sent):
+            for listed in (
+                set((await http.get("/v2", headers=headers)).json()["extensions"]),
+                set((await over_grpc.get_server_metadata(headers=headers)).extensions),
+            ):
+                assert {"statistics", "parameters"} < listed
+                assert listed & operators == (set() if headers else operators)
+
+
 @pytest.mark.parametrize(
     "path",
     [

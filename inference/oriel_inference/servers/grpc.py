@@ -22,7 +22,7 @@ from oriel_inference.servers.reflection import Reflection
 from oriel_inference.servers.repository_api import GrpcRepository
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.stream import StreamFrontend
-from oriel_inference.servers.surface import EXTENSIONS, SERVER_VERSION, Surface
+from oriel_inference.servers.surface import SERVER_VERSION, Surface, extensions
 from oriel_wire.engine.grpc_port import Http2Front
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
@@ -57,7 +57,6 @@ class GrpcFrontend:
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
             "ModelReady": self._model_ready,
-            "ServerMetadata": self._server_metadata,
             "ModelMetadata": self._model_metadata,
             "ModelConfig": self._model_config,
             "ModelStatistics": self._model_statistics,
@@ -72,6 +71,7 @@ class GrpcFrontend:
             status = partial(_no_regions, why)
             found[f"{kind}Status"] = self._answered(status, METHODS[f"{kind}Status"][0])
             found[f"{kind}Unregister"] = Method(start=lambda call, data: call.answer(b""))
+        found["ServerMetadata"] = Method(start=self._server_metadata)
         found["ModelInfer"] = Method(start=self._infer.start)
         found["ModelStreamInfer"] = Method(open=self._streams.open)
         health = {
@@ -143,9 +143,11 @@ class GrpcFrontend:
             ready = False  # as in Triton: clients poll until a model exists
         return v2_pb2.ModelReadyResponse(ready=ready)
 
-    def _server_metadata(self, request: Message) -> Message:
-        name = self._surface.server_id
-        return v2_pb2.ServerMetadataResponse(name=name, version=SERVER_VERSION, extensions=EXTENSIONS)
+    def _server_metadata(self, call: GrpcCall, data: Body) -> None:
+        parse(v2_pb2.ServerMetadataRequest, data)
+        name, listed = self._surface.server_id, extensions(of_tenant=call.plan.of_tenant)
+        answer = v2_pb2.ServerMetadataResponse(name=name, version=SERVER_VERSION, extensions=listed)
+        call.answer(answer.SerializeToString())
 
     def _model_metadata(self, request: v2_pb2.ModelMetadataRequest) -> Message:
         catalog = self._surface.catalog

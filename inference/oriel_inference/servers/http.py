@@ -23,8 +23,8 @@ from oriel_inference.servers.large_json import LargeJson
 from oriel_inference.servers.memory_report import memory_report
 from oriel_inference.servers.not_served import why_not_served, without_regions
 from oriel_inference.servers.statuses import head_outcome, head_refusal, http_status, identity
-from oriel_inference.servers.surface import EXTENSIONS, SERVER_VERSION, Surface
-from oriel_wire.context import ARTEFACT, LOOP_US, PROVIDER
+from oriel_inference.servers.surface import SERVER_VERSION, Surface, extensions
+from oriel_wire.context import ARTEFACT, LOOP_US, PROVIDER, TENANT
 from oriel_wire.engine.buffered import Exchange, Refusal
 from oriel_wire.engine.kernel import thread_busy_s
 from oriel_wire.engine.loopback import page_refusal
@@ -189,7 +189,8 @@ class HttpFrontend:
             answer(exchange, msgspec.json.encode(document), 503 if self._surface.stopping else 400, name)
 
     def _server_metadata(self, exchange: Exchange, _: _Route) -> None:
-        document = {"name": self._surface.server_id, "version": SERVER_VERSION, "extensions": EXTENSIONS}
+        listed = extensions(of_tenant=TENANT in exchange.head.by_name())
+        document = {"name": self._surface.server_id, "version": SERVER_VERSION, "extensions": listed}
         answer(exchange, msgspec.json.encode(document))
 
     def _model_metadata(self, exchange: Exchange, route: _Route) -> None:

@@ -29,10 +29,14 @@ EXTENSIONS = (
     "binary_tensor_data",
     "parameters",
     "statistics",
-    "model_repository",
-    "model_repository(unload_dependents)",
-    "logging",
 )
+# Those that a gateway offers to operators only: whoever calls through one is not told of them.
+OPERATOR_EXTENSIONS = ("model_repository", "model_repository(unload_dependents)", "logging")
+
+
+def extensions(*, of_tenant: bool) -> tuple[str, ...]:
+    """Return the extensions that a caller may use. of_tenant: whether a gateway sent the call for a tenant."""
+    return EXTENSIONS if of_tenant else EXTENSIONS + OPERATOR_EXTENSIONS
 
 
 @dataclass(slots=True, kw_only=True)
