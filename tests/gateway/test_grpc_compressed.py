@@ -127,6 +127,16 @@ async def test_what_does_not_decompress_into_one_bounded_message_is_refused(
         assert not backend.seen and idle(core) and not core.pools["p"].held_bytes
 
 
+async def test_few_bytes_are_decompressed_into_no_more_than_is_little_work() -> None:
+    backend = Backend()
+    async with stack(backend, files=lambda port: exact(port, max_body_bytes=64 * MIB)) as (address, core):
+        assert await refused(address, gzip.compress(message(tensor=bytes(5 * MIB)))) == (
+            "RESOURCE_EXHAUSTED",
+            "too_large",
+        )
+        assert not backend.seen and idle(core) and not core.pools["p"].held_bytes
+
+
 async def test_a_second_name_inside_does_not_run() -> None:
     backend = Backend()
     async with stack(backend, files=exact) as (address, _):

@@ -16,6 +16,7 @@ import tritonclient.http
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.servers.encoding import negotiate
 from oriel_inference.settings import Settings
+from oriel_wire.engine.limits import inflated_limit
 from oriel_wire.trace import ListSink
 
 from .clients import client_of
@@ -99,6 +100,41 @@ async def test_bomb_inflates_no_further_than_a_body_may_be_large(settings: Setti
             answer = await http.post(INFER, content=bomb, headers={"content-encoding": "gzip"})
             assert answer.status_code == 413 and answer.json()["reason"] == "too_large"
             assert peak_kib() - before < 16 * 1024
+
+
+@pytest.mark.parametrize(
+    ("path", "plain", "most"),
+    [
+        (INFER, b" " * (60 << 20), 4 << 20),
+        (INFER, b'{"inputs":[' + b"0," * (1 << 20) + b"0]}", 1 << 20),
+        ("/v2/models/double/generate", b'{"x":[' + b"0," * (1 << 20) + b"0]}", 1 << 20),
+    ],
+    ids=["blanks", "json", "generate"],
+)
+async def test_what_is_very_much_larger_than_it_was_sent_is_refused_before_it_is_scanned(
+    kept_http: httpx.AsyncClient, path: str, plain: bytes, most: int
+) -> None:
+    for packed in (gzip.compress(plain), zlib.compress(plain)):
+        assert len(packed) < 64 * 1024
+        answer = await kept_http.post(path, content=packed, headers={"content-encoding": "gzip"})
+        assert (answer.status_code, answer.json()["reason"]) == (413, "too_large")
+        text = answer.json()["error"]
+        assert f"larger than {most} bytes once decompressed" in text and "without compression" in text
+
+
+def test_how_far_a_body_may_be_inflated_depends_on_what_was_sent() -> None:
+    assert inflated_limit(1, 64 << 20) == 4 << 20
+    assert inflated_limit(1 << 17, 64 << 20) == 8 << 20
+    assert inflated_limit(1 << 20, 64 << 20) == 64 << 20 and inflated_limit(1 << 20, 1 << 20) == 1 << 20
+
+
+async def test_honest_json_that_is_large_may_be_compressed(kept_http: httpx.AsyncClient) -> None:
+    numbers = np.random.default_rng(7).random(60_000, np.float32).tolist()
+    inputs = [{"name": name, "shape": [1, 60_000], "datatype": "FP32", "data": numbers} for name in "ab"]
+    plain = json.dumps({"inputs": inputs}).encode()
+    assert len(plain) > 2 << 20
+    answer = await kept_http.post(PAIR, content=gzip.compress(plain), headers={"content-encoding": "gzip"})
+    assert answer.status_code == 200
 
 
 def peak_kib() -> int:

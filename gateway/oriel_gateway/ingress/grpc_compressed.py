@@ -4,8 +4,8 @@ The decompressed message is what is checked and sent on.
 
 If the name were known only after decompression, any caller could make the gateway decompress bombs. So 64 KiB are
 decompressed first: the name has to be in them, the caller has to be allowed to use it, and a route has to name exactly
-this model. Only then the rest is decompressed, within its pool's byte budget and up to the pool's `max_body_bytes`; the
-resulting message is checked like any other.
+this model. Only then the rest is decompressed, within its pool's byte budget, the pool's `max_body_bytes` and what
+`inflated_limit` allows for its size; the resulting message is checked like any other.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from oriel_gateway.pools.holding import held_by, no_bytes_for
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import check_model
 from oriel_policies.documents import Tenant
+from oriel_wire.engine.limits import inflated_limit
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.grpc_names import MAX_PEEK, Beginning, peek_model
 
@@ -66,6 +67,7 @@ async def decompress(gateway: Gateway, tenant: Tenant, message: bytes) -> bytes:
     try:
         pieces, inflater = [], zlib.decompressobj(form)
         read, rest = 0, b""
+        most = inflated_limit(len(message), gate.pool.max_body_bytes)
         while not inflater.eof:
             # Input and output are processed in pieces: a message of megabytes may also decompress into nothing.
             if not rest:
@@ -75,8 +77,9 @@ async def decompress(gateway: Gateway, tenant: Tenant, message: bytes) -> bytes:
                 read += PIECE_BYTES
             piece = inflater.decompress(rest, PIECE_BYTES)
             rest = inflater.unconsumed_tail
-            if holding.units + len(piece) > (most := gate.pool.max_body_bytes):
-                raise Refused(Outcome.TOO_LARGE, f"the message is larger than {most} bytes once it is decompressed")
+            if holding.units + len(piece) > most:
+                text = f"the message is larger than {most} bytes once it is decompressed: send it without compression"
+                raise Refused(Outcome.TOO_LARGE, text)
             if not gate.take_bytes(holding, len(piece)):
                 raise no_bytes_for(gate, tenant)
             gate.bytes.fix(holding)  # it lasts for a moment only

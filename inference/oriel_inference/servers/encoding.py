@@ -1,7 +1,7 @@
 """gzip and deflate in both directions. Large bodies are processed in threads, because zlib releases the interpreter
 lock.
 
-A body may decompress to `limit_bytes` and no further: zlib stops there, so a bomb costs no more than an honest body.
+A body may decompress to `inflated_limit` and no further: zlib stops there, so a bomb costs no more than an honest body.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from oriel_inference.errors import InferenceError, InvalidRequest, RequestTooLarge
+from oriel_wire.engine.limits import inflated_limit
 
 ACCEPTED = "gzip, deflate"
 MIN_BYTES = 512  # a smaller answer is not worth compressing
@@ -76,13 +77,14 @@ class Encodings:
 
     def decompress(self, body: bytes | memoryview, then: Callable[[bytes | InferenceError], None]) -> None:
         """Call `then` with the decompressed body, or with the error."""
+        most = inflated_limit(len(body), self._limit)
         if len(body) <= _INLINE_IN:
-            limit = min(_INLINE_OUT, self._limit)
+            limit = min(_INLINE_OUT, most)
             result = _inflate(body, limit)
-            if not isinstance(result, RequestTooLarge) or limit == self._limit:
+            if not isinstance(result, RequestTooLarge) or limit == most:
                 then(result)
                 return
-        self._in_thread(lambda: _inflate(body, self._limit), then)
+        self._in_thread(lambda: _inflate(body, most), then)
 
     def compress(self, parts: Parts, encoding: str, then: Callable[[bytes], None]) -> None:
         """Call `then` with `parts` as one compressed body. encoding: a result of `negotiate`."""
@@ -124,7 +126,7 @@ def _inflate(body: bytes | memoryview, limit: int) -> bytes | InferenceError:
     except zlib.error:
         return InvalidRequest("the body does not match its Content-Encoding")
     if not left:
-        return RequestTooLarge(f"the body is larger than {limit} bytes once decompressed")
+        return RequestTooLarge(f"the body is larger than {limit} bytes once decompressed: send it without compression")
     if not stream.eof:
         return InvalidRequest("the compressed body ends early")
     if stream.unused_data or position < len(body):

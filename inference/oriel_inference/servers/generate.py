@@ -15,7 +15,7 @@ import msgspec
 from oriel_inference.dataplane import Completion
 from oriel_inference.errors import InferenceError, NotLoaded, NotSupported
 from oriel_inference.model import ModelSpec, TensorSpec
-from oriel_inference.servers.http_call import JSON, begin, json_object, refuse, wait
+from oriel_inference.servers.http_call import JSON, begin, check_expanded, json_object, refuse, wait
 from oriel_inference.servers.request_record import RequestRecord
 from oriel_inference.servers.statuses import as_inference_error, error_body
 from oriel_inference.servers.surface import Surface
@@ -55,6 +55,7 @@ def _start(
             again = partial(_start, surface, exchange, model, version, body, ctx, record, stream=stream)
             wait(surface, exchange, model, ctx, record, len(body), again)
             return
+        check_expanded(exchange, len(body))
         request = decode_generate(model, version, body, serving.spec)
         call = _Events(exchange, record, model) if stream else _Single(exchange, record, model)
         call.leave = surface.dataplane.infer(

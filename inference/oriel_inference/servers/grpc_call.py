@@ -28,6 +28,7 @@ from oriel_inference.servers.statuses import as_inference_error, grpc_status
 from oriel_wire.context import CallContext
 from oriel_wire.engine.grpc_port import PortCall
 from oriel_wire.engine.h2_server import H2ServerConnection
+from oriel_wire.engine.limits import inflated_limit
 from oriel_wire.errors import BadMessage, TooLarge
 from oriel_wire.h2.grpc import HEAD, PREFIX_BYTES, RESOURCE_EXHAUSTED, encode_text, prefix
 from oriel_wire.h2.grpc_reader import MessageReader
@@ -300,7 +301,7 @@ class GrpcCall(PortCall):
             if self._over or self._messages is None:
                 return
             if isinstance(body, RequestTooLarge):
-                most = port.max_message_bytes
+                most = inflated_limit(len(data), port.max_message_bytes)
                 self.refuse(RequestTooLarge(f"Decompressed message larger than max ({most} bytes)"))
             elif isinstance(body, InferenceError):
                 self.refuse(InvalidRequest(f"a message is not what its grpc-encoding {self.plan.encoding!r} says"))

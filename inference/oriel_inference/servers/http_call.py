@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from oriel_inference.errors import CallerLeft, InferenceError, InvalidRequest, UnknownModel
+from oriel_inference.errors import CallerLeft, InferenceError, InvalidRequest, RequestTooLarge, UnknownModel
 from oriel_inference.servers.request_record import RequestRecord
 from oriel_inference.servers.statuses import error_body, http_status, identity
 from oriel_inference.servers.surface import Surface
@@ -19,9 +19,11 @@ from oriel_wire.orca import LOAD_FORMAT, report_form
 from oriel_wire.semantics import NOWHERE
 from oriel_wire.v2.depth import check_depth
 from oriel_wire.v2.document import MAX_LISTS
+from oriel_wire.v2.http import JSON_LIMIT_BYTES
 
 JSON = ("content-type", "application/json")
 MAX_OBJECT_BYTES = 4 << 20
+MAX_JSON_RATIO = 16  # of a compressed body: a megabyte of JSON takes up to 33 ms to convert
 _objects = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -124,6 +126,12 @@ def hinted(error: InferenceError, head: RequestHead) -> InferenceError:
         return error.with_near_name(lambda name: True)
     allowed = [each.strip() for each in patterns.split(",")]
     return error.with_near_name(lambda name: any(fits(pattern, name) for pattern in allowed))
+
+
+def check_expanded(exchange: Exchange, size: int) -> None:
+    """Raise RequestTooLarge for JSON that is much larger than what was sent. size: its bytes."""
+    if size > (most := max(JSON_LIMIT_BYTES, MAX_JSON_RATIO * len(exchange.body))):
+        raise RequestTooLarge(f"the JSON is larger than {most} bytes once decompressed: send it without compression")
 
 
 def json_object(body: bytes) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from oriel_inference.errors import BackendFailed, CallerLeft, InferenceError, No
 from oriel_inference.fitting import Fitted
 from oriel_inference.lifecycle import ServingModel
 from oriel_inference.servers.encoding import MIN_BYTES, Encodings, negotiate
-from oriel_inference.servers.http_call import JSON, HeadPlan, begin, refuse, wait
+from oriel_inference.servers.http_call import JSON, HeadPlan, begin, check_expanded, refuse, wait
 from oriel_inference.servers.large_json import Converted, LargeJson, Task, Then
 from oriel_inference.servers.request_record import RequestRecord
 from oriel_inference.servers.statuses import as_inference_error
@@ -233,7 +233,11 @@ class _HttpCall:
         )
 
     def convert_and_run(self, body: Body, length: int | None) -> None:
-        """Has a helper process turn large JSON into binary data, then runs the request. Raises QueueFull."""
+        """Has a helper process turn large JSON into binary data, then runs the request.
+
+        Raises QueueFull, RequestTooLarge.
+        """
+        check_expanded(self._exchange, len(body) if length is None else length)
         cancel = self._convert(Task.REQUEST, [body], length, self._run_converted)
         self._exchange.body = b""  # not needed any more once it is converted
         self._serving.holds += 1  # it must not be taken out of memory meanwhile

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 SETTINGS_S = 5.0
+INFLATED_BYTES = 4 << 20  # every compressed body may be inflated to as much
+INFLATED_RATIO = 64
 
 _REASONS = {
     200: "OK", 204: "No Content", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found",
@@ -16,6 +18,14 @@ _REASONS = {
 def reason_phrase(status: int) -> str:
     """The reason phrase of a status; empty for statuses that are never sent."""
     return _REASONS.get(status, "")
+
+
+def inflated_limit(sent_bytes: int, most_bytes: int) -> int:
+    """The bytes to which a compressed body may be inflated, so that few bytes from outside cause little work.
+
+    sent_bytes: its size as it was sent. most_bytes: the bound of any body.
+    """
+    return min(most_bytes, max(INFLATED_BYTES, INFLATED_RATIO * sent_bytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
