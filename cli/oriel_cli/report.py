@@ -51,14 +51,14 @@ def change_as_json(unit: ScaledUnit) -> str:
 
 
 def as_text(units: Sequence[Unit], models: Models, assets: DemoAssets | None, *, traces: str, took_s: float) -> str:
-    """Write the tables of units and models; if `assets` is given, also four commands to try."""
+    """Write the tables of units and models; of a demo (`assets`) also commands to try what it serves."""
     del traces
     lines = ["", f"oriel {installed_version()} is up after {took_s:.1f} s", *([] if is_compiled() else [PURE]), ""]
     lines += [*_unit_lines(units), "", _pages(units[0])]
     if models:
         lines += ["", *_model_lines(models)]
     if assets is not None:
-        lines += ["", "try, in another terminal:", *_commands(units[0], assets)]
+        lines += ["", "try, in another terminal:", *_commands(units, assets)]
     return "\n".join([*lines, "", "Ctrl-C stops everything."])
 
 
@@ -105,20 +105,24 @@ def _batching(batching: object) -> str:
     return f"up to {largest} rows" if largest else "on"
 
 
-def _commands(gateway: Unit, assets: DemoAssets) -> list[str]:
-    base = f"http://{gateway.spec.addresses['http']}"
-    admin_port = gateway.spec.addresses["admin"].port
-    bearer = f"-H 'authorization: Bearer {DEMO_KEYS['gold']}'"
+def _commands(units: Sequence[Unit], assets: DemoAssets) -> list[str]:
+    """Write commands for those of the demo's files that are served: others may have taken the place of some."""
+    base, admin_port = f"http://{units[0].spec.addresses['http']}", units[0].spec.addresses["admin"].port
+    curl = f"  curl -s -H 'authorization: Bearer {DEMO_KEYS['gold']}'"
     which = "" if admin_port == DEFAULT_ADMIN_PORT else f" --admin-port {admin_port}"
-    return [
-        f"  curl -i {bearer} -H 'content-type: image/png' \\",
-        f"       --data-binary @{_short(assets.digits / '7.png')} {base}/v1/services/digits",
-        f"  curl -s {bearer} \\",
-        f"       -d @{_short(assets.digits / '7.v2.json')} {base}/v2/models/digits/infer",
-        f"  curl -s {bearer} \\",
-        f"       -d '{_COMPLETION}' {base}/v1/completions",
-        f"  {_oriel()} trace THE-X-REQUEST-ID{which}",
-    ]
+    words = {word for unit in units for word in unit.spec.argv}
+    known, digits, *language, models, generated = (
+        str(each) in words for each in (assets.policies, *assets.services, assets.models, assets.generated)
+    )
+    picture = f"{curl} -i -H 'content-type: image/png' \\\n       --data-binary @{_short(assets.digits / '7.png')}"
+    tried = {
+        f"{curl} {base}/v1/services": not (digits and models),
+        f"{picture} {base}/v1/services/digits": digits and models,
+        f"{curl} \\\n       -d @{_short(assets.digits / '7.v2.json')} {base}/v2/models/digits/infer": models,
+        f"{curl} \\\n       -d '{_COMPLETION}' {base}/v1/completions": any(language) and generated,
+    }
+    lines = [line for line, served in tried.items() if known and served]
+    return [*lines, f"  {_oriel()} trace THE-X-REQUEST-ID{which}"]
 
 
 def _oriel() -> str:

@@ -196,6 +196,7 @@ class SlaQueue:
                     self.remove(each)
             losers = self.slots.take(ticket, 1)
             if losers is None:
+                self._free(ticket)
                 return Pushed.FULL, displaced
             for loser in losers:
                 assert isinstance(loser, Ticket)

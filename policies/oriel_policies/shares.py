@@ -55,15 +55,16 @@ class _Account:
     """One tenant in one band. newest: its holdings that can be displaced, by arrival.
 
     ranked: the level of its entry in the band's ranking, whose number is `entry`; 0 without one.
+    weight: of the latest call that was given something. before: the one it had until then.
     """
 
-    __slots__ = ("band", "entry", "newest", "ranked", "units", "weight")
+    __slots__ = ("band", "before", "entry", "newest", "ranked", "units", "weight")
 
     def __init__(self, band: "_Band") -> None:
         self.band = band
         self.newest: dict[Holding, None] = {}
         self.units = 0
-        self.weight = 1.0
+        self.weight = self.before = 1.0
         self.ranked = 0.0
         self.entry = 0
 
@@ -165,8 +166,7 @@ class Shares:
         displaced = self.take(holding, units)
         if displaced is None:
             return False
-        self.release(holding)
-        self._restore(displaced)
+        self._undo(holding, -1, displaced)
         return True
 
     def fix(self, holding: Holding) -> None:
@@ -193,7 +193,8 @@ class Shares:
         account.units -= count
         self.held -= count
 
-    def _add(self, holding: Holding, units: int) -> None:
+    def _add(self, holding: Holding, units: int, *, again: bool = False) -> None:
+        """again: it gives back what was displaced, and its weight may have changed since."""
         account = holding._account
         if account is None:
             band = self._bands.get(holding.band)
@@ -204,12 +205,15 @@ class Shares:
                 if len(band.accounts) >= band.room:
                     band.forget_idle()
                 account = band.accounts[holding.tenant] = _Account(band)
-            account.weight = holding.weight
+            account.before = account.weight
+            if not again:
+                account.weight = holding.weight
             account.newest[holding] = None
             holding._account = account
             holding.units = units
             band.loose += units
         else:
+            account.before = account.weight
             holding.units += units
             if holding in account.newest:
                 account.band.loose += units
@@ -248,11 +252,16 @@ class Shares:
                 displaced.append(loser)
         if self.held <= most:
             return displaced
-        self.release(holding, units)
-        self._restore(displaced)
+        self._undo(holding, units, displaced)
         return None
 
-    def _restore(self, displaced: Sequence[Holding]) -> None:
-        """Give displaced holdings back what they had, each in its old place by arrival."""
+    def _undo(self, holding: Holding, units: int, displaced: Sequence[Holding]) -> None:
+        """Take back what was just given; the displaced get what they had, each in its old place by arrival."""
+        account = holding._account
+        assert account is not None
+        self.release(holding, units)
+        account.weight = account.before
+        if account.level > account.ranked:
+            account.band.rank(account, account.level)
         for each in reversed(displaced):
-            self._add(each, each.units)
+            self._add(each, each.units, again=True)

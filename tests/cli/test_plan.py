@@ -1,4 +1,6 @@
 import argparse
+import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -170,10 +172,32 @@ def test_what_is_printed_when_all_is_up_leads_to_the_page_and_the_clients(assets
         SimpleNamespace(spec=spec, name=spec.name, state="ready", pid=1) for spec in plan.units(parsed(), assets)
     ]
     shown = report.as_text(units, [], assets, traces="", took_s=1.0)
-    assert "http://127.0.0.1:8080/docs" in shown and "http://127.0.0.1:8080/v1/completions" in shown
+    assert "http://127.0.0.1:8080/docs" in shown and "http://127.0.0.1:8080/v1/services/digits" in shown
     secure = plan.units(parsed("--tls-cert", "tls.crt", "--tls-key", "tls.key"), assets)
     units = [SimpleNamespace(spec=spec, name=spec.name, state="ready", pid=1) for spec in secure]
     assert "https://127.0.0.1:8080/docs" in report.as_text(units, [], None, traces="", took_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "tried"),
+    [
+        ("", {"/v1/services/digits", "/v2/models/digits/infer", "/v1/completions"}),
+        ("--services OWN", {"/v1/services", "/v2/models/digits/infer"}),
+        ("--model-repository OWN", {"/v1/services"}),
+        ("--services services --services OWN", {"/v1/services/digits", "/v2/models/digits/infer"}),
+        ("--policies OWN", set()),  # it has no demo keys
+    ],
+)
+def test_commands_are_shown_for_what_is_served(words: str, tried: set[str], assets: DemoAssets, tmp_path: Path) -> None:
+    language = tmp_path / "language"
+    for folder in (language, tmp_path / "OWN"):
+        folder.mkdir()
+    assets = replace(assets, services=(*assets.services, language))
+    args = parsed(*[str(tmp_path / word) if word[0] != "-" else word for word in words.split()])
+    units: Any = [SimpleNamespace(spec=spec, name=spec.name, state="ready", pid=1) for spec in plan.units(args, assets)]
+    shown = report.as_text(units, [], assets, traces="", took_s=1.0)
+    commands = shown[shown.index("try, in") :]
+    assert set(re.findall(r"8080(/\S+)", commands)) == tried and "trace THE-X" in commands
 
 
 @pytest.mark.parametrize("compiled", [False, True])

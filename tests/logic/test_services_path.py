@@ -92,6 +92,14 @@ async def test_tenants_are_told_that_a_service_is_broken_and_operators_why(stack
     assert "hunter2" not in (await logic.post("broken", x_oriel_tenant="acme")).text
 
 
+async def test_clients_of_the_openai_api_find_an_empty_list_where_no_model_is_for_them(stack: Any) -> None:
+    logic = await stack(EXAMPLES)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{logic.port}") as client:
+        listed = await client.get("/v1/models")
+        assert (listed.status_code, listed.json()) == (200, {"object": "list", "data": []})
+        assert (await client.post("/v1/completions", json={"model": "x"})).status_code == 404
+
+
 @pytest.mark.parametrize(
     ("body", "kind", "status", "reason", "words"),
     [

@@ -58,6 +58,27 @@ def test_tenants_share_a_band_by_weight() -> None:
     assert 195 <= first["heavy"] <= 205
 
 
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(1, 3),
+    st.lists(
+        st.tuples(
+            st.integers(0, 1), st.sampled_from("ab"), st.sampled_from([0, 10, 20, 60]), st.sampled_from([1.0, 2.0])
+        ),
+        max_size=8,
+    ),
+)
+def test_a_refused_ticket_leaves_nothing_taken_though_the_weight_of_its_tenant_changes(max_items: int, offered) -> None:
+    q = queue(max_items=max_items, max_bytes=100)
+    waiting = set[Ticket]()
+    for band, tenant, size_bytes, weight in offered:
+        offer = ticket(band, tenant, size_bytes=size_bytes, weight=weight)
+        result, displaced = q.push(offer)
+        assert result is Pushed.QUEUED or not displaced
+        waiting = waiting - set(displaced) | ({offer} if result is Pushed.QUEUED else set())
+        assert (q.bytes.held, q.slots.held) == (sum(each.size_bytes for each in waiting), len(waiting))
+
+
 def test_a_tenant_that_floods_cannot_delay_another_by_more_than_its_turn() -> None:
     q = queue(max_items=1000)
     for n in range(500):

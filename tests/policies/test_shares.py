@@ -13,12 +13,16 @@ WEIGHTS = {"a": 1.0, "b": 1.37, "c": 2.11, "d": 0.5}
 
 @dataclass
 class Model:
-    """The rule of `Shares`, by looking at everything each time. holdings: (units, loose), by arrival."""
+    """The rule of `Shares`, by looking at everything each time. holdings: (units, loose), by arrival.
+
+    weights: of each band's tenants, as of the latest call that was given something.
+    """
 
     bound: int
     spared: int
     floor_share: float
     holdings: dict[Holding, tuple[int, bool]] = field(default_factory=dict)
+    weights: dict[tuple[int, str], float] = field(default_factory=dict)
 
     def held(self) -> int:
         return sum(units for units, _ in self.holdings.values())
@@ -34,15 +38,22 @@ class Model:
 
     def level(self, of: Holding) -> float:
         units = [u for each, (u, _) in self.holdings.items() if (each.band, each.tenant) == (of.band, of.tenant)]
-        return sum(units) / of.weight
+        return sum(units) / self.weights.get((of.band, of.tenant), of.weight)
+
+    def give(self, asking: Holding, units: int) -> None:
+        """Add to a holding, nobody displaced. A new one brings its tenant's weight of now."""
+        if asking not in self.holdings:
+            self.weights[asking.band, asking.tenant] = asking.weight
+        held, loose = self.holdings.get(asking, (0, True))
+        self.holdings[asking] = (held + units, loose)
 
     def outcomes(self, asking: Holding, units: int, floor: int) -> set[tuple[Holding, ...] | None]:
         """Return what may happen: who is displaced, or None. Several only where tenants hold equally much."""
-        after = Model(self.bound, self.spared, self.floor_share, dict(self.holdings))
-        before, loose = after.holdings.get(asking, (0, True))
+        after = Model(self.bound, self.spared, self.floor_share, dict(self.holdings), dict(self.weights))
+        _, loose = after.holdings.get(asking, (0, True))
         if self.held() + units <= self.most(asking.band):
             return {()}
-        after.holdings[asking] = (before + units, loose)
+        after.give(asking, units)
         return after.displaced(asking, floor, loose and after.loose(asking.band) <= floor)
 
     def displaced(self, asking: Holding, floor: int, within_floor: bool) -> set[tuple[Holding, ...] | None]:
@@ -61,8 +72,9 @@ class Model:
                 found.add(None)
                 continue
             rest = {each: held for each, held in self.holdings.items() if each is not loser}
-            further = Model(self.bound, self.spared, self.floor_share, rest).displaced(asking, floor, within_floor)
-            found |= {None if each is None else (loser, *each) for each in further}
+            further = Model(self.bound, self.spared, self.floor_share, rest, self.weights)
+            given = further.displaced(asking, floor, within_floor)
+            found |= {None if each is None else (loser, *each) for each in given}
         return found or {None}
 
     def share(self, of: Holding, floor: int) -> float:
@@ -70,7 +82,10 @@ class Model:
         tenants = {each.tenant for each in self.holdings if each.band == of.band} | {of.tenant}
         urgent = sum(units for each, (units, _) in self.holdings.items() if each.band < of.band)
         kept = sum(min(floor, self.loose(band)) for band in range(of.band + 1, 3))
-        return (self.most(of.band) - urgent - kept) * of.weight / sum(WEIGHTS[tenant] for tenant in tenants)
+        weights = {tenant: self.weights.get((of.band, tenant), of.weight) for tenant in tenants}
+        if of not in self.holdings:
+            weights[of.tenant] = of.weight
+        return (self.most(of.band) - urgent - kept) * weights[of.tenant] / sum(weights.values())
 
 
 STEPS = st.lists(
@@ -78,6 +93,7 @@ STEPS = st.lists(
         st.sampled_from(["new", "new", "new", "grow", "shrink", "leave", "fix", "fits"]),
         st.integers(0, 2),
         st.sampled_from(sorted(WEIGHTS)),
+        st.sampled_from([1.0, 0.2, 3.3]),  # by which a tenant's weight has changed
         st.integers(1, 12),
         st.integers(0, 10**6),
     ),
@@ -92,10 +108,10 @@ def test_shares_agree_with_a_model_that_looks_at_everything(bound: int, spared: 
     model, ends = Model(bound, spared, floor_share), Counter[Holding]()
     everybody: list[Holding] = []
     bands = set[int]()  # that have ever asked
-    for action, band, tenant, units, pick in steps:
+    for action, band, tenant, changed, units, pick in steps:
         present = list(model.holdings)
         if action in ("new", "fits") or not present:
-            holding = Holding(band, tenant, WEIGHTS[tenant])
+            holding = Holding(band, tenant, WEIGHTS[tenant] * changed)
         else:
             holding = present[pick % len(present)]
         held, loose = model.holdings.get(holding, (0, True))
@@ -122,7 +138,12 @@ def test_shares_agree_with_a_model_that_looks_at_everything(bound: int, spared: 
         else:
             expected = model.outcomes(holding, units, floor)
             all_loose = all(loose for _, loose in model.holdings.values())
-            below = (model.level(holding) * holding.weight + units) < model.share(holding, floor) - 1e-9
+            of_tenant = [
+                u
+                for each, (u, _) in model.holdings.items()
+                if (each.band, each.tenant) == (holding.band, holding.tenant)
+            ]
+            below = (sum(of_tenant) + units) < model.share(holding, floor) - 1e-9
             within_floor = loose and model.loose(holding.band) + units <= floor
             displaced = shares.take(holding, units)
             assert (None if displaced is None else tuple(displaced)) in expected
@@ -132,7 +153,7 @@ def test_shares_agree_with_a_model_that_looks_at_everything(bound: int, spared: 
                 for each in displaced:
                     ends[each] += 1
                     del model.holdings[each]
-                model.holdings[holding] = (held + units, loose)
+                model.give(holding, units)
         assert shares.held == model.held() <= bound
         assert all(each.held for each in model.holdings)
     assert all(ends[each] + (each in model.holdings) == 1 for each in everybody)
@@ -196,6 +217,15 @@ def test_a_double_weight_is_a_double_share() -> None:
         shares.take(Holding(1, "hog", 2.0), 1)
     quiet = [Holding(1, "quiet", 1.0) for _ in range(3)]
     assert [shares.take(each, 1) is not None for each in quiet] == [True, True, False]
+
+
+def test_a_refused_call_leaves_the_weight_of_its_tenant_as_it_was() -> None:
+    shares = Shares(4)
+    for tenant in "aabb":
+        shares.take(Holding(1, tenant, 1.0), 1)
+    lighter, other = Holding(1, "a", 0.5), Holding(1, "b", 1.0)
+    assert shares.take(lighter, 1) is None and not shares.fits(other, 1)
+    assert shares.fits(Holding(1, "a", 9.0), 1) and shares.take(other, 1) is None, "both hold their share"
 
 
 def test_the_work_per_newcomer_does_not_grow_with_the_tenants_that_hold() -> None:

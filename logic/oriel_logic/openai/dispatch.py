@@ -96,8 +96,9 @@ class OpenAI:
             ("GET", "/v1/models"): self._as_openai("models", self._models),
             ("GET", "/v1/models/"): self._as_openai("models", self._one_model),
         }
-        self._own = set(own) if self._served else set()
-        self._routes.update(own if self._served else {})
+        # without a model the list is empty, and the paths that need one are not there
+        self._own = {route for route in own if self._served or route[0] == "GET"}
+        self._routes.update({route: own[route] for route in self._own})
         return [each for each in self._broken if each not in before]
 
     def models(self) -> dict[str, list[str]]:

@@ -22,8 +22,13 @@ Handler = Callable[[Inbound, Visit], Awaitable[Reply]]
 PRIVATE = frozenset({"authorization", "proxy-authorization", "cookie"})
 MAX_NAMED = 1024
 MAX_NAMED_PATH = 256
-CHAT = "/v1/chat/completions"
+CHAT, LIST, MODELS = "/v1/chat/completions", "/v1/services", "/v1/models"
 SERVICE = re.compile(r"/v1/services/([^/]+)(?:/versions/([^/]+))?\Z")
+
+
+async def models(inbound: Inbound, visit: Visit) -> Reply:
+    """Answer `GET /v1/models` where no handler file defines a model for OpenAI clients: they expect a list."""
+    return Reply(status=200, body=b'{"object":"list","data":[]}')
 
 
 class Dispatch:
@@ -35,7 +40,7 @@ class Dispatch:
         self._registry = registry
         self._max_body_bytes = max_body_bytes
         self._named: dict[str, tuple[str, str]] = {}  # path -> (service, version), parsed once
-        self.routes: dict[tuple[str, str], Handler] = {("GET", "/v1/services"): self._list}
+        self.routes: dict[tuple[str, str], Handler] = {("GET", LIST): self._list, ("GET", MODELS): models}
 
     async def __call__(self, inbound: Inbound, visit: Visit) -> Reply:
         """Answer a request. Raises LogicError."""

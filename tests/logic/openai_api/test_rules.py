@@ -12,10 +12,19 @@ from numpy.typing import NDArray
 from oriel_logic.errors import MAX_MESSAGE, ParameterWrong
 from oriel_logic.openai.answers import event
 from oriel_logic.openai.detokenize import DecoderUnknown, Detokenizer, Vocabulary, pieces_of
+from oriel_logic.openai.dispatch import OpenAI
 from oriel_logic.openai.pooling import normalised, plan, pooled, shortened
 from oriel_logic.openai.sampling import Sampler, Sampling, candidates
 from oriel_logic.openai.schema import CompletionRequest, parse
 from oriel_logic.openai.stops import StopScanner
+
+
+def test_the_list_of_models_stays_when_the_last_model_goes() -> None:
+    nothing: Any = None
+    routes: dict[tuple[str, str], Any] = {}
+    OpenAI(routes, nothing, nothing).serve([])
+    assert sorted(routes) == [("GET", "/v1/models"), ("GET", "/v1/models/")]
+
 
 LETTERS = st.text("ab\n", max_size=30)
 STOPS = st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=4)
