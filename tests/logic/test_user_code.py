@@ -142,7 +142,27 @@ async def test_a_worker_whose_jobs_of_several_services_fail_is_replaced(stack: A
     assert int((await logic.post("pid")).text) == worker  # one service that fails proves nothing
     for name in ("one", "other", "one", "other"):
         assert (await logic.post(name)).status_code == 500
+    await until(lambda: logic.unit.pool.tally.killed["broken"] == 1)
     assert int((await logic.post("pid")).text) != worker
+
+
+async def test_callers_of_failing_services_take_no_worker_away(stack: Any, services: Services) -> None:
+    """Four failures of two services ended a worker at once, whoever called them, and the next one, and so on."""
+    logic = await stack(services(fails=FAILS), workers=2)
+    pool = logic.unit.pool
+    gone, ready = pool.gone, []
+
+    def count(*gone_worker: Any) -> None:
+        gone(*gone_worker)
+        ready.append(len(pool.pids))
+
+    pool.gone = count
+    for _ in range(2):
+        for _ in range(8):
+            answers = await asyncio.gather(*(logic.post(name) for name in ("one", "other", "one", "other")))
+            assert {answer.status_code for answer in answers} == {500}
+        await until(lambda: ready == [2])  # it has ended after its successor was ready, and no other one has
+    assert pool.tally.killed == {"broken": 1} and pool.tally.died == 0
 
 
 async def test_slow_services_leave_a_worker_to_quick_ones(stack: Any, services: Services, tmp_path: Path) -> None:

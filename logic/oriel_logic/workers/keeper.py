@@ -16,6 +16,7 @@ from oriel_logic.workers.worker import KILLED, Worker
 _log = logging.getLogger(__name__)
 BACKOFF_MIN_S = 0.05
 BACKOFF_MAX_S = 2.0
+REPLACE_S = 60.0  # at most one worker in this time is replaced because it may be broken
 SPARE_FROM_S = 0.5  # with a setup this long a spare worker is kept
 
 
@@ -28,6 +29,7 @@ class Keeper:
     workers: by token, ready or not.
     failed_starts: workers in a row that ended before they were ready.
     problem: why no worker can be started, "" while that is not known.
+    suspect: a worker that may be broken; it has to end once others are ready in its place.
     """
 
     def __init__(
@@ -43,6 +45,8 @@ class Keeper:
         self.workers: dict[int, Worker] = {}
         self.failed_starts = 0
         self.problem = ""
+        self.suspect: Worker | None = None
+        self._replace_from_s = 0.0
         self._processes: dict[int, Worker] = {}  # those that have not ended, by process
         self._count = count
         self._launch = launch
@@ -84,8 +88,20 @@ class Keeper:
         self._setup_s = worker.setup_s
         self._missing.set()  # a spare one may be wanted now
 
+    def replace(self, worker: Worker) -> None:
+        """Start a successor of a worker that may be broken. Others are replaced later: callers can make services fail,
+        and each set-up takes time.
+        """
+        now = asyncio.get_running_loop().time()
+        if self.suspect is None and now >= self._replace_from_s:
+            _log.error("worker process %d fails the jobs of several services: it is replaced", worker.pid)
+            self.suspect, self._replace_from_s = worker, now + REPLACE_S
+            self._missing.set()
+
     def gone(self, worker: Worker) -> None:
         """Replace a worker that has ended."""
+        if worker is self.suspect:
+            self.suspect = None
         del self.workers[worker.token]
         if not worker.is_ready:
             self.failed_starts += 1
@@ -138,7 +154,7 @@ class Keeper:
                 self._missing.set()
 
     def _wanted(self) -> int:
-        return self._count + (self._setup_s >= SPARE_FROM_S)
+        return self._count + (self._setup_s >= SPARE_FROM_S) + (self.suspect is not None)
 
     async def _back_off(self) -> None:
         if self.failed_starts:

@@ -272,7 +272,7 @@ class WorkerPool:
         self.descriptions = report["descriptions"]
         if report["problems"]:
             self._on_problems(report["problems"])
-        self._idle.append(worker)
+        self._rests(worker)
         if len(self._idle) + self.busy >= self._limits.workers:
             self._was_ready = True
             self._tell()
@@ -287,15 +287,16 @@ class WorkerPool:
         known = self._costs_ms.get(job.reference, cost_ms)
         self._costs_ms[job.reference] = known + COST_SHARE * (cost_ms - known)
         job.worker = None
-        broken = worker.judge(job, frame.kind)
+        if worker.judge(job, frame.kind):
+            self._keeper.replace(worker)
+        broken = frame.kind is Kind.UNFIT and worker.answered > 1  # it cannot even begin with a job
         if frame.kind is Kind.EXHAUSTED:
             worker.killed_for = "memory_limit"  # it ends by itself
         elif broken:
-            _log.error("worker process %d fails the jobs of several services: it is replaced", worker.pid)
             worker.kill("broken")
         else:
-            self._idle.append(worker)
-        if broken and frame.kind is Kind.UNFIT and job.may_repeat and not job.future.done():
+            self._rests(worker)
+        if broken and job.may_repeat and not job.future.done():
             drop(frame)
             job.may_repeat, job.started = False, False
             job.ticket = _queued_again(job.ticket)
@@ -323,6 +324,14 @@ class WorkerPool:
         self._dispatch()  # a spare one may step in
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _rests(self, worker: Worker) -> None:
+        """Let a worker have the next job. A suspect one ends if it rests while others are ready in its place."""
+        self._idle.append(worker)
+        suspect = self._keeper.suspect
+        if suspect in self._idle and len(self.pids) > self._limits.workers:
+            self._idle.remove(suspect)
+            suspect.kill("broken")
 
     def _count(self, worker: Worker, job: Job) -> None:
         now = self._clock()

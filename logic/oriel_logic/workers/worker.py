@@ -11,6 +11,7 @@ twice what it would with knowledge of the job's length.
 import asyncio
 import socket
 import sys
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -27,7 +28,7 @@ ANSWERS = (Kind.RESULT, Kind.REFUSED, Kind.FAILED, Kind.UNFIT, Kind.EXHAUSTED)
 FAILURES = 4  # jobs of several services that fail in a row
 KILLED = {
     "abandoned": "nobody waited for its job any more",
-    "broken": "it failed jobs of several services",
+    "broken": "it could not begin with a job, or failed jobs of several services",
     "memory_limit": "its job needed more memory than its service allows",
     "overrun": "the time of its job was over",
     "protocol": "it sent what cannot be read",
@@ -52,7 +53,7 @@ class Worker:
     is_ready: whether its services are set up.
     pid: 0 until known.
     setup_s: time from its start until it was ready.
-    failed: the services whose jobs have failed since the last good answer, one entry for each job.
+    failed: the services whose jobs have failed since the last good answer, one entry for each of the latest FAILURES.
     answered: jobs that it has answered.
     spent_us: processor time of the job that ended with it; the time that it ran if only that is known.
     killed_for: why we killed it, one of KILLED; "" if we did not.
@@ -80,7 +81,7 @@ class Worker:
         self.spent_us = 0
         self._began_cpu_ns = 0
         self.killed_for = ""
-        self.failed: list[str] = []
+        self.failed: deque[str] = deque(maxlen=FAILURES)
         self.answered = 0
         self._owner = owner
         self._overrun_s = overrun_s
@@ -140,9 +141,7 @@ class Worker:
         self._channel.lose()
 
     def judge(self, job: Job, kind: Kind) -> bool:
-        """Record the answer of a job; return whether the process is broken and has to be replaced.
-
-        It is when it cannot even begin with a job, if that is not its first one, or when jobs of several services have
+        """Record the answer of a job; return whether the process may be broken, because jobs of several services have
         failed one after the other.
         """
         self.answered += 1
@@ -150,8 +149,7 @@ class Worker:
             self.failed.clear()
             return False
         self.failed.append(job.service)
-        several = len(self.failed) >= FAILURES and len(set(self.failed)) > 1
-        return several or (kind is Kind.UNFIT and self.answered > 1)
+        return len(self.failed) == FAILURES and len(set(self.failed)) > 1
 
     def close(self) -> None:
         """Let an idle process end by closing its socket."""
