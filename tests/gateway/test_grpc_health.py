@@ -81,7 +81,9 @@ async def nothing() -> AsyncIterator[bytes]:
 
 
 @pytest.mark.parametrize("method", ["Check", "Watch"])
-async def test_a_health_check_whose_message_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+async def test_a_health_check_whose_message_does_not_come_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
     """Nobody needs a key for one: calls without a message must not fill the gateway's places."""
     monkeypatch.setattr(grpc_health, "MESSAGE_S", 0.05)
     async with stack(Backend()) as (address, core), aio.insecure_channel(address) as channel, asyncio.timeout(60):
