@@ -3,8 +3,6 @@
 Decoding costs CPU: do it in a plain `def` stage, which runs in a worker process.
 """
 
-import base64
-import binascii
 import warnings
 from io import BytesIO
 from typing import Any
@@ -13,42 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from oriel_logic.bodies.messages import Request
-from oriel_logic.errors import MediaUnsupported, Refused
+from oriel_logic.errors import Refused
 
-__all__ = ["MAX_PIXELS", "TooManyPixels", "grey", "image_bytes", "read"]
+__all__ = ["MAX_PIXELS", "TooManyPixels", "grey", "read"]
 
 MAX_PIXELS = 24_000_000
 FORMATS = ("PNG", "JPEG")
-SIGNATURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")
-# The media types that clients send by default; curl's --data-binary sends the second one.
-UNSAID = ("application/octet-stream", "application/x-www-form-urlencoded", "")
 NOT_AN_IMAGE = "the body is not an image this service can read (PNG or JPEG)"
 
 Image.preinit()  # loads Pillow's readers now, once, instead of in every worker
-
-
-def image_bytes(request: Request, *, field: str = "image") -> bytes:
-    """Return the picture of a request: its body, or the base64 text (or data: URL) in `field` of a JSON body.
-
-    Raises MediaUnsupported for other kinds of bodies, Refused for JSON without such a field.
-    """
-    kind = request.content_type
-    if kind.startswith("image/") or (kind in UNSAID and request.body.startswith(SIGNATURES)):
-        return request.body
-    if kind != "application/json" and not kind.endswith("+json"):
-        sent = f"not {kind}" if kind not in UNSAID else "and say so in Content-Type"
-        raise MediaUnsupported(f"send a PNG or JPEG image, or JSON with a base64 field '{field}', {sent[:100]}")
-    value = request.json()
-    text = value.get(field) if isinstance(value, dict) else None
-    if not isinstance(text, str):
-        raise Refused(f"the JSON body needs a field '{field}' with the image in base64")
-    if text.startswith("data:"):
-        text = text.partition(",")[2]
-    try:
-        return base64.b64decode("".join(text.split()), validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise Refused(f"the field '{field}' is not base64") from error
 
 
 def read(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,13 @@ import pytest
 from PIL import Image
 
 from oriel_logic import images as pictures
+from oriel_logic.deploy.samples import with_shown_sample
 from oriel_logic.loading.handlers import load
+from oriel_logic.loading.listing import Source
 from oriel_logic.loading.sources import handler_files
+from oriel_logic.server.openapi import document
+from oriel_logic.testing import Client, FakeModels
+from oriel_logic.testing.client import loaded_file
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MODEL = EXAMPLES / "models" / "digits" / "1" / "model.onnx"
@@ -112,3 +118,18 @@ def test_a_blank_picture_is_refused(digits: Any) -> None:
 
     with pytest.raises(Refused, match="blank"):
         sys.modules["oriel_services.digits"].prepare(np.ones((20, 20), np.float32))
+
+
+def test_the_checked_digit_is_described_and_its_sample_is_answered() -> None:
+    path = EXAMPLES / "services" / "checked_digit.py"
+    (loaded,) = loaded_file(path)
+    assert loaded.definition is not None
+    source = Source(file=loaded.file, homes=(path.parent,))
+    made = document([with_shown_sample(source, loaded.definition)])
+    takes = made["paths"]["/v1/services/checked_digit"]["post"]["requestBody"]["content"]
+    models = FakeModels({"digits": {"label": [[3]], "probabilities": [[0.0, 0.1, 0.1, 0.8]]}})
+    client = Client(path, models=models)
+    sample = b64decode(takes["image/png"]["x-oriel-sample"])
+    answer = client.post(content=sample, headers={"content-type": "image/png"}).json()
+    assert answer == {"label": 3, "confidence": 0.8}
+    assert client.post(json={"image": b64encode(sample).decode()}).json() == answer

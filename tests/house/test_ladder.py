@@ -59,7 +59,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "workers",
         "oriel_logic",
         "loading",
-        "graph",
         "services",
         "bodies images",
         "client",

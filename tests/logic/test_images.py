@@ -1,6 +1,4 @@
-import base64
 import io
-import json
 import struct
 import zlib
 from typing import Any
@@ -12,8 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from oriel_logic import images
-from oriel_logic.bodies.messages import Request
-from oriel_logic.errors import MediaUnsupported, Refused
+from oriel_logic.errors import Refused
 
 
 def png(picture: Image.Image, format: str = "PNG", **options: Any) -> bytes:
@@ -92,35 +89,3 @@ def test_damage_gives_a_picture_or_a_refusal_and_nothing_else(kind: str, place: 
         images.grey(images.read(bytes(data[: max(1, len(data) - cut)])))
     except Refused:
         pass
-
-
-PNG = png(gradient())
-TEXT = base64.b64encode(PNG).decode()
-
-
-@pytest.mark.parametrize(
-    ("body", "kind"),
-    [
-        (PNG, "image/png"),
-        (PNG, "application/octet-stream"),
-        (PNG, "application/x-www-form-urlencoded"),
-        (PNG, ""),
-        (json.dumps({"image": TEXT}).encode(), "application/json"),
-        (json.dumps({"image": TEXT[:40] + "\n" + TEXT[40:]}).encode(), "application/json"),
-        (json.dumps({"image": "data:image/png;base64," + TEXT}).encode(), "application/json"),
-    ],
-)
-def test_where_a_picture_may_be(body: bytes, kind: str) -> None:
-    assert images.image_bytes(Request(body=body, content_type=kind)) == PNG
-
-
-@pytest.mark.parametrize(("body", "kind"), [(PNG, "text/plain"), (b"x", ""), (b"x", "application/octet-stream")])
-def test_other_media_are_not_supported(body: bytes, kind: str) -> None:
-    with pytest.raises(MediaUnsupported, match="send a PNG or JPEG image, or JSON with a base64 field 'image'"):
-        images.image_bytes(Request(body=body, content_type=kind))
-
-
-@pytest.mark.parametrize("body", [b"{}", b"[]", b'{"image": 3}', b'{"image": "?"}', b'{"image": "YQ"}', b"{"])
-def test_json_without_a_picture_is_refused(body: bytes) -> None:
-    with pytest.raises(Refused):
-        images.image_bytes(Request(body=body, content_type="application/json"))

@@ -38,15 +38,15 @@ def test_a_file_is_what_it_imports_from_beside_it(tmp_path: Path) -> None:
     assert read_listing([tmp_path]).stamps() == with_deep
 
 
-def test_a_declared_pipeline_is_also_the_files_of_its_functions(tmp_path: Path) -> None:
-    write(tmp_path / "shop.toml", '[[step]]\nname = "a"\nrun = "_steps.py:prepare"\n')
-    stamps = [only(tmp_path).stamp]
-    for name, text in (("_steps.py", "import _deep\n"), ("_deep.py", ""), ("_steps.py", "import _deep  #\n")):
-        write(tmp_path / name, text)
-        stamps.append(only(tmp_path).stamp)
-    assert len(set(stamps)) == 4
-    write(tmp_path / "_unused.py", "x")
-    assert only(tmp_path).stamp == stamps[-1]
+def test_a_toml_file_is_listed_with_a_sentence_until_it_is_changed_to_python(tmp_path: Path) -> None:
+    toml = write(tmp_path / "shop.toml", '[[step]]\nname = "a"\nmodel = "m"\n')
+    told = only(tmp_path)
+    assert told.problem.startswith("TOML cannot declare a pipeline: write it in a .py file") and told.stands_alone
+    (loaded,) = load_file(told.file, log=False)
+    assert (loaded.name, loaded.problem) == ("shop", told.problem)
+    write(tmp_path / "shop.py")
+    toml.rename(tmp_path / "_shop.toml")
+    assert only(tmp_path).problem == ""
 
 
 @pytest.mark.parametrize("name", ["handler.py", "prep.py", "lib/deep.py", "vocab.txt", "pyproject.toml"])

@@ -4,11 +4,13 @@ import asyncio
 import os
 import re
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from PIL import Image
 
 from oriel_logic.errors import Outcome, Refused
 from oriel_logic.server.inbound import AHEAD_BYTES
@@ -55,6 +57,24 @@ async def test_a_real_digit_is_read(stack: Any) -> None:
     assert root.attributes["oriel.request_id"] == "abc-1" and root.attributes["oriel.tier"] == "gold"
     assert [span.name for span in children if span.name != "wait"] == ["body", "pre", "POST", "post"]
     assert {span.parent_id for span in children} == {root.context.span_id}
+
+
+async def test_the_model_is_not_asked_about_an_empty_picture(stack: Any, inference: Any) -> None:
+    """The second example: a condition between a worker's own code and a model call, which carries the request."""
+    logic = await stack(EXAMPLES)
+    seven = (PICTURES / "7.png").read_bytes()
+    told = {"x_oriel_tier": "gold", "x_oriel_tenant": "acme", "x_oriel_timeout_ms": "4000", "x_request_id": "r-9"}
+    found = await logic.post("checked_digit", seven, content_type="image/png", **told)
+    assert found.status_code == 200, found.text
+    assert set(found.json()) == {"label", "confidence", "probabilities"} and found.json()["label"] == 7
+    assert max(found.json()["probabilities"]) == found.json()["confidence"] > 0.5
+    (exchange,) = inference.calls
+    assert [exchange.head.get(f"x-oriel-{name}") for name in ("tier", "tenant")] == ["gold", "acme"]
+    assert exchange.head.get("x-request-id") == "r-9" and 0 < int(exchange.head.get("x-oriel-timeout-ms")) <= 4000
+    blank = BytesIO()
+    Image.new("L", (20, 20), 255).save(blank, "PNG")
+    answer = await logic.post("checked_digit", blank.getvalue(), content_type="image/png")
+    assert answer.json() == {"blank": True, "reason": "the picture is empty"} and len(inference.calls) == 1
 
 
 SECRET = "connect to postgres://admin:hunter2@10.0.0.5/pay failed"
@@ -339,7 +359,7 @@ async def test_a_client_that_leaves_while_it_sends_is_no_error(stack: Any, servi
     assert logic.unit.envelope.in_flight == 0 and not caplog.records
 
 
-async def test_services_are_listed_with_what_is_wrong(stack: Any, services: Any) -> None:
+async def test_services_are_listed_with_what_is_wrong(stack: Any, services: Any, caplog: Any) -> None:
     folder = services(
         good="from oriel_logic import service\n@service\ndef good(request):\n    'Is good.'\n",
         bad="import nothing_like_it",
@@ -353,14 +373,17 @@ async def test_services_are_listed_with_what_is_wrong(stack: Any, services: Any)
                 def post(self, outputs): ...
         """,
     )
+    (folder / "declared.toml").write_text('[[step]]\nname = "one"\nmodel = "m"\n')
     logic = await stack(folder)
     listed = (await logic.client.get("/v1/services")).json()["services"]
     assert [(each["name"], each["state"]) for each in listed] == [
         ("bad", "broken"),
+        ("declared", "broken"),
         ("good", "ready"),
         ("unset", "broken"),
     ]
-    assert re.fullmatch(r"its setup failed: line [1-9]\d*: OSError: no weights", listed[2]["problem"])
+    assert "write it in a .py file with @service" in listed[1]["problem"] and listed[1]["problem"] in caplog.text
+    assert re.fullmatch(r"its setup failed: line [1-9]\d*: OSError: no weights", listed[3]["problem"])
     one = await logic.client.get("/v1/services/good")
     assert one.json()["description"] == "Is good."
     assert (await logic.post("unset")).json()["error"]["reason"] == "service_broken"

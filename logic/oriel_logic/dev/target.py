@@ -29,8 +29,8 @@ def find(path: Path) -> Target:
     if not root.exists():
         remedy = f"make one with 'oriel logic new {path.stem}'" if path.suffix != ".py" else "check the name"
         raise StartFailed(f"there is no {path}: {remedy}")
-    if root.is_file() and root.suffix not in (".py", ".toml"):
-        raise StartFailed(f"{path} is not a service: give a .py file, a .toml file or a folder")
+    if root.is_file() and root.suffix != ".py":
+        raise StartFailed(f"{path} is not a service: give a .py file or a folder")
     files = tuple(handler_files([root]))
     if not files:
         raise StartFailed(f"there is no service in {path}: it needs a handler.py, or .py files with @service")

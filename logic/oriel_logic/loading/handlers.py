@@ -86,8 +86,7 @@ def import_file(file: HandlerFile) -> ModuleType:
     if not any(isinstance(each, NeighbourFinder) for each in sys.meta_path):
         sys.meta_path.insert(0, NeighbourFinder())
     importlib.invalidate_caches()
-    kind = DeclaredLoader if file.path.suffix == ".toml" else HandlerLoader
-    loader = kind(file.module, str(file.path), own_builtins(file))
+    loader = HandlerLoader(file.module, str(file.path), own_builtins(file))
     spec = importlib.util.spec_from_file_location(file.module, file.path, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -169,15 +168,6 @@ class HandlerLoader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         module.__dict__["__builtins__"] = self.own
         super().exec_module(module)
-
-
-class DeclaredLoader(HandlerLoader):
-    """Makes a module of a declared pipeline; the files of its functions are its neighbours."""
-
-    def exec_module(self, module: ModuleType) -> None:
-        from oriel_logic.graph.run import handler_of
-
-        module.__dict__["handler"] = handler_of(Path(self.path), module, f"{module.__name__}.{BESIDE}")
 
 
 class NeighbourFinder:

@@ -22,7 +22,6 @@ from oriel_logic.loading.sources import HandlerFile, entries, in_entry, unfitnes
 MAX_FILES = 2000
 MAX_SOURCE_BYTES = 1 << 20
 IMPORT = re.compile(rb"^[ \t]*(?:from|import)[ \t]+([A-Za-z_][A-Za-z0-9_]*)", re.MULTILINE)
-RUN = re.compile(rb"^[ \t]*run[ \t]*=[ \t]*[\"']([A-Za-z_][A-Za-z0-9_]*)\.py:", re.MULTILINE)
 SKIPPED = frozenset({"__pycache__"})
 
 
@@ -179,16 +178,12 @@ def neighbours(path: Path) -> list[Path]:
 
 
 def imported(path: Path) -> list[str]:
-    """Return the first parts of the names that this file imports, or the files whose functions a declared pipeline
-    runs.
-
-    Names that are not neighbours do no harm.
-    """
-    if path.suffix not in (".py", ".toml"):
+    """Return the first parts of the names that this file imports. Names that are not neighbours do no harm."""
+    if path.suffix != ".py":
         return []
     try:
         with path.open("rb") as file:
             text = file.read(MAX_SOURCE_BYTES)
     except FileNotFoundError:
         return []
-    return [name.decode() for name in dict.fromkeys((RUN if path.suffix == ".toml" else IMPORT).findall(text))]
+    return [name.decode() for name in dict.fromkeys(IMPORT.findall(text))]

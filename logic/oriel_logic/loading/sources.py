@@ -2,7 +2,6 @@
 
     services/
         sentiment.py                    one file, one service (or several: each by its own name)
-        review.toml                     a declared chain of models
         digits/handler.py               a folder: the handler, its neighbours, `pyproject.toml` with [tool.oriel]
         ranker/1/handler.py             versions side by side
         ranker/2/handler.py
@@ -19,7 +18,11 @@ from pathlib import Path
 PACKAGE = "oriel_services"
 GROUP = "oriel.services"
 HANDLER = "handler.py"
-SUFFIXES = (".py", ".toml")
+SUFFIXES = (".py", ".toml")  # a TOML file is listed, so that its author reads why it is not served
+TOML = (
+    "TOML cannot declare a pipeline: write it in a .py file with @service, or as an ensemble of models "
+    "(docs/logic-pipelines.md), and remove this file or begin its name with _"
+)
 FIRST_VERSION = "1"
 VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 NO_HANDLER = re.compile(r"pyproject\.toml|(?:test_.*|conftest|fakes)\.py\Z")
@@ -166,7 +169,7 @@ def unfitness(path: Path) -> str:
     except UnicodeEncodeError:
         return "its path is not UTF-8: rename it"
     if path.is_file():
-        return ""
+        return TOML if path.suffix == ".toml" else ""
     kind = "link that leads to no file" if path.is_symlink() else "folder" if path.is_dir() else "special file"
     return f"{path.name} is a {kind}: a handler has to be a regular file"
 

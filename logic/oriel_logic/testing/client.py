@@ -38,8 +38,7 @@ STREAM_IDLE_S = 30.0
 class AsyncClient:
     """Serves one service, or all of a file, in this process.
 
-    served: a function or class with `@service`, or the path of a handler file (`.py`, `.toml`) or of a service's
-        folder.
+    served: a function or class with `@service`, or the path of a handler file or of a service's folder.
     models: FakeModels, or a dict of their answers; None for those of a `fakes.py` beside the handler.
     clock: the clock of `ctx.remaining_s`.
     raise_errors: raise the errors of the service's code here too, with their traceback, and TypeError for an answer
