@@ -114,7 +114,8 @@ class StreamServers:
                 self._endpoints.mark_lacking(endpoint, model)
                 refusal = refusal or news.refusal
             except TooLarge as error:
-                raise ModelFailed(f"an answer of model '{model}' is {error.message}") from error
+                bound = endpoint.client.max_message_bytes
+                raise ModelFailed(f"an answer of model '{model}' is larger than {bound} bytes") from error
             except BadMessage as error:
                 raise ModelFailed(f"an answer of model '{model}' cannot be read: {error.message}") from error
             finally:

@@ -196,7 +196,7 @@ class GrpcClient:
 
     def __init__(self, *, host: str, port: int, max_message_bytes: int) -> None:
         self._endpoint = H2Endpoint(host, port, _CallStream, limits=LIMITS)
-        self._max_message_bytes = max_message_bytes
+        self.max_message_bytes = max_message_bytes
         self._timer: asyncio.TimerHandle | None = None
 
     def call(
@@ -216,7 +216,7 @@ class GrpcClient:
                 *[literal(name.encode(), value.encode("latin-1")) for name, value in metadata],
             ]
         )
-        return GrpcCall(self._endpoint, block, b"".join([prefix(size), *message]), self._max_message_bytes)
+        return GrpcCall(self._endpoint, block, b"".join([prefix(size), *message]), self.max_message_bytes)
 
     def _tidy(self) -> None:
         self._endpoint.close_stale(monotonic())
