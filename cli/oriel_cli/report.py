@@ -111,9 +111,8 @@ def _commands(units: Sequence[Unit], assets: DemoAssets) -> list[str]:
     curl = f"  curl -s -H 'authorization: Bearer {DEMO_KEYS['gold']}'"
     which = "" if admin_port == DEFAULT_ADMIN_PORT else f" --admin-port {admin_port}"
     words = {word for unit in units for word in unit.spec.argv}
-    known, digits, *language, models, generated = (
-        str(each) in words for each in (assets.policies, *assets.services, assets.models, assets.generated)
-    )
+    folders = (assets.policies, *assets.services, assets.models, assets.generated)
+    known, digits, *language, models, generated = (str(each) in words for each in folders)
     picture = f"{curl} -i -H 'content-type: image/png' \\\n       --data-binary @{_short(assets.digits / '7.png')}"
     tried = {
         f"{curl} {base}/v1/services": not (digits and models),

@@ -104,13 +104,12 @@ class _Band:
         ranking = self.ranking
         while ranking:
             key, number, account = ranking[0]
-            level = account.level
             if account.entry != number:
                 heappop(ranking)
             elif not account.newest:
                 heappop(ranking)
                 account.ranked, account.entry = 0.0, 0
-            elif level < -key:
+            elif (level := account.level) < -key:
                 account.ranked = level
                 heapreplace(ranking, (-level, number, account))
             else:
@@ -205,9 +204,7 @@ class Shares:
                 if len(band.accounts) >= band.room:
                     band.forget_idle()
                 account = band.accounts[holding.tenant] = _Account(band)
-            account.before = account.weight
-            if not again:
-                account.weight = holding.weight
+            account.before, account.weight = account.weight, account.weight if again else holding.weight
             account.newest[holding] = None
             holding._account = account
             holding.units = units
@@ -219,8 +216,7 @@ class Shares:
                 account.band.loose += units
         account.units += units
         self.held += units
-        level = account.units / account.weight
-        if level > account.ranked:
+        if (level := account.units / account.weight) > account.ranked:
             account.band.rank(account, level)
 
     def _displace(self, holding: Holding, units: int, most: int) -> Sequence[Holding] | None:
@@ -236,8 +232,7 @@ class Shares:
             return None
         displaced: list[Holding] = []
         self._add(holding, units)
-        own = holding._account
-        assert own is not None
+        own = own_band.accounts[holding.tenant]
         for band, kept in givers:
             while self.held > most and band.loose > kept and (loser := band.newest()) is not None:
                 account = loser._account
@@ -257,8 +252,7 @@ class Shares:
 
     def _undo(self, holding: Holding, units: int, displaced: Sequence[Holding]) -> None:
         """Take back what was just given; the displaced get what they had, each in its old place by arrival."""
-        account = holding._account
-        assert account is not None
+        account = self._bands[holding.band].accounts[holding.tenant]
         self.release(holding, units)
         account.weight = account.before
         if account.level > account.ranked:

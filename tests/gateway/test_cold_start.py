@@ -99,6 +99,14 @@ async def test_a_call_is_held_beyond_the_give_up_time_of_its_tier(names: Names, 
         await until(lambda: idle(core) and not core.pools["p"].calls and not core.pools["p"].held_bytes)
 
 
+async def test_tenants_see_for_how_long_their_calls_are_held() -> None:
+    """They read that 200 s was the most, and were held for 300 s."""
+    files = cold("start_ms = 60000\nhold_ms = 300000", tier="target_ms = 1\ngive_up_ms = 200000")
+    async with empty(files) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        page = (await client.get("/v1/limits", headers={"authorization": f"Bearer {GOLD}"})).json()
+        assert (page["deadline"]["most_ms"], page["deadline"]["held_ms"]) == (200_000, 300_000)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_call_is_not_held_beyond_the_deadline_of_its_caller(names: Names, kind: str) -> None:
     async with empty(cold("start_ms = 60000\nhold_ms = 300000")) as (port, core), asyncio.TaskGroup() as group:

@@ -97,6 +97,6 @@ async def test_over_grpc_the_status_says_it() -> None:
 async def test_the_limits_of_a_tenant_say_how_much_time_it_has(up: Upstream) -> None:
     async with gateway(quick(up.port)) as (port, _), Client(port) as client:
         page = json.loads((await client.ask("/v1/limits", key=BRONZE, method="GET")).body)
-        assert page["deadline"] == {"most_ms": 50, "set_by": "tier bronze", "more_ms": {"gold": 8000}}
+        assert page["deadline"] == {"most_ms": 50, "set_by": "tier bronze", "more_ms": {"gold": 8000}, "held_ms": 0}
         page = json.loads((await client.ask("/v1/limits", key=GOLD, method="GET")).body)
-        assert page["deadline"] == {"most_ms": 8000, "set_by": "tier gold", "more_ms": {}}
+        assert page["deadline"] == {"most_ms": 8000, "set_by": "tier gold", "more_ms": {}, "held_ms": 0}

@@ -275,6 +275,22 @@ async def test_a_folder_that_cannot_be_written_delays_lines_and_loses_none(tmp_p
     await server.ledger.close()
 
 
+async def test_what_is_known_of_the_loss_by_a_crash_is_said_and_no_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Minutes in which nothing ran were reported as usage that is not recovered."""
+    files = UsageFiles(tmp_path, "dead")
+    files.append(MINUTE, [use(5)])
+    (open_one,) = (tmp_path / "usage/v1/open").glob("*.ndjson")
+    left_for(open_one, 600.0)
+    crash(files)
+    server = Server(tmp_path)
+    await server.ledger.write()
+    await server.ledger.close()
+    (said,) = [record.getMessage() for record in caplog.records if "crashed" in record.getMessage()]
+    assert "recovered to its last write, 600." in said and "wrote each second" in said and "but not" not in said
+
+
 async def test_lines_beyond_the_bound_are_lost_counted_and_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

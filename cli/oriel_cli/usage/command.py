@@ -86,7 +86,8 @@ def _notes(usage: Usage) -> list[str]:
     if usage.crashes:
         lost_s = usage.lost_ns / 1e9
         notes.append(
-            f"{usage.crashes} servers crashed: what they used in the last {lost_s:.1f} s before restarts is missing"
+            f"{usage.crashes} servers crashed: what they used after their last writes (one a second) is missing; "
+            f"{lost_s:.1f} s passed from then until others started"
         )
     return notes
 

@@ -102,7 +102,7 @@ _DEADLINE = _parameter(
     "x-request-timeout-ms",
     "header",
     {**_INTEGER, "minimum": 1},
-    "the deadline of this request, at most the tier's own",
+    "the deadline of this request, at most the tier's own, or the hold of its pool while no server can answer",
 )
 _TIER = _parameter("x-request-tier", "header", _TEXT, "a tier below the one that would serve this request")
 _CALL_HEADERS = (_DEADLINE, _TIER)
@@ -114,6 +114,7 @@ _JSON_SIZE = _parameter(
 )
 _MODEL = _parameter("model", "path", _TEXT)
 _VERSION = _parameter("version", "path", _TEXT)
+_BY_TIER = {"type": "object", "additionalProperties": _INTEGER}
 _TIME = {**_TEXT, "format": "date-time"}
 _PERIOD = _object(
     begins=_TIME,
@@ -133,8 +134,8 @@ _LEFT = _object(
     tenant=_TEXT,
     tier=_TEXT,
     deadline={
-        **_object(most_ms=_INTEGER, set_by=_TEXT, more_ms={"type": "object", "additionalProperties": _INTEGER}),
-        "description": "the most time of a call, who sets it, and the tiers that give more",
+        **_object(most_ms=_INTEGER, held_ms=_INTEGER, set_by=_TEXT, more_ms=_BY_TIER),
+        "description": "the most time of a call (held_ms: without a server), who sets it, and the tiers that give more",
     },
     limits=_list(
         _object(

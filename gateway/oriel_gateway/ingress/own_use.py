@@ -37,5 +37,7 @@ def use_page(path: str, tenant: Tenant, gateway: Gateway) -> Page:
         tier, tiers = tenant.tier, gateway.snapshot.tiers
         more_ms = {each.name: round(each.give_up_s * 1e3) for each in allowing_more(tier, tiers)}
         deadline = {"most_ms": round(tier.give_up_s * 1e3), "set_by": f"tier {tier.name}", "more_ms": more_ms}
+        scalings = [pool.scaling for pool in gateway.snapshot.pools.values() if pool.scaling is not None]
+        deadline["held_ms"] = round(max([each.hold_for(tier.name) or 0.0 for each in scalings], default=0.0) * 1e3)
         page = {"tenant": tenant.name, "tier": tier.name, "deadline": deadline, "limits": limits}
     return Page(JSON, msgspec.json.encode(page), _PRIVATE)

@@ -137,7 +137,7 @@ class UsageLedger:
             files = self._files = UsageFiles(self.folder, self.instance)
             if files.recovered:
                 _log.warning(
-                    "usage of a server that crashed is recovered, but not that of the %.1f s before this start: %s",
+                    "usage of a crashed server is recovered to its last write, %.1f s ago (it wrote each second): %s",
                     files.lost_s,
                     ", ".join(files.recovered[:8]),
                 )
