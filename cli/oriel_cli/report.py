@@ -110,7 +110,7 @@ def _commands(units: Sequence[Unit], assets: DemoAssets) -> list[str]:
     base, admin_port = f"http://{units[0].spec.addresses['http']}", units[0].spec.addresses["admin"].port
     curl = f"  curl -s -H 'authorization: Bearer {DEMO_KEYS['gold']}'"
     which = "" if admin_port == DEFAULT_ADMIN_PORT else f" --admin-port {admin_port}"
-    words = {word for unit in units for word in unit.spec.argv}
+    words = {os.path.abspath(word) for unit in units for word in unit.spec.argv}
     folders = (assets.policies, *assets.services, assets.models, assets.generated)
     known, digits, *language, models, generated = (str(each) in words for each in folders)
     picture = f"{curl} -i -H 'content-type: image/png' \\\n       --data-binary @{_short(assets.digits / '7.png')}"

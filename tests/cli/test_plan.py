@@ -185,6 +185,7 @@ def test_what_is_printed_when_all_is_up_leads_to_the_page_and_the_clients(assets
         ("--services OWN", {"/v1/services", "/v2/models/digits/infer"}),
         ("--model-repository OWN", {"/v1/services"}),
         ("--services services --services OWN", {"/v1/services/digits", "/v2/models/digits/infer"}),
+        ("--services language/../services", {"/v1/services/digits", "/v2/models/digits/infer"}),
         ("--policies OWN", set()),  # it has no demo keys
     ],
 )
