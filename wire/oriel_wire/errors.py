@@ -69,3 +69,19 @@ class UpstreamTimedOut(UpstreamError):
 
 class StartFailed(Exception):
     """A unit cannot start. The text is one line that says how to fix it."""
+
+
+def json_fault(body: bytes, error: Exception) -> str:
+    """Return what is wrong with a text that is no JSON, by the error of msgspec.
+
+    msgspec counts the position of a byte that is not UTF-8 from the start of its string, and reports half a surrogate
+    pair at the end of a text as a text that ends early.
+    """
+    try:
+        str(body, "utf-8")
+    except UnicodeDecodeError as found:
+        return f"byte 0x{body[found.start]:02x} at position {found.start} is not UTF-8"
+    _, half, digits = body[-8:].lower().rpartition(rb"\ud")
+    if half and digits[:1] in (b"8", b"9", b"a", b"b") and "truncated" in str(error):
+        return "it ends with half of a surrogate pair"
+    return str(error)

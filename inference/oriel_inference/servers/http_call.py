@@ -13,7 +13,7 @@ from oriel_inference.servers.surface import Surface
 from oriel_policies.documents.promises import fits
 from oriel_wire.context import MODELS, CallContext, read_headers
 from oriel_wire.engine.buffered import Exchange
-from oriel_wire.errors import BadMessage
+from oriel_wire.errors import BadMessage, json_fault
 from oriel_wire.h1 import RequestHead
 from oriel_wire.orca import LOAD_FORMAT, report_form
 from oriel_wire.semantics import NOWHERE
@@ -146,4 +146,4 @@ def json_object(body: bytes) -> dict[str, Any]:
     except BadMessage as error:
         raise InvalidRequest(error.message) from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the body is not a JSON object: {str(error)[:200]}") from error
+        raise InvalidRequest(f"the body is not a JSON object: {json_fault(body, error)[:200]}") from error

@@ -11,7 +11,7 @@ import msgspec
 from oriel_logic.bodies.messages import MAX_JSON_BYTES, TOO_DEEP
 from oriel_logic.errors import InputTooLarge, Refused
 from oriel_wire.allowed import split_path, with_values
-from oriel_wire.errors import BadMessage
+from oriel_wire.errors import BadMessage, json_fault
 from oriel_wire.v2.depth import check_depth
 
 ONE_FIELD = re.compile(r"Object (?:missing required|contains unknown) field `(?P<name>[^`]+)`\Z")
@@ -30,7 +30,7 @@ def decode(body: bytes, decoder: "msgspec.json.Decoder[Any]") -> Any:
     except msgspec.ValidationError as error:
         raise invalid(error, decoder.type) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refused(f"the body is not valid JSON: {error}") from error
+        raise Refused(f"the body is not valid JSON: {json_fault(body, error)}") from error
 
 
 def invalid(error: msgspec.ValidationError, wanted: Any) -> Refused:

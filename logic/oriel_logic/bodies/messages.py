@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oriel_logic.errors import InputTooLarge, Refused
+from oriel_wire.errors import json_fault
 
 MAX_JSON_BYTES = 4 << 20
 MAX_JSON_DEPTH = 64
@@ -38,7 +39,7 @@ class Request:
         try:
             value = msgspec.json.decode(self.body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Refused(f"the body is not valid JSON: {error}") from error
+            raise Refused(f"the body is not valid JSON: {json_fault(self.body, error)}") from error
         except RecursionError as error:
             raise Refused(TOO_DEEP) from error
         if self.body.count(b"[") + self.body.count(b"{") > MAX_JSON_DEPTH and depth(value) > MAX_JSON_DEPTH:

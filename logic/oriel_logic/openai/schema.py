@@ -14,6 +14,7 @@ from msgspec import UNSET, Meta, UnsetType
 from oriel_logic.bodies.messages import MAX_JSON_BYTES
 from oriel_logic.errors import InputTooLarge, ParameterWrong
 from oriel_wire.allowed import split_path, with_values
+from oriel_wire.errors import json_fault
 
 MAX_CHOICES = 8
 MAX_PROMPTS = 16
@@ -144,7 +145,8 @@ def parse(body: bytes, kind: type[T]) -> T:
         text = with_values(error, kind)
         raise wrong(text if len(text) <= MAX_SENTENCE else text[:1024] + text[-1024:]) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ParameterWrong(f"the body is not valid JSON: {error}" if body.strip() else "the body is empty") from error
+        fault = f"the body is not valid JSON: {json_fault(body, error)}"
+        raise ParameterWrong(fault if body.strip() else "the body is empty") from error
     except RecursionError as error:
         raise ParameterWrong("the JSON is nested too deep: flatten it") from error
     if isinstance(request, Generation):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from oriel_logic.bodies.json import decode
-from oriel_logic.bodies.messages import MAX_JSON_BYTES, MAX_JSON_DEPTH
+from oriel_logic.bodies.messages import MAX_JSON_BYTES, MAX_JSON_DEPTH, Request
 from oriel_logic.bodies.values import array_of, converted
 from oriel_logic.errors import InputTooLarge, Refused
 
@@ -109,6 +109,25 @@ def test_size_and_depth_are_bounded() -> None:
 def test_broken_json_is_refused_with_a_sentence(body: bytes) -> None:
     with pytest.raises(Refused, match="not valid JSON"):
         read(Any, body)
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        (b'{"text":"\xff"}', "byte 0xff at position 9 is not UTF-8"),
+        (b'{"text":"\\ud800"}', "ends with half of a surrogate pair"),
+        (b'{"text":"\\ud83d\\ude00', "Input data was truncated"),
+        (b'{"text":"\\ud800 and more text"}', "surrogate pair (byte 15)"),
+        (b'{"text":', "Input data was truncated"),
+    ],
+)
+def test_broken_json_is_told_its_fault(body: bytes, fault: str) -> None:
+    with pytest.raises(Refused) as caught:
+        read(Any, body)
+    assert fault in str(caught.value)
+    with pytest.raises(Refused) as caught:
+        Request(body=body).json()
+    assert fault in str(caught.value)
 
 
 @given(st.lists(st.integers(-(2**40), 2**40), max_size=5))

@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from oriel_wire.errors import BadMessage, TooLarge
+from oriel_wire.errors import BadMessage, TooLarge, json_fault
 from oriel_wire.v2.datatypes import decode_raw, element_count, lookup, quoted
 from oriel_wire.v2.depth import MAX_DEPTH, check_depth
 from oriel_wire.v2.jsondata import decode_data
@@ -111,7 +111,7 @@ class DocumentDecoder(Generic[_Document]):
             raise BadMessage("the JSON part is nested too deeply") from error
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             if b"NaN" not in head and b"Infinity" not in head:
-                raise BadMessage(f"the JSON part is not an infer message: {str(error)[:200]}") from error
+                raise BadMessage(f"the JSON part is not an infer message: {json_fault(head, error)[:200]}") from error
             document, lists = self._decode_loosely(head)
         found: list[TensorEntry] = getattr(document, self._member)
         return document, self._tensors(found, lists, body, length, most_bytes)
