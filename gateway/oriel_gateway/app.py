@@ -15,7 +15,7 @@ from uuid import uuid4
 from oriel_gateway.admin.app import admin_app
 from oriel_gateway.admin.console.live import STREAM, Live, Source
 from oriel_gateway.admin.guard import admin_token
-from oriel_gateway.core import Gateway
+from oriel_gateway.core import INCOMPLETE_S, Gateway
 from oriel_gateway.documents.compiler import BadFolder, FolderCompiler
 from oriel_gateway.documents.mirror import Mirror, StoreFailed
 from oriel_gateway.documents.reload import Reloader
@@ -250,6 +250,7 @@ async def _serve(
             if scaler is not None:
                 group.create_task(scaler.close())
             gateway.overload.stop()
+            asyncio.get_running_loop().call_later(INCOMPLETE_S, gateway.refuse_incomplete)
             asyncio.get_running_loop().call_later(DRAIN_S - REFUSE_S, gateway.refuse_waiting)
             beside = asyncio.ensure_future(grpc.drain(DRAIN_S))
             await asyncio.gather(http.drain(DRAIN_S, beside), beside)

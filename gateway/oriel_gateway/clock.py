@@ -14,6 +14,10 @@ _RESOLUTION_S: Final = 0.005
 class Expirable(Protocol):
     """Something with a deadline."""
 
+    @property
+    def collecting(self) -> bool:
+        """Return whether its client still sends the request."""
+
     def expired(self) -> None:
         """The deadline passed: end now, and report how far the call had come."""
 

@@ -50,6 +50,7 @@ _BODY_BYTES: Final = 64 * 1024  # memory of smaller bodies is not worth returnin
 _GIVE_BACK_S = 2.0
 # the share of the tightest target that calls may spend in a pool so that its concurrency can be learned
 LEARN_SHARE = 0.5
+INCOMPLETE_S = 2.0  # after the drain began, and then again and again, requests that are still received are refused
 _SAMPLED: Final = frozenset(("01", "03"))
 # Flags of a trace with the sampled bit set, and cleared.
 _WITH: Final = {"00": "01", "01": "01", "02": "03", "03": "03"}
@@ -225,7 +226,8 @@ class Gateway:
             client_timeout_s = parse_timeout_ms(timeout_ms)
             if client_timeout_s is None or client_timeout_s <= 0.0:
                 raise Refused(
-                    Outcome.INVALID_REQUEST, "x-request-timeout-ms has to be a whole number of milliseconds > 0"
+                    Outcome.INVALID_REQUEST,
+                    "x-request-timeout-ms has to be a whole number of milliseconds > 0 of at most 18 digits",
                 )
             give_up_s = min(give_up_s, client_timeout_s)
         return received_s + give_up_s
@@ -303,6 +305,13 @@ class Gateway:
         Upstreams that are down do not make the gateway unready: it holds calls for them, and serves other pools.
         """
         return not self.draining and self.endpoint_watch.probed_once
+
+    def refuse_incomplete(self) -> None:
+        """Refuse requests that their clients still send, now and every `INCOMPLETE_S`: they would hold up the stop."""
+        asyncio.get_running_loop().call_later(INCOMPLETE_S, self.refuse_incomplete)
+        for call in self.clock:
+            if call.collecting:
+                call.stopping()
 
     def refuse_waiting(self) -> None:
         """Refuse calls that were not sent to a server yet, and later ones that would have to wait."""

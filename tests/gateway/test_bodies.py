@@ -281,6 +281,27 @@ async def test_what_is_too_large_is_refused_at_its_head(head: bytes, status: int
         assert core.pools["p"].held_bytes == 0
 
 
+@pytest.mark.parametrize(
+    ("rest", "status"),
+    [
+        (b"?%b HTTP/1.1\r\nhost: x\r\n" % (b"a" * 300), 414),
+        (b"?%b" % (b"a" * 2000), 414),
+        (b" HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 20, 431),
+        (b" HTTP/1.1\r\nhost: x\r\na: %b\r\n" % (b"b" * 2000), 431),
+        (b" HTTP/1.1\r\nhost: x\r\nexpect: 200-ok\r\n", 400),
+        (b" HTTP/1.1\r\nhost: x\r\na: b\n", 400),
+    ],
+)
+async def test_a_head_that_cannot_be_read_is_answered_in_the_form_of_its_path(rest: bytes, status: int) -> None:
+    limits = HttpLimits(max_head_bytes=1024, max_fields=16, max_target_bytes=200)
+    async with upstream() as up, gateway(documents([up.port]), limits=limits) as (port, _):
+        for path, form in ((b"/v1/services/digits", dict), (b"/v2/models/digits/infer", str)):
+            async with Client(port) as client:
+                client.writer.write(b"POST " + path + rest + b"x-api-key: key-gold\r\n\r\n")
+                reply = await client.reply()
+                assert reply.status == status and isinstance(json.loads(reply.body)["error"], form)
+
+
 async def test_a_client_that_waits_for_its_head_hears_before_it_sends_its_body() -> None:
     async with upstream() as up, gateway(documents([up.port])) as (port, _):
         asked = b"expect: 100-continue\r\ncontent-length: 4\r\n\r\n"

@@ -98,6 +98,7 @@ async def test_how_loaded_an_upstream_is_concerns_no_tenant(up: Upstream) -> Non
         (INFER, GOLD, "", "DELETE", 405, "method_not_allowed"),
         (INFER, GOLD, "x-request-timeout-ms: soon\r\n", "POST", 400, "bad_request"),
         (INFER, GOLD, "x-request-timeout-ms: 0\r\n", "POST", 400, "bad_request"),
+        (INFER, GOLD, f"x-request-timeout-ms: {'9' * 40}\r\n", "POST", 400, "bad_request"),
     ],
 )
 async def test_refusals_before_the_body(
@@ -115,6 +116,8 @@ async def test_refusals_before_the_body(
         assert reply.headers["x-request-id"] in reply.body.decode()
         if status == 405:
             assert reply.headers["allow"] == "POST"
+        if "timeout-ms" in headers:
+            assert b"a whole number of milliseconds > 0 of at most 18 digits" in reply.body
         if status == 401:
             assert reply.headers["www-authenticate"].startswith("Bearer")
         assert not up.seen

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from oriel_gateway import app
+from oriel_gateway import app, core
 from oriel_gateway.admin import guard, queues, slo
 from oriel_gateway.api_docs import document, pages, published, reading
 from oriel_gateway.call import unread
@@ -83,7 +83,7 @@ def test_every_limit_names_a_test_that_there_is_and_stands_once(heading: str) ->
         ("targets of which", (objectives.MAX_ROUTES, server_timing.MOST)),
         ("bounds named in", (error_text.MAX_ITEMS,)),
         ("requests of tenants", (2, target_cache._TARGETS)),
-        ("calls under way at SIGTERM", (app.DRAIN_S,)),
+        ("calls under way at SIGTERM", (app.DRAIN_S, core.INCOMPLETE_S)),
         ("lines of the access log", (lines.MAX_QUEUED, lines.CLOSE_S)),
         ("spans that wait", (otel_settings.MAX_QUEUED_SPANS, spans.CLOSE_S)),
         (

@@ -13,7 +13,11 @@ from ..waiting import until
 from .gate import INFER, idle
 from .grpc_stack import Backend, headers, infer, stack, tensor
 from .process import gateway_process
+from .raw_grpc import framed, raw_call
 from .stack import BRONZE, GOLD, Client, Reply, Seen, documents, gateway, nobody, upstream
+
+HALF = f"POST {INFER} HTTP/1.1\r\nhost: x\r\nx-api-key: {BRONZE}\r\ncontent-length: 100\r\n\r\nx".encode()
+GRPC_INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 
 async def ask(port: int, key: str = BRONZE) -> Reply:
@@ -90,6 +94,49 @@ async def test_sigterm_answers_calls_that_wait_for_a_server(tmp_path: Path) -> N
                 assert refused(reply) and reply.headers["connection"] == "close"
             for call in over_grpc:
                 assert "shutting down" in await call
+
+
+async def test_requests_that_are_still_received_are_refused_and_those_that_were_sent_are_answered() -> None:
+    go = asyncio.Event()
+
+    async def answer(seen: Seen) -> bytes:
+        await go.wait()
+        return await up.ok(seen)
+
+    async with upstream() as up, gateway(documents([up.port])) as (front, core), Client(front) as half:
+        up.answer = answer
+        async with asyncio.TaskGroup() as group:
+            sent = group.create_task(ask(front, GOLD))
+            half.writer.write(HALF)
+            await until(lambda: len(up.seen) == 1 and sum(each.collecting for each in core.clock) == 1)
+            core.refuse_incomplete()
+            reply = await half.reply()
+            assert refused(reply) and reply.headers["connection"] == "close"
+            go.set()
+            assert (await sent).status == 200
+        await until(lambda: idle(core) and not core.pools["p"].held_bytes)
+
+
+async def test_half_a_grpc_message_is_refused_as_the_gateway_stops() -> None:
+    async with stack(Backend()) as (address, core), asyncio.TaskGroup() as group:
+        call = raw_call(address, GRPC_INFER, {"x-api-key": BRONZE}, framed(bytes(1000))[:500], end=False)
+        half = group.create_task(call)
+        await until(lambda: sum(each.collecting for each in core.clock) == 1)
+        core.refuse_incomplete()
+        assert (await half).trailers["x-oriel-reason"] == "server_stopping"
+
+
+async def test_sigterm_refuses_requests_that_are_still_received(tmp_path: Path) -> None:
+    prelude = "from oriel_gateway import app, core; app.INCOMPLETE_S = core.INCOMPLETE_S = 0.05"
+    with nobody() as port:
+        async with gateway_process(tmp_path, documents([port]), prelude=prelude) as process:
+            async with Client(process.port) as begun, Client(process.port) as half:
+                for client, sent in ((begun, HALF[:20]), (half, HALF)):
+                    assert (await client.ask("/v2/health/live", method="GET", key=None)).status == 200
+                    client.writer.write(sent)
+                os.kill(process.pid, signal.SIGTERM)
+                assert refused(await half.reply())
+                assert (await begun.reply()).status == 408
 
 
 async def _parked(admin_port: int, count: int) -> None:

@@ -355,9 +355,14 @@ class Lifecycle:
         """End the call, because another one took its place, or its bytes, by the rule of `oriel_policies.shares`."""
         self.refuse(displaced(self.gate.retry_after_s()))
 
+    @property
+    def collecting(self) -> bool:
+        """Return whether its client still sends the body."""
+        return self.state == COLLECT
+
     def stopping(self) -> None:
         """Refuse the call, because the gateway is about to end, unless it was sent."""
-        if self.state == QUEUED or (self.state == SENDING and not self.sent_s):
+        if self.state in (COLLECT, QUEUED) or (self.state == SENDING and not self.sent_s):
             self.refuse(stopping())
 
     def expired(self) -> None:

@@ -67,6 +67,7 @@ class GrpcClient(Stream):
     """
 
     http_version = "2"
+    collecting = True  # while it is on the deadline clock
     __slots__ = (
         *("_deadline", "_incoming", "_line", "_mark", "_noted", "_received_s", "_rpc", "_slot", "_task"),
         *("_tenant", "_unknown", "call", "connection", "forwarded", "other"),

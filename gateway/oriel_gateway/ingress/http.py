@@ -42,6 +42,7 @@ from oriel_wire.h2.grpc_web import is_grpc_web
 __all__ = ["ClientConnection", "public_limits", "serve_public"]
 
 _SMALL: Final = 64 * 1024
+_BEGINNING: Final = 32  # bytes of a request line, in which its path begins
 _MAX_STRIKES = 8  # refused credentials in a row on one connection, which is then closed
 _FRAMING = {400: Outcome.INVALID_REQUEST, 408: Outcome.DEADLINE_EXCEEDED}
 
@@ -442,8 +443,8 @@ class ClientConnection(ServerConnection):
         outcome = _FRAMING.get(status, Outcome.TOO_LARGE)
         head, call = self.head, self.call
         mark = call.mark if call is not None else self.gateway.mark(head.request_id if head else None, None, None)
-        # Without a head it is not known what was asked for; v2 clients are the ones that cannot read an object.
-        v2 = head is None or head.line.path.startswith("/v2")
+        # Of a head that cannot be read its beginning has to do; v2 clients are the ones that cannot read an object.
+        v2 = b" /v1/" not in self._buffer[:_BEGINNING] if head is None else head.line.path.startswith("/v2")
         refused = Refused(outcome, message)
         method = head.line.method if head is not None else ""
         if self.web is not None:

@@ -222,9 +222,10 @@ class HttpServer:
         await self._emptied_within(min(self.linger_s, ends_s - monotonic()))
         for connection in list(self.connections):
             connection.close_if_idle()
-        await self._emptied_within(ends_s - monotonic())
+        await self._emptied_within(min(_HANDSHAKE_S, ends_s - monotonic()))
         for handshake in list(self.handshakes):
             handshake.cut()
+        await self._emptied_within(ends_s - monotonic())
         for connection in list(self.connections):
             connection.transport.abort()
         if self._timer is not None:

@@ -285,6 +285,7 @@ class ServerConnection(ServerHooks):
         limits = self.limits
         if stop < 0 or stop - start > limits.max_head_bytes:
             data = data[start:]
+            self._buffer, self._start, self._searched = bytearray(data), 0, len(data)
             if len(data) > limits.max_head_bytes + 3:  # the last three may belong to its end
                 line = data.find(b"\r\n", 0, limits.max_target_bytes + 64)
                 self._refuse(414 if line < 0 else 431, "the request head is too long")
@@ -294,7 +295,6 @@ class ServerConnection(ServerHooks):
                 return
             if data:
                 self.due = min(self.due, monotonic() + limits.head_timeout_s)
-            self._buffer, self._start, self._searched = bytearray(data), 0, len(data)
             return
         if self._new and data.startswith(_PREFACE) and not self.server.secure and self._hand_over(data):
             return
@@ -302,14 +302,15 @@ class ServerConnection(ServerHooks):
         try:
             head = self.server.heads.read(data[start:stop], limits.max_fields)
         except BadMessage as error:
+            self._buffer = data[start:stop]
             self._refuse(431 if isinstance(error, TooLarge) else 400, error.message)
             return
+        self.head = head
         if stop - start > limits.max_target_bytes:
             request_line = head.line  # of an absolute target only the path is kept
             if len(request_line.line) - len(request_line.method) - len("  HTTP/1.1") > limits.max_target_bytes:
                 self._refuse(414, f"the request target is longer than {limits.max_target_bytes} bytes")
                 return
-        self.head = head
         self.due = 0.0
         stop += 4
         length = head.content_length
@@ -460,9 +461,11 @@ class ServerConnection(ServerHooks):
         return self.state in (BODY, WAIT)
 
     def close_if_idle(self) -> None:
-        """Close a connection between two requests, as the server drains."""
-        if self.state == HEAD and not self._buffer:
+        """Close a connection between two requests, as the server drains; one with half a head has a second more."""
+        if self.idle:
             self._close()
+        elif self.state == HEAD:
+            self.due = min(self.due, monotonic() + _DRAIN_S)
 
     @property
     def waits_for_head(self) -> bool:
@@ -485,10 +488,8 @@ class ServerConnection(ServerHooks):
         if self._stalled_at and now - self._stalled_at > limits.write_stall_s:
             self.transport.abort()
         elif self.due and now >= self.due:
-            if self.state == HEAD and self._buffer:
-                self._refuse(408, "the request head did not arrive in time")
-            elif self.state == BODY:
-                self._refuse(408, "the request body did not arrive in time")
+            if self.state == BODY or (self.state == HEAD and self._buffer):
+                self._refuse(408, f"the request {'body' if self.state == BODY else 'head'} did not arrive in time")
             elif self.state == HEAD:
                 self._close()
             else:
