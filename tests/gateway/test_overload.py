@@ -21,7 +21,7 @@ from ..waiting import until
 from .gate import INFER
 from .grpc_stack import Backend
 from .grpc_stack import stack as grpc_stack
-from .stack import BRONZE, GOLD, Client, Reply, Upstream, documents, gateway, upstream
+from .stack import BRONZE, GOLD, Client, Reply, Upstream, digest, documents, gateway, upstream
 
 LATE_S = 0.5
 MESSAGE = service_pb2.ModelInferRequest(model_name="digits").SerializeToString()
@@ -114,6 +114,32 @@ async def test_what_waits_for_too_long_is_refused_at_its_head_and_the_most_urgen
         assert (await ask(gold, GOLD)).status == 200
         (decided,) = core.records.decisions.where(reason="queue_full")
         assert decided.tenant is not None and decided.tenant.tier.name == "bronze"
+
+
+FLOOD = f"""
+[tenants.flood]
+tier = "bronze"
+models = ["*"]
+services = ["*"]
+limit = {{ requests_per_s = 0.001, burst = 2 }}
+keys = [{{ sha256 = "{digest("key-flood")}" }}]
+"""
+
+
+async def test_a_flood_over_its_limits_is_its_senders_own_doing_also_while_the_loop_is_behind() -> None:
+    async with upstream() as up, gateway(documents([up.port], extra=FLOOD)) as (port, core):
+        async with Client(port) as client:
+            await ask(client, "key-flood")
+            wait_too_long(fall_behind(core))
+            refused = [await ask(client, "key-flood") for _ in range(4)]
+        assert [json.loads(each.body)["reason"] for each in refused] == ["queue_full", *["rate_limited"] * 3]
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", http1=False, http2=True, trust_env=False, timeout=60
+        ) as client_2:
+            answer = await client_2.post(INFER, headers={"x-api-key": "key-flood"}, content=b"{}")
+        assert answer.json()["reason"] == "rate_limited"
+        attained = core.records.stats.objectives.attainment
+        assert attained["bronze", "missed"] == 1 and attained["bronze", "excused"] == 4
 
 
 async def test_a_connection_that_ends_while_it_waits_is_forgotten() -> None:

@@ -22,11 +22,10 @@ from oriel_gateway.ingress.forwarded import forwarded_for
 from oriel_gateway.ingress.grpc import GrpcClient
 from oriel_gateway.ingress.grpc_web import GrpcWebOverH1
 from oriel_gateway.ingress.h2 import Http2Connection
-from oriel_gateway.ingress.judging import open_call
+from oriel_gateway.ingress.judging import open_call, overloaded
 from oriel_gateway.ingress.own_answers import NOT_QUEUED, is_own, own_page, page_answer, preflight_answer, unpaid_bytes
 from oriel_gateway.ingress.tls_pieces import InPieces
 from oriel_gateway.observe.tracing import Mark
-from oriel_gateway.overload import too_busy
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Target, chosen
 from oriel_policies.documents import ApiKey, Snapshot, Tenant
@@ -152,7 +151,7 @@ class ClientConnection(ServerConnection):
             if self.server.gate is not None:
                 self._rank = gateway.rank(tenant)
                 if gateway.overload.refuses(self._rank):
-                    raise too_busy()
+                    raise overloaded(gateway, tenant, target, received_s)
             self.call = open_call(gateway, self, head, tenant, target, mark, received_s, self.late_s, lines)
         except Refused as refused:
             self._turn_away(refused, head, mark, tenant, target, received_s)

@@ -15,10 +15,9 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.http_status import STATUS
 from oriel_gateway.ingress.forwarded import forwarded_for
 from oriel_gateway.ingress.h2_connection import PublicConnection
-from oriel_gateway.ingress.judging import open_call
+from oriel_gateway.ingress.judging import open_call, overloaded
 from oriel_gateway.ingress.own_answers import NOT_QUEUED, is_own, own_page, page_answer, preflight_answer, unpaid_bytes
 from oriel_gateway.observe.tracing import Mark
-from oriel_gateway.overload import too_busy
 from oriel_gateway.routing.targets import Target, chosen
 from oriel_policies.documents import Tenant
 from oriel_wire.engine.listener import HttpServer
@@ -98,9 +97,8 @@ class Http2Client:
                 target = chosen(target, head.get, mark.own)
                 tenant = target.tenant
             if server.gate is not None and connection.refuses(tenant):
-                connection.refuse_later(
-                    self.stream, partial(self._turn_away, too_busy(), mark, tenant, target, received_s)
-                )
+                answer = overloaded(gateway, tenant, target, received_s)
+                connection.refuse_later(self.stream, partial(self._turn_away, answer, mark, tenant, target, received_s))
                 return
             self.call = open_call(gateway, self, head, tenant, target, mark, received_s, connection.late_s, None)
         except BadMessage as error:

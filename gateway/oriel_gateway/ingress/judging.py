@@ -11,6 +11,7 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity.named_models import judge_head
 from oriel_gateway.limits import Grant
 from oriel_gateway.observe.tracing import Mark
+from oriel_gateway.overload import too_busy
 from oriel_gateway.pools.holding import hold, judge_request
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Target
@@ -19,7 +20,7 @@ from oriel_gateway.shared.special import attach
 from oriel_policies.documents import Tenant
 from oriel_wire.h1 import RequestHead
 
-__all__ = ["open_call"]
+__all__ = ["open_call", "overloaded"]
 
 _LISTS: Final = ("list", "entry")
 
@@ -67,6 +68,21 @@ def open_call(
     if target.special:
         attach(call, gateway.routing)
     return call
+
+
+def overloaded(gateway: Gateway, tenant: Tenant, target: Target, now: float) -> Refused:
+    """Return the refusal of a request for which the loop has no time: that of its tenant's limits if it is over them.
+
+    It counts against rates as if it had been served, so that a flood is its sender's own doing.
+    """
+    if target.allowances:
+        try:
+            grant = gateway.limiter.acquire(tenant, target, 0, now)
+        except Refused as limited:
+            return limited
+        if grant is not None:
+            grant.settle(0, False, now)
+    return too_busy()
 
 
 def _hold(
