@@ -198,6 +198,26 @@ async def test_drain_finishes_what_is_in_flight(echo: tuple[Echo, HttpServer]) -
         await talk(server.port, GET)
 
 
+async def test_a_request_that_waits_to_be_read_is_answered_before_its_connection_ends(
+    echo: tuple[Echo, HttpServer],
+) -> None:
+    """Closed instead, its client could not tell whether it was executed."""
+    server = echo[1]
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    for _ in range(2):
+        writer.write(GET)
+        if server.draining:
+            (connection,) = server.connections
+            assert connection.idle
+            connection.close_if_idle()
+        async with asyncio.timeout(60):
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert await reader.readexactly(7) == b"GET /a "
+        server.draining = True
+    assert b"connection: close" in head
+    writer.close()
+
+
 async def stays_open(server: HttpServer) -> None:
     """Past the time in which it would let in anybody, a listener answers as long as something runs."""
     for _ in range(20):

@@ -3,6 +3,7 @@ arrived; and how long a thread has had something to do.
 """
 
 import asyncio
+import select
 import socket
 import sys
 import time
@@ -53,6 +54,17 @@ def closed_behind_unread(transport: asyncio.Transport) -> bool:
     """Return whether the peer of a paused transport has closed; False if it cannot be known (not Linux, no TCP)."""
     found = arrival(transport)
     return found is not None and found.gone
+
+
+def has_input(transport: asyncio.BaseTransport) -> bool:
+    """Return whether bytes of the peer wait to be read, or its end of the connection."""
+    try:
+        fd: int = transport.get_extra_info("socket").fileno()
+        ready = select.poll()
+        ready.register(fd, select.POLLIN)
+        return bool(ready.poll(0))
+    except (OSError, AttributeError, ValueError):
+        return False
 
 
 def thread_busy_s() -> float:

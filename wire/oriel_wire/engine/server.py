@@ -26,7 +26,7 @@ from mypy_extensions import mypyc_attr
 
 from oriel_wire.chunked import ChunkedDecoder
 from oriel_wire.engine.hooks import ServerHooks
-from oriel_wire.engine.kernel import arrival, closed_behind_unread
+from oriel_wire.engine.kernel import arrival, closed_behind_unread, has_input
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.peers import peer_names
 from oriel_wire.engine.tls_handshake import negotiated_http2
@@ -461,8 +461,10 @@ class ServerConnection(ServerHooks):
         return self.state in (BODY, WAIT)
 
     def close_if_idle(self) -> None:
-        """Close a connection between two requests, as the server drains; one with half a head has a second more."""
-        if self.idle:
+        """Close a connection between two requests, as the server drains. One with half a head has a second more, and a
+        request that waits to be read is answered: its client could not tell whether it was executed.
+        """
+        if self.idle and not has_input(self.transport):
             self._close()
         elif self.state == HEAD:
             self.due = min(self.due, monotonic() + _DRAIN_S)

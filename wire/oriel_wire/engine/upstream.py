@@ -8,7 +8,6 @@ notices. Exactly one of these ends a borrowing: a callback with `complete=True`,
 """
 
 import asyncio
-import select
 import struct
 import sys
 from time import monotonic
@@ -17,6 +16,7 @@ from typing import Final, Protocol, cast
 from mypy_extensions import mypyc_attr
 
 from oriel_wire.chunked import ChunkedDecoder
+from oriel_wire.engine.kernel import has_input
 from oriel_wire.engine.pulse import connecting_within
 from oriel_wire.errors import (
     BadMessage,
@@ -129,19 +129,6 @@ class UpstreamConnection(asyncio.Protocol):
         if self.sink is not None and self.idle_since and not self._in_body and not self._buffer:
             self._unread = 0 < self.request_bytes <= self._unacknowledged()
         return False
-
-    def says_something(self) -> bool:
-        """Return whether there are unread bytes or an end of stream.
-
-        On an idle connection that means that the peer closes it.
-        """
-        try:
-            fd: int = self.transport.get_extra_info("socket").fileno()
-            ready = select.poll()
-            ready.register(fd, select.POLLIN)
-            return bool(ready.poll(0))
-        except (OSError, AttributeError, ValueError):
-            return False
 
     def _unacknowledged(self) -> int:
         """Bytes the peer's kernel has not taken, -1 if that cannot be known.
@@ -383,7 +370,7 @@ class Endpoint:
                 if (
                     connection.idle_since >= oldest_allowed
                     and not connection.transport.is_closing()
-                    and not (large and connection.says_something())
+                    and not (large and has_input(connection.transport))
                 ):
                     connection.sink = sink
                     connection.reported = None
