@@ -461,9 +461,7 @@ class ServerConnection(ServerHooks):
         return self.state in (BODY, WAIT)
 
     def close_if_idle(self) -> None:
-        """Close a connection between two requests, as the server drains. One with half a head has a second more, and a
-        request that waits to be read is answered: its client could not tell whether it was executed.
-        """
+        """Close an idle connection as the server drains. Half a head, or a request not read yet, has a second more."""
         if self.idle and not has_input(self.transport):
             self._close()
         elif self.state == HEAD:
