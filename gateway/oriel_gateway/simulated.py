@@ -136,7 +136,7 @@ class _Call:
         if gate.demand is not None:
             gate.demand.arrived(self.tenant.tier.name, now)
         self._timer = self._gateway.clock.call_at(self._deadline, self._expired)
-        if gate.admission.enter(self._target.sought, now):
+        if gate.admission.enter(self._target.counted, now):
             self.admitted()
             return
         try:

@@ -24,14 +24,17 @@ give_up_ms = 4000
 [tenants.golden]
 tier = "gold"
 models = ["*"]
+services = ["*"]
 
 [tenants.golden2]
 tier = "gold"
 models = ["*"]
+services = ["*"]
 
 [tenants.silver]
 tier = "silver"
 models = ["*"]
+services = ["*"]
 
 [pools.p]
 endpoints = ["127.0.0.1:1"]
@@ -40,6 +43,10 @@ learn_concurrency = {learns}
 
 [[routes]]
 model = "*"
+pool = "p"
+
+[[routes]]
+service = "*"
 pool = "p"
 """
 
@@ -76,7 +83,7 @@ class Clock:
 
 
 class House:
-    """One pool. takes: model -> seconds of a call, by the time since the beginning."""
+    """One pool. takes: model, or service and tenant -> seconds of a call, by the time since the beginning."""
 
     def __init__(self, takes: dict[str, Callable[[float], float]], *, permits: int = 8, learns: bool = False) -> None:
         text = DOCUMENTS.format(permits=permits, learns=str(learns).lower())
@@ -91,7 +98,7 @@ class House:
         self.ended: dict[tuple[str, str], Counter[str]] = {}
 
     def _serve(self, target: Target, tenant: Tenant, rows: int, deadline: float, end: End) -> Cancel:
-        model, now = target.sought, self.clock.now()
+        model, now = target.sought or f"{target.name} {tenant.name}", self.clock.now()
         self.running[model] += 1
         self.most[model] = max(self.most[model], self.running[model])
 
@@ -124,9 +131,8 @@ class House:
             result = reason or ("good" if took_s <= who.tier.target_s else "late")
             self.ended.setdefault((model, tenant), Counter())[result] += 1
 
-        self.gateway.call(
-            who, f"/v2/models/{model}/infer", {}, request_id="r", rows=1, size_bytes=100, timeout_s=None, end=end
-        )
+        path = f"/v1/services/{model}" if model not in self.takes else f"/v2/models/{model}/infer"
+        self.gateway.call(who, path, {}, request_id="r", rows=1, size_bytes=100, timeout_s=None, end=end)
 
     def good(self, model: str, tenant: str) -> float:
         """Return the share of the calls that were answered in time."""

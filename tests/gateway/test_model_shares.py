@@ -31,6 +31,17 @@ def test_a_pool_that_learns_its_permits_keeps_some_for_the_quick_model(permits: 
     assert house.good("quick", "golden") >= 0.99
 
 
+@pytest.mark.parametrize("learns", [True, False])
+def test_a_tenant_with_slow_calls_of_a_service_leaves_permits_to_others(learns: bool) -> None:
+    """All calls of a service counted alike: those of the slow tenant held every permit, and gold's came late."""
+    house = House({"s golden": lambda _: 0.01, "s silver": slow_for_a_minute}, permits=8, learns=learns)
+    house.offer("s", "golden", 10.0, 0.0, 70.0, seed=1)
+    house.offer("s", "silver", 20.0, 0.0, 70.0, seed=2)
+    house.clock.run()
+    assert house.good("s", "golden") >= 0.99
+    assert house.gate.admission.inflight == 0 and not len(house.gate.admission.queue)
+
+
 def test_a_slow_model_alone_has_all_permits() -> None:
     house = House({"quick": lambda _: 0.01, "slow": lambda _: 2.0})
     house.offer("slow", "silver", 40.0, 0.0, 20.0)

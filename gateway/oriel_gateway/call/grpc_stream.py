@@ -103,7 +103,7 @@ class GrpcStreamCall(GrpcCall):
             if self.tenant.allowances:
                 self._grant = StreamGrant(self.grant, self.target.name, now)
             self._exchange = Exchange(self.gate.habits, self.tenant.name)
-            self._lending = PermitLending(self.gate, self.tenant, self._exchange, self._ticket, self.target.sought)
+            self._lending = PermitLending(self.gate, self.tenant, self._exchange, self._ticket, self.target.counted)
             self._note_sent(self.target.name)
         self._room.set()
         super().put(connection, now)

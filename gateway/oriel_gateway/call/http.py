@@ -102,7 +102,7 @@ class Call(Lifecycle):
                 stream = self.stream
                 if stream is None:
                     stream = self.stream = AnswerStream()
-                stream.client_reads(writable, self.gate, self.tenant, self.target.sought)
+                stream.client_reads(writable, self.gate, self.tenant, self.target.counted)
 
     # Admission -------------------------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class Call(Lifecycle):
             return
         if gate.cold_start is not None:
             self.shorten_hold(now)
-        if gate.admission.enter(self.target.sought, now):
+        if gate.admission.enter(self.target.counted, now):
             self.permit_s = now
             self.state = SENDING
             self.send(now)

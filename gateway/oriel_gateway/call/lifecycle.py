@@ -194,12 +194,12 @@ class Lifecycle:
         """Release the permit for others, because nothing was sent with it."""
         ticket, self._ticket = self._ticket, None
         self.permit_s = 0.0
-        self.gate.release_unused_permit(ticket, self.target.sought)
+        self.gate.release_unused_permit(ticket, self.target.counted)
 
     def decline_permit(self) -> None:
         """Release at once a permit that `admitted` has offered."""
         ticket, self._ticket = self._ticket, None
-        self.gate.decline_permit(ticket, self.target.sought)
+        self.gate.decline_permit(ticket, self.target.counted)
 
     def watch_until(self, deadline: float) -> None:
         """Set another time at which `expired` is called."""
@@ -327,7 +327,7 @@ class Lifecycle:
         if state == SENDING and sent:
             gate.release_permit(self.target, self.tenant, ticket, now - permit_s, -1, -1, False)
         elif state == SENDING:
-            gate.decline_permit(ticket, self.target.sought)
+            gate.decline_permit(ticket, self.target.counted)
             gate.pump()
         elif ticket is not None:
             gate.leave_queue(ticket)

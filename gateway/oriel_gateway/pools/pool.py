@@ -220,8 +220,8 @@ class PoolGate:
         """Return what this pool can do for a call now. usable: whether an endpoint of its protocol is."""
         admission, band = self.admission, tenant.tier.band
         queues = admission.inflight >= admission.limit or bool(admission.queue.items)
-        queues = queues or target.sought in admission.queue.held
-        backlog, waiting, _ = admission.queue.backlog(band, tenant.name, target.sought)
+        queues = queues or target.counted in admission.queue.held
+        backlog, waiting, _ = admission.queue.backlog(band, tenant.name, target.counted)
         waits = queues and backlog is not None and waiting
         return Prospect(
             usable=usable,
@@ -247,7 +247,7 @@ class PoolGate:
         admission, tier = self.admission, tenant.tier
         due = min(received_s + tier.target_s, deadline)
         times = self._times.get(target.work, _NO_TIMES)
-        backlog, waiting, behind = admission.queue.backlog(tier.band, tenant.name, target.sought)
+        backlog, waiting, behind = admission.queue.backlog(tier.band, tenant.name, target.counted)
         now = self._clock()
         # Most calls are far from being late; only the others need the whole estimate.
         if backlog is not None and waiting and backlog.wait_s(waiting, now) + times.floor.ceiling_s > due - now:
@@ -275,7 +275,7 @@ class PoolGate:
             payload=waiter,
             late_s=due - times.likely_s,
             target_s=tier.target_s,
-            model=target.sought,
+            model=target.counted,
         )
         outcome, displaced = admission.wait(ticket)
         if outcome is Pushed.FULL:
@@ -331,7 +331,7 @@ class PoolGate:
                 devices = demand.capacity * max(len(self.endpoints.usable), len(self.grpc.usable), 1)
                 demand.answered(min(held_s, share_s * devices))
         now = self._clock()
-        admission.leave(held_s, target.sought, now)
+        admission.leave(held_s, target.counted, now)
         self.charges.learn(target.route, tenant.name, fair_s if messages == 1 else fair_s / messages)
         if good and size_bytes >= 0:
             self._answers = answers = self._answers + 1

@@ -107,6 +107,8 @@ class Target:
     names: where the call names its model, or its answer models, and this tenant may not use every one: "json" or "form"
     (of its body), "list" or "entry" (of its answer); "": they are not read.
     sought: what an endpoint has or has not, as in `/v2/models/<sought>/ready`; "": every one has it.
+    counted: by which its permits are counted: the model, or service and tenant, because calls of one tenant may take
+    longer than those of another; "": they are not counted.
     fallbacks: what the call asks of the pools after this one, in order; see `call.fallback`.
     renames: the model that its body or its message has to name, "" if it stays as it is.
     spills: the pools that the call went on from.
@@ -134,6 +136,7 @@ class Target:
     flex: "Target | None" = None
     names: str = ""
     sought: str = ""
+    counted: str = ""
     fallbacks: "tuple[Target, ...]" = ()
     renames: str = ""
     spills: tuple[Spill, ...] = ()
@@ -384,6 +387,7 @@ def _target(
     keepable = keepable and route.deterministic
     shadowed = executes and bool(route.shadow_pool)
     of = requested_version or version
+    sought = (f"{name}/versions/{of}" if of else name) if kind == "model" else ""
     allowances = tenant.allowances_for(kind, name, route.name)
     stateless = executes and (kind, name) == ("service", "responses") and not route.stored_state
     tokens = executes and takes_tokens(kind, name) and _counts_tokens(tenant, allowances)
@@ -402,7 +406,8 @@ def _target(
         version=version,
         executes=executes,
         keepable=keepable,
-        sought=(f"{name}/versions/{of}" if of else name) if kind == "model" else "",
+        sought=sought,
+        counted=sought or (f"{name} {tenant.name}" if executes else ""),
         names=names,
         flex=flex,
         tokens=tokens,
@@ -448,6 +453,7 @@ def _with_fallbacks(
                 route=f"model:{model}",
                 work=work,
                 sought=model,
+                counted=model,
                 renames=renames,
             )
         elif model:
