@@ -71,7 +71,7 @@ class Http2Client:
         try:
             head = self._head = _request_head(fields, end, server)
             if len(head.line.line) - len(head.line.method) - len("  HTTP/1.1") > server.limits.max_target_bytes:
-                message = f"the request target is longer than {server.limits.max_target_bytes} bytes"
+                message = f"the target is longer than {server.limits.max_target_bytes} bytes"
                 self._turn_away(Refused(Outcome.TOO_LARGE, message), mark, tenant, target, received_s, status=414)
                 self._count_unknown(fields)
                 return

@@ -302,15 +302,13 @@ class ServerConnection(ServerHooks):
         try:
             head = self.server.heads.read(data[start:stop], limits.max_fields)
         except BadMessage as error:
-            self._buffer = data[start:stop]
-            self._refuse(431 if isinstance(error, TooLarge) else 400, error.message)
+            self._refuse(431 if isinstance(error, TooLarge) else 400, error.message, data[start:stop])
             return
-        self.head = head
         if stop - start > limits.max_target_bytes:
-            request_line = head.line  # of an absolute target only the path is kept
-            if len(request_line.line) - len(request_line.method) - len("  HTTP/1.1") > limits.max_target_bytes:
-                self._refuse(414, f"the request target is longer than {limits.max_target_bytes} bytes")
+            if len(head.line.line) - len(head.line.method) - len("  HTTP/1.1") > limits.max_target_bytes:
+                self._refuse(414, f"the target is longer than {limits.max_target_bytes} bytes", data[start:stop])
                 return
+        self.head = head
         self.due = 0.0
         stop += 4
         length = head.content_length
@@ -436,7 +434,8 @@ class ServerConnection(ServerHooks):
             self.transport.pause_reading()
             self._count_kept(len(self._buffer))
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _refuse(self, status: int, message: str, begun: bytes = b"") -> None:
+        self._buffer = begun or self._buffer  # what the request begins with, for the form of the answer
         self.state = BODY  # bytes that arrive later are no request any more
         self._whole = False
         self.on_refused(status, message)
