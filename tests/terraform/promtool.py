@@ -24,7 +24,9 @@ def promtool(*words: str, cwd: Path) -> None:
 def run_cases(folder: Path, groups: list[dict[str, Any]], cases: list[dict[str, Any]], every: str) -> None:
     """Run `promtool test rules`. groups: of the rules file; every: how often samples are read and rules evaluated."""
     cases = [{"interval": every, **case} for case in cases]
-    plan = {"rule_files": ["rules.json"], "evaluation_interval": every, "tests": cases}
+    # Otherwise the order of groups is random, and an alert sees what another group records one turn later.
+    order = [group["name"] for group in groups]
+    plan = {"rule_files": ["rules.json"], "evaluation_interval": every, "group_eval_order": order, "tests": cases}
     (folder / "rules.json").write_text(json.dumps({"groups": groups}))  # JSON is YAML too
     (folder / "test.json").write_text(json.dumps(plan))
     promtool("test", "rules", "test.json", cwd=folder)
