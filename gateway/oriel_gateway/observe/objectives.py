@@ -131,7 +131,7 @@ class Objectives:
         self._clock = clock
         self.tenants: TopNames[str] = TopNames(lambda _: OTHER, max_named=NAMED)
         self.pairs: TopNames[Key] = TopNames(
-            lambda key: (OTHER, key[1], OTHER), max_named=MAX_PAIRS, eligible=lambda key: key[0] in self.tenants.named
+            lambda key: (OTHER, key[1], OTHER), max_named=MAX_PAIRS, eligible=lambda key: self.tenants.names(key[0])
         )
         self.budgets = Budgets()
         self.attainment: dict[tuple[str, str], int] = {}
@@ -204,7 +204,7 @@ class Objectives:
 
     def shown_as(self, key: Key) -> Key:
         """Return the key under which the metrics show the calls of `key` now."""
-        return key if key in self.pairs.named else (OTHER, key[1], OTHER)
+        return key if self.pairs.names(key) else (OTHER, key[1], OTHER)
 
     def flush(self) -> None:
         """Pass on what was counted since the last time, and forget cells without calls since then."""

@@ -59,6 +59,11 @@ class TopNames(Generic[K]):
         """The keys that have a name now."""
         return self._begun
 
+    def names(self, key: K) -> bool:
+        """Return whether a key has a name, or gets one when it is counted first."""
+        room = len(self._begun) < self._max_named
+        return key in self._begun or (room and key not in self._counted and self._eligible(key))
+
     def count(self, key: K, result: str, times: int = 1) -> None:
         """Count `times` more requests of this key with this result."""
         found = self._counted.get(key)
@@ -67,9 +72,9 @@ class TopNames(Generic[K]):
                 counts = self._rest.setdefault(self._other(key), {})
                 counts[result] = counts.get(result, 0) + times
                 return
-            found = self._counted[key] = _Counted()
-            if len(self._begun) < self._max_named and self._eligible(key):
+            if self.names(key):
                 self._begun[key] = {}
+            found = self._counted[key] = _Counted()
         counts = found.counts
         counts[result] = counts.get(result, 0) + times
 
