@@ -28,8 +28,8 @@ run: $(or $(DEMO_$(DEMO)),$(error oriel: DEMO is digits or embeddings))
 #   pythons     the same with each Python from 3.11 to 3.14 found here (or PYTHONS="/opt/a/bin/python3 ..."); logs in build
 #   compiled    against the installed compiled wheel instead of this checkout, as before a release; COMPILE=debug is quicker:
 #               compiled without the C compiler's optimisations, and of the tests those of protocols and policies
-#   openvino    its execution provider, in an environment of its own: two distributions of ONNX Runtime exclude each other. The
-#               tests of the compiler need Intel's package only (59 MB, 180 MB installed) and are among those of `make test`
+#   openvino    its execution provider, in an environment of its own: two distributions of ONNX Runtime exclude each other; with
+#               Intel's package beside it (59 MB, 180 MB installed), without which `make test` skips the tests of the compiler
 #   redis62     shared limits against the oldest supported Redis, from build/redis
 #   mutants     one operator, number or truth value changed at a time: which changes no test notices; ARGS="--area limits --sample 60"
 #   embeddings  DEMO=embeddings against the published similarities
