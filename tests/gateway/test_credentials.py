@@ -16,6 +16,7 @@ from oriel_policies.documents import ApiKey, compile_documents
 from oriel_wire.errors import StartFailed
 
 LONGEST = "k" * 4096
+DOTTED = "eyJ.a.key"  # a key that looks like a token
 SNAPSHOT = compile_documents(
     {
         "a.toml": f"""
@@ -26,7 +27,8 @@ stream_max_ms = 100000
 stream_idle_ms = 1000
 [tenants.t]
 tier = "gold"
-keys = [{{ sha256 = "{sha256(LONGEST.encode()).hexdigest()}" }}, {{ sha256 = "{sha256(b"short").hexdigest()}" }}]
+keys = [{{ sha256 = "{sha256(LONGEST.encode()).hexdigest()}" }}, {{ sha256 = "{sha256(b"short").hexdigest()}" }},
+    {{ sha256 = "{sha256(DOTTED.encode()).hexdigest()}" }}]
 """.encode()
     }
 )
@@ -85,6 +87,39 @@ def test_a_key_without_bearer_is_told_the_form(value: str) -> None:
 )
 def test_a_token_has_three_parts_of_which_the_first_is_an_object(text: str, token: bool) -> None:
     assert looks_like_token(text) is token
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "asked"),
+    [
+        ("authorization", "eyJ.a.b", True),
+        ("authorization", "a.b.c", False),
+        ("authorization", "short", False),
+        ("authorization", DOTTED, False),
+        ("x-api-key", "eyJ.a.b", False),
+        ("x-api-key", DOTTED, False),
+    ],
+)
+def test_a_token_is_what_no_key_is_and_what_authorization_brings(name: str, value: str, asked: bool) -> None:
+    verified: list[tuple[str, bytes]] = []
+    of_token = ApiKey(tenant=TENANT, expires_at=None, of_token=True)
+
+    class Verifier:
+        def verify(self, token: str, digest: bytes) -> ApiKey | None:
+            verified.append((token, digest))
+            return of_token
+
+    sent = [(name, f"Bearer {value}" if name == "authorization" else value)]
+    key = SNAPSHOT.keys.get(digest := sha256(value.encode()).digest())
+    if expected := of_token if asked else key:
+        assert identify(sent, SNAPSHOT, Verifier()) is expected
+    else:
+        with pytest.raises(Refused, match="the key or token is not valid"):
+            identify(sent, SNAPSHOT, Verifier())
+    assert verified == ([(value, digest)] if asked else [])
+    if key is None:
+        with pytest.raises(Refused, match="the key or token is not valid"):
+            identify(sent, SNAPSHOT)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ names.
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -212,6 +213,33 @@ async def test_a_url_is_fetched_again_after_nine_tenths_of_the_time_at_the_earli
             await turn()
             assert len(provider.asked) == asked
         assert set(bounds) == {(0.9, 1.0)}
+
+
+async def test_it_sleeps_until_the_next_fetch_is_due_and_without_issuers_for_an_hour(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slept: list[float] = []
+
+    def timeout(seconds: float) -> asyncio.Timeout:
+        if seconds != 7.0:  # that of a fetch
+            slept.append(seconds)
+        return asyncio.timeout(seconds)
+
+    monkeypatch.setattr(module, "asyncio", SimpleNamespace(**{**vars(asyncio), "timeout": timeout}))
+    monkeypatch.setattr(module.random, "uniform", lambda least, most: most)
+    provider, issuer = Provider(jwk("ES256")), the_issuer()
+    async with fetching(provider, issuer, fetch_timeout_s=7.0) as (sets, turn):
+        await until(lambda: slept)
+        assert set(slept) == {300.0}
+        slept.clear()
+        provider.now += 290.0
+        await turn()
+        await until(lambda: slept)
+        assert set(slept) == {10.0}
+        slept.clear()
+        sets.adopt([])
+        await until(lambda: slept)
+        assert set(slept) == {3600.0}
 
 
 async def test_a_fetch_that_failed_is_tried_again_after_2_4_8_and_at_most_60_s() -> None:

@@ -57,6 +57,16 @@ def test_a_body_has_at_most_64_levels(levels: int, taken: bool) -> None:
         assert (judged(body) == "m") if taken else "not one JSON object" in str(refusal(body))
 
 
+@pytest.mark.parametrize(("size", "taken"), [(1_048_575, True), (1_048_576, True), (1_048_577, False)])
+def test_tools_have_at_most_1_mib(size: int, taken: bool) -> None:
+    body = b'{"model":"m","tools":[%b]}' % (b" " * (size - 2))
+    if taken:
+        assert judged(body) == "m"
+        return
+    found = refusal(body)
+    assert (found.outcome, str(found)) == (Outcome.TOO_LARGE, "this key's `tools` have at most 1048576 bytes")
+
+
 def test_a_path_of_lists_takes_no_body() -> None:
     for form in ("list", "entry"):
         judge_head(head(length=0), form)
@@ -91,6 +101,21 @@ def test_the_head_of_a_part_has_at_most_4096_bytes_with_the_line_before_it(size:
     assert (judged(body, "form", KIND) == "m") if taken else "not a plain" in str(refusal(body, "form", KIND))
 
 
+@pytest.mark.parametrize(
+    ("more", "taken"),
+    [
+        ("\r\nX: a b", True),
+        ("\r\n more", False),
+        ("\r\n\tmore", False),
+        ("\r\nX: a\rb", False),
+        ("\r\nX: a\nb", False),
+    ],
+)
+def test_a_line_in_the_head_of_a_part_is_whole(more: str, taken: bool) -> None:
+    body = form(part("a", b"", more), part("model", b"m"))
+    assert (judged(body, "form", KIND) == "m") if taken else "not a plain" in str(refusal(body, "form", KIND))
+
+
 def test_a_form_names_one_model_and_ends_with_its_last_mark() -> None:
     assert judged(form(part("model", b"m")).removesuffix(b"\r\n"), "form", KIND) == "m"
     for body in (form(part("model", b"m")) + b"\r\n", form(part("model", b"m")) + b"x"):
@@ -119,6 +144,17 @@ def test_a_body_whose_state_is_judged_has_at_most_8_mib(known: bool) -> None:
     with pytest.raises(Refused, match="8388608") as caught:
         without_state(b'{"input":"a"}'.ljust(8 * MIB + 1), judged=known)
     assert caught.value.outcome is Outcome.TOO_LARGE
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("gap", [b"", b" ", b"\r\n\t"])
+def test_the_items_of_an_input_are_judged_wherever_the_first_one_begins(gap: bytes, known: bool) -> None:
+    item = b'{"type":"item_reference","id":"a"}'
+    with pytest.raises(Refused, match="'input' names what is stored"):
+        without_state(b'{"input":[%b%b]}' % (gap, item), judged=known)
+    with pytest.raises(Refused, match="a text or a list of objects"):
+        without_state(b'{"input":{%b"type":"message"}}' % gap, judged=known)
+    assert without_state(b'{"input":"[{"}', judged=known) == b'{"input":"[{"}'
 
 
 def test_another_model_is_named_only_where_every_reader_finds_it() -> None:

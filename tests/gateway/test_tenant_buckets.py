@@ -33,3 +33,13 @@ def test_tenants_are_bounded_and_forgotten_when_their_bucket_is_empty() -> None:
     assert not traces.allows("another", 1.0)
     assert traces.allows("another", 2.0)
     assert len(traces._empty_s) == 1
+
+
+def test_of_8192_tenants_each_goes_on_and_one_more_has_to_wait() -> None:
+    traces = TenantBuckets()
+    for number in range(8191):
+        assert traces.allows(str(number), 1.0)
+    assert traces.allows("the 8192nd", 1.0)
+    for known in ("0", "8190", "the 8192nd"):
+        assert traces.allows(known, 1.0)
+    assert not traces.allows("the 8193rd", 1.0)

@@ -82,6 +82,7 @@ AREAS = {
             "other_requests",
             "openai_paths",
             "named_models",
+            "stored_state",
         ),
     ),
     "batching": (
