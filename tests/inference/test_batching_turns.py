@@ -1,17 +1,29 @@
-"""Where the small rules of the batcher turn: short batches, useful sizes, places per level, answers in order."""
+"""Where the small rules of the batcher turn: short batches, useful sizes, places per level, answers in order, what is
+counted and logged.
+"""
 
+import itertools
+import logging
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
+from oriel_inference.batching.assemble import concatenate
+from oriel_inference.batching.device import Device
 from oriel_inference.batching.levels import LevelBounds
 from oriel_inference.batching.line import AnswerLine
+from oriel_inference.batching.responses import Responses
 from oriel_inference.batching.service_times import ServiceTimes
+from oriel_inference.batching.statistics import Statistics
+from oriel_inference.batching.verbose import log_batch
 from oriel_inference.batching.wait_estimate import WaitEstimate
 from oriel_inference.errors import DeadlineExceeded
 from oriel_policies.batch import BatchBounds, ServiceCurve
+
+from .bench import Bench, spec
 
 
 def times(*known: int, inline_s: float = 0.001, **more: Any) -> ServiceTimes:
@@ -200,3 +212,69 @@ def test_a_new_call_waits_for_what_is_before_it_and_for_the_rest_of_what_runs() 
     assert estimate(running=[batch(9.8), batch(9.8)], ahead=4) == pytest.approx(0.4), "two instances"
     assert estimate(running=[batch(9.8)] * 3, ahead=4) == pytest.approx(0.5), "cores for two of three instances"
     assert estimate(idle=1, running=[batch(9.8)], ahead=4) == pytest.approx(0.2)
+
+
+def test_while_every_instance_is_away_a_new_call_waits_as_for_one() -> None:
+    """An instance that is neither idle nor runs a batch comes back: a Python model starts again, for example."""
+    assert estimate(ahead=5) == pytest.approx(0.5)
+    assert estimate() == 0.0
+
+
+# Joining arrays -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cuts", [(0, 2, 6), (1, 2, 6), (2, 3, 5), (3, 5, 6), (0, 3, 4)])
+def test_requests_that_are_consecutive_rows_of_an_array_are_joined_where_they_are(cuts: tuple[int, ...]) -> None:
+    whole = np.arange(18, dtype=np.int64).reshape(6, 3).copy()
+    parts = [{"x": whole[start:stop]} for start, stop in itertools.pairwise(cuts)]
+    joined = concatenate(parts, spec().inputs, batched=True)["x"]
+    assert np.shares_memory(joined, whole)
+    np.testing.assert_array_equal(joined, whole[cuts[0] : cuts[-1]])
+
+
+# What is counted and logged -------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_released_for_its_reason_and_one_of_a_model_without_batching_because_it_is_alone() -> None:
+    alone, full = Bench(spec(alone=True)), Bench(spec(max_rows=2))
+    for _ in range(3):
+        alone.call()
+        full.call()
+    for bench in (alone, full):
+        bench.settle()
+    assert alone.batcher.statistics.releases == {"alone": 3}
+    assert full.batcher.statistics.releases == {"full": 1, "idle_instance": 1}
+
+
+def test_the_first_response_is_counted_in_milliseconds_since_the_request_arrived() -> None:
+    statistics = Statistics()
+    responses = Responses(statistics, 2.0)
+    for now in (2.5, 4.0):
+        responses.sent(now, 0.25, 0.125)
+    counted = statistics.first_response
+    assert (counted.total, counted.buckets()[:2]) == (500.0, [("100.0", 0), ("500.0", 1)]) and counted.count == 1
+    first, second = statistics.responses
+    for response in (first, second):
+        found = (response.infer.ns, response.output.ns, response.success.ns)
+        assert found == (250_000_000, 125_000_000, 375_000_000)
+
+
+def test_an_execution_is_charged_to_its_calls_or_counted_for_the_reason_that_nobody_is() -> None:
+    device = Device("host", "cpu", now_ns=itertools.count(1000, 1000).__next__)
+    assert device.end(device.start()) == 1000
+    assert device.end(device.start(), "failed") == 0
+    assert device.end(device.start(), "probe") == 0
+    device.write_off(300, "failed")
+    assert device.take_unbilled() == {"failed": 1300, "probe": 1000}
+    assert not device.take_unbilled() and device.read()[1] == 3000
+
+
+def test_a_batch_is_logged_with_the_time_that_its_most_urgent_call_has_left(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "oriel_inference.batching.verbose")
+    calls = [SimpleNamespace(deadline=at_s, request_id=name) for at_s, name in ((7.25, "a"), (6.5, ""), (9.0, "c"))]
+    log_batch(spec(), cast(Any, calls), 5, "full", 6.0)
+    log_batch(spec(), [], 0, "delay", 6.0)
+    assert caplog.messages == [
+        "model double version 1: batch of 3 requests, 5 rows (full), 500.0 ms left: a - c",
+        "model double version 1: batch of 0 requests, 0 rows (delay), 0.0 ms left: ",
+    ]

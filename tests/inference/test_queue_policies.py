@@ -87,6 +87,22 @@ def test_delayed_call_is_still_bound_by_its_deadline_and_frees_its_place() -> No
     assert bench.batches == [1, 1]
 
 
+@pytest.mark.parametrize(("late_s", "waits"), [(0.125, True), (0.875, True), (1.0, False), (2.0, False)])
+def test_delayed_call_that_is_found_at_its_deadline_is_refused_at_once(late_s: float, waits: bool) -> None:
+    """The loop may have been held from before its timeout until then."""
+    bench = busy()
+    delayed = bench.call(timeout_s=1.0, give_up_s=0.125, delays=True)
+    bench.clock._now += late_s
+    bench.clock.run()
+    assert bench.batcher.pending == waits
+    if waits:
+        assert not bench.replies[delayed]
+        bench.clock.advance(1.0 - late_s)
+        assert isinstance(bench.error(delayed), DeadlineExceeded)
+    else:
+        assert isinstance(bench.error(delayed), QueueTimeout)
+
+
 def test_delayed_call_whose_caller_leaves_is_gone() -> None:
     bench = busy()
     delayed = bench.call(give_up_s=0.1, delays=True)

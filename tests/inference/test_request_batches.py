@@ -1,16 +1,21 @@
 """Sessions that take the requests of a batch one by one, in virtual time: who gets what, when an instance is free."""
 
+import itertools
+import logging
+from typing import Any
+
 import numpy as np
 import pytest
 from fake_backend import FakeRequestSession, Gate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oriel_inference.backends import Execution
+from oriel_inference.backends import Execution, Outputs
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Answer
 from oriel_inference.batching.cores import Cores
-from oriel_inference.errors import BackendFailed, DeadlineExceeded, InvalidRequest
+from oriel_inference.batching.device import Devices
+from oriel_inference.errors import BackendFailed, DeadlineExceeded, InferenceError, InvalidRequest
 
 from .bench import Bench, X, Y, spec
 
@@ -18,12 +23,19 @@ from .bench import Bench, X, Y, spec
 class Requests(Bench):
     """A batcher over sessions that take requests."""
 
-    def __init__(self, *, instances: int = 1, max_rows: int = 8) -> None:
-        super().__init__(spec(max_rows=max_rows, instances=instances), sessions=1)
+    def __init__(
+        self, *, instances: int = 1, max_rows: int = 8, decoupled: bool = False, devices: Devices | None = None
+    ) -> None:
+        super().__init__(spec(max_rows=max_rows, instances=instances, decoupled=decoupled), sessions=1)
         self.cores = Cores(instances)
         self.takers = [FakeRequestSession((X,), (Y,), gate=Gate()) for _ in range(instances)]
         self._served = self.batcher = Batcher(
-            self.batcher.spec, self.takers, clock=self.clock, cores=self.cores, workers=self.workers
+            self.batcher.spec,
+            self.takers,
+            clock=self.clock,
+            cores=self.cores,
+            workers=self.workers,
+            devices=devices,
         )
 
 
@@ -91,6 +103,97 @@ def test_a_session_that_refuses_everything_at_once_is_not_asked_in_a_spiral(benc
     numbers = [bench.call(8) for _ in range(2000)]
     bench.settle()
     assert all(isinstance(bench.error(number), BackendFailed) for number in numbers)
+
+
+def test_a_request_may_take_600_s_from_its_arrival_and_30_s_between_two_responses(bench: Requests) -> None:
+    bench.call(8)
+    bench.settle()
+    bench.call(timeout_s=5.0)
+    bench.clock.advance(2.0)
+    bench.takers[0].finish()
+    bench.settle()
+    ((request,),) = [each.requests for each in bench.takers[0].under_way]
+    assert (request.deadline, request.ends, request.idle_s) == (1005.0, 1600.0, 30.0)
+
+
+ROW = Outputs([np.zeros((1, 2), np.int64)])
+
+
+@pytest.mark.parametrize(
+    ("decoupled", "result", "failed"),
+    [
+        (True, None, False),
+        (True, InvalidRequest("no"), True),
+        (False, None, True),
+        (False, InvalidRequest("no"), True),
+        (False, ROW, False),
+    ],
+)
+def test_who_gets_an_error_is_not_charged(
+    decoupled: bool, result: Outputs | InferenceError | None, failed: bool
+) -> None:
+    devices = Devices(now_ns=itertools.count(1000, 1000).__next__)
+    bench = Requests(decoupled=decoupled, devices=devices)
+    number = bench.call(tenant="a")
+    bench.settle()
+    execution = bench.takers[0].under_way.pop()
+    execution.answer(0, result)
+    execution.returned()
+    assert isinstance(bench.replies[number][0], InferenceError) is failed
+    charged = {(row.key.tenant, row.key.why): row.device_ns for row in devices.book.rows() if row.device_ns}
+    assert charged == ({("", "failed"): 1000} if failed else {("a", ""): 1000})
+
+
+def test_responses_are_counted_while_the_caller_waits() -> None:
+    bench = Requests(decoupled=True)
+    number = bench.call()
+    bench.settle()
+    (execution,) = bench.takers[0].under_way
+    bench.clock.advance(0.25)
+    execution.respond(0, ROW, lambda: None)
+    bench.clock.advance(0.5)
+    execution.respond(0, ROW, lambda: None)
+    bench.leave(number)
+    execution.respond(0, ROW, lambda: None)
+    counted = bench.batcher.statistics
+    assert (counted.first_response.count, counted.first_response.total) == (1, 250.0)
+    assert [each.infer.ns for each in counted.responses] == [250_000_000, 500_000_000]
+
+
+def test_a_response_of_a_model_that_has_one_per_request_is_not_counted(bench: Requests) -> None:
+    bench.call()
+    bench.settle()
+    (execution,) = bench.takers[0].under_way
+    execution.respond(0, ROW, lambda: None)
+    assert not bench.batcher.statistics.responses and not bench.batcher.statistics.first_response.count
+
+
+def test_who_failed_shares_the_next_batch_of_requests_that_fail_one_by_one(bench: Requests) -> None:
+    """Nothing is executed again for others, so that nobody has to be kept apart."""
+    bench.call(caller="a")
+    bench.settle()
+    bench.takers[0].finish({0: InvalidRequest("no")})
+    for caller in ("a", "b", "a"):
+        bench.call(caller=caller)
+    bench.settle()
+    (execution,) = bench.takers[0].under_way
+    assert len(execution.requests) == 3
+
+
+def test_a_stream_that_failed_is_no_failed_batch(caplog: pytest.LogCaptureFixture) -> None:
+    """Its caller is kept apart from nobody: streams run alone."""
+    caplog.set_level(logging.WARNING)
+
+    def refuse(*_: Any) -> Any:
+        raise InvalidRequest("no")
+
+    for model, said in ((spec(alone=True, decoupled=True), 0), (spec(alone=True), 1)):
+        bench = Bench(model)
+        bench.sessions[0].run = bench.sessions[0].stream = refuse  # type: ignore[attr-defined,method-assign]
+        number = bench.call(caller="a")
+        bench.settle()
+        assert isinstance(bench.error(number), InvalidRequest)
+        assert caplog.text.count("executing it failed for 1 request(s)") == said
 
 
 @settings(max_examples=150, deadline=None)

@@ -14,11 +14,14 @@ from google.protobuf.json_format import MessageToDict
 from oriel_inference.app import Unit
 from oriel_inference.batching.call import BatchTimes
 from oriel_inference.batching.statistics import MAX_BATCH_SIZES, MAX_RESPONSES, Ledger, Statistics
+from oriel_wire.telemetry import Histogram
 from oriel_wire.v2.proto import v2_pb2
 
 from ..waiting import until
 from .bench import Bench, spec
 from .streams import Fakes, streaming
+
+METRICS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
 
 def both(unit: Unit, model: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -166,6 +169,22 @@ def test_mean_batch_of_what_nobody_waited_for_is_not_below_one() -> None:
     message = bench.batcher.statistics.message("m", "1")
     assert (message.inference_count, message.execution_count) == (5, 1)
     assert (message.inference_stats.success.count, message.inference_stats.fail.count) == (0, 2)
+
+
+def test_the_buckets_of_the_histograms_are_the_published_ones() -> None:
+    """Those who draw or alert on a bucket name it: one that moves breaks their queries without an error."""
+    statistics = Statistics()
+
+    def bounds(histogram: Histogram) -> list[str]:
+        return [bound for bound, _ in histogram.buckets()]
+
+    latency = "0.0005 0.001 0.0025 0.005 0.01 0.025 0.05 0.075 0.1 0.25 0.5 0.75 1.0 2.5 5.0 7.5 10.0 30.0 60.0 +Inf"
+    rows = "1.0 2.0 4.0 8.0 16.0 32.0 64.0 128.0 256.0 512.0 1024.0 +Inf"
+    assert bounds(statistics.tier("gold").latency) == latency.split()
+    assert bounds(statistics.sizes) == rows.split()
+    assert bounds(statistics.first_response) == ["100.0", "500.0", "2000.0", "5000.0", "+Inf"]
+    (line,) = [each for each in METRICS.read_text().splitlines() if "nv_inference_first_response_histogram_ms" in each]
+    assert "else 100, 500, 2000, 5000 |" in line
 
 
 def test_sizes_and_responses_are_bounded() -> None:
