@@ -32,16 +32,16 @@ def test_the_busiest_have_names_and_keep_them_against_equals() -> None:
     assert set(tenants.read()) == {"a", "c", OTHER} or set(tenants.read()) == {"b", "c", OTHER}
 
 
-def test_traffic_before_the_first_scrape_counts_under_its_own_name() -> None:
+def test_tenants_have_names_at_once_and_targets_that_callers_can_invent_with_a_scrape() -> None:
     objectives = Objectives()
     for name, calls in (("a", 3), ("b", 2)):
         objectives.cell(name, "gold", "model:digits").met += calls
     objectives.flush()
     assert objectives.tenants.read() == {"a": {"met": 3}, "b": {"met": 2}, OTHER: {}}
     assert objectives.pairs.read() == {
-        ("a", "gold", "model:digits"): {"met": 3},
-        ("b", "gold", "model:digits"): {"met": 2},
-        (OTHER, "gold", OTHER): {},
+        ("a", "gold", "model:digits"): {"met": 0},
+        ("b", "gold", "model:digits"): {"met": 0},
+        (OTHER, "gold", OTHER): {"met": 5},
     }
 
 

@@ -131,7 +131,10 @@ class Objectives:
         self._clock = clock
         self.tenants: TopNames[str] = TopNames(lambda _: OTHER, max_named=NAMED)
         self.pairs: TopNames[Key] = TopNames(
-            lambda key: (OTHER, key[1], OTHER), max_named=MAX_PAIRS, eligible=lambda key: self.tenants.names(key[0])
+            lambda key: (OTHER, key[1], OTHER),
+            max_named=MAX_PAIRS,
+            eligible=lambda key: self.tenants.names(key[0]),
+            at_once=False,
         )
         self.budgets = Budgets()
         self.attainment: dict[tuple[str, str], int] = {}

@@ -32,6 +32,7 @@ class TopNames(Generic[K]):
     """Counters by key. max_named: keys with a name of their own. The gateway's loop is the only writer and reader.
 
     other: the name under which a key without one of its own is counted. eligible: which keys may have one.
+    at_once: a new key has a name from its first call on; False for keys that callers can invent.
     """
 
     def __init__(
@@ -41,12 +42,14 @@ class TopNames(Generic[K]):
         max_named: int,
         max_counted: int = MAX_COUNTED,
         eligible: Callable[[K], bool] = lambda _: True,
+        at_once: bool = True,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._other = other
         self._max_named = max_named
         self._max_counted = max_counted
         self._eligible = eligible
+        self._at_once = at_once
         self._clock = clock
         self._counted: dict[K, _Counted] = {}
         # the counts of keys that are not in `_counted`, by the name of the others
@@ -61,7 +64,7 @@ class TopNames(Generic[K]):
 
     def names(self, key: K) -> bool:
         """Return whether a key has a name, or gets one when it is counted first."""
-        room = len(self._begun) < self._max_named
+        room = self._at_once and len(self._begun) < self._max_named
         return key in self._begun or (room and key not in self._counted and self._eligible(key))
 
     def count(self, key: K, result: str, times: int = 1) -> None:
