@@ -33,7 +33,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from tritonclient.grpc import InferenceServerClient, InferInput
 
-from oriel_cli.demo_assets import DEMO_KEYS, find
+from oriel_cli.up.demo_assets import DEMO_KEYS, find
 
 KEY = DEMO_KEYS["gold"]
 ORIEL = Path(sys.executable).with_name("oriel")

@@ -35,7 +35,7 @@ from oriel_gateway.documents.reload import Reloader
 from oriel_gateway.documents.source import FolderSource
 from oriel_gateway.errors import Refused
 from oriel_gateway.limits import EmbeddedLimiter
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 DOCUMENT = """
 [tiers.gold]

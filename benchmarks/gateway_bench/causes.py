@@ -28,7 +28,7 @@ from typing import Any
 
 from harness.processes import accepts, free_ports, gateway, inference, serving, status_of
 
-from oriel_policies.objectives import LEARN_EVERY
+from oriel_policies.promise.objectives import LEARN_EVERY
 from oriel_wire.engine.client import HttpClient
 
 SERVICE = '''

@@ -43,7 +43,7 @@ from tests.gateway.process import Process, gateway_process
 from tests.gateway.stack import BRONZE, GOLD, documents
 
 from gateway_bench.pushes import Stream
-from oriel_cli.units import free_ports
+from oriel_cli.up.units import free_ports
 
 POLL_S = 0.02
 CRASH_S = 0.1

@@ -43,12 +43,12 @@ from oriel_gateway.core import Gateway
 from oriel_gateway.ingress.http import ClientConnection
 from oriel_gateway.limits import EmbeddedLimiter
 from oriel_policies.documents import compile_documents
-from oriel_wire.engine.control import ControlLimits, serve_control
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
-from oriel_wire.engine.process import listen
-from oriel_wire.sampling import NEVER
-from oriel_wire.trace import NullSink
+from oriel_wire.observe.sampling import NEVER
+from oriel_wire.observe.trace import NullSink
+from oriel_wire.process.control import ControlLimits, serve_control
+from oriel_wire.process.process import listen
 
 GOALS = {"bytes": 60 * 1024, "requests": 4, "paint_ms": 150.0, "cpu_percent": 1.0, "stall_ms": 20.0}
 LOADS = 5

@@ -19,9 +19,9 @@ from oriel_gateway.core import Gateway
 from oriel_gateway.ingress.http import serve_public
 from oriel_gateway.limits import EmbeddedLimiter
 from oriel_policies.documents import compile_documents
-from oriel_wire.engine.control import ControlLimits, serve_control
-from oriel_wire.sampling import NEVER
-from oriel_wire.trace import NullSink
+from oriel_wire.observe.sampling import NEVER
+from oriel_wire.observe.trace import NullSink
+from oriel_wire.process.control import ControlLimits, serve_control
 
 # model -> (pool, milliseconds, the most that chance adds, provider, mean rows of a batch)
 MODELS = {

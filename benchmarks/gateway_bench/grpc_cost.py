@@ -45,7 +45,7 @@ from oriel_wire.h2.frames import (
 )
 from oriel_wire.h2.grpc import HEAD, prefix
 from oriel_wire.h2.hpack import literal
-from oriel_wire.trace import NullSink
+from oriel_wire.observe.trace import NullSink
 
 KEY = "oriel-bench"
 DOCUMENTS = f"""

@@ -63,7 +63,7 @@ def spares(parent: int) -> list[int]:
         with suppress(OSError):
             words = each.read_text().rpartition(")")[2].split()
             command = each.with_name("cmdline").read_bytes().split(b"\0")
-            if int(words[1]) == parent and b"oriel_cli.spare" in command and b"inference" in command:
+            if int(words[1]) == parent and b"oriel_cli.up.spare" in command and b"inference" in command:
                 found.append(int(each.parent.name))
     return found
 

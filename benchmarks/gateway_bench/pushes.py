@@ -32,7 +32,7 @@ from tests.gateway.keda import PATH, Keda, reference
 from tests.gateway.process import Process, gateway_process
 from tests.gateway.stack import GOLD, documents, nobody
 
-from oriel_cli.units import free_ports
+from oriel_cli.up.units import free_ports
 from oriel_wire.v2.proto import external_scaler_pb2 as messages
 
 PROMISED = {"same_ms": 10.0, "other_ms": 100.0, "killed_s": 7.0, "stopped_s": 2.5}

@@ -28,7 +28,7 @@ from oriel_policies.documents import compile_documents
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.upstream import UpstreamConnection
-from oriel_wire.trace import NullSink
+from oriel_wire.observe.trace import NullSink
 
 PERMITS = 8
 CASES = {"one tenant": (1, 3_600_000), "100 tenants, 3 tiers": (100, 3_600_000), "all late": (1, 1)}

@@ -9,7 +9,7 @@ from time import process_time
 
 from oriel_gateway.routing.targets import resolve
 from oriel_policies.documents import Snapshot, compile_documents
-from oriel_policies.routing import RouteTable
+from oriel_policies.promise.routing import RouteTable
 
 ROUNDS = 5
 LOOKUPS = 20_000

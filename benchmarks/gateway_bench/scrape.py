@@ -19,7 +19,7 @@ from tests.gateway.stack import Client, gateway, upstream
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.observe.objectives import Judged
-from oriel_policies.objectives import CAUSES
+from oriel_policies.promise.objectives import CAUSES
 
 TIERS = ("gold", "silver", "bronze")
 MOST_S, MOST_BYTES = 0.050, 1_500_000

@@ -25,11 +25,11 @@ import uvloop
 from gateway_bench.http_cost import BareGateway, request
 from gateway_bench.traffic import IDS, REQUESTS
 from oriel_gateway.app import COLLECTOR
-from oriel_wire.engine.otel_settings import Queue, resource_of
-from oriel_wire.engine.spans import ExportingSink, Lane
-from oriel_wire.otlp import ProtobufEncoder
-from oriel_wire.sampling import Sampling
-from oriel_wire.trace import NullSink, Span, SpanSink
+from oriel_wire.observe.otel_settings import Queue, resource_of
+from oriel_wire.observe.otlp import ProtobufEncoder
+from oriel_wire.observe.sampling import Sampling
+from oriel_wire.observe.spans import ExportingSink, Lane
+from oriel_wire.observe.trace import NullSink, Span, SpanSink
 
 OFF, NOT_KEPT, SOME, KEPT = "without tracing", "not kept", "1 % kept", "kept"
 RATIOS = {NOT_KEPT: 0.0, SOME: 0.01, KEPT: 1.0}

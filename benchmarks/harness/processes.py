@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from oriel_cli import units
+from oriel_cli.up import units
 
 __all__ = [
     "PEERS",

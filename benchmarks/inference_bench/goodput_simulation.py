@@ -27,7 +27,7 @@ from oriel_inference.batching.cores import Cores
 from oriel_inference.clock import VirtualClock
 from oriel_inference.errors import InferenceError
 from oriel_inference.simulated import LoopTimes, SimulatedHost, SimulatedLoop, SimulatedModel, SimulatedSession
-from oriel_policies.batch import BatchBounds, ServiceCurve
+from oriel_policies.waiting.batch import BatchBounds, ServiceCurve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

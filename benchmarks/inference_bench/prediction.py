@@ -36,11 +36,11 @@ from harness.load import open_loop
 from inference_bench.goodput_cells import TIERS, Deadlines, Served
 from inference_bench.goodput_servers import running
 from inference_bench.models import MODELS, write
-from oriel_cli.load.scenario import read
-from oriel_cli.simulate.calibrate import as_text, measured
-from oriel_cli.simulate.profile import LoopMs, Profile, Size, mean_ms
-from oriel_cli.simulate.serve import simulate
 from oriel_cli.table import columns
+from oriel_tools.load.scenario import read
+from oriel_tools.simulate.calibrate import as_text, measured
+from oriel_tools.simulate.profile import LoopMs, Profile, Size, mean_ms
+from oriel_tools.simulate.serve import simulate
 
 GOLD, BRONZE = 2.0, 6.0
 ATTEMPTS = 3

@@ -22,11 +22,11 @@ from tests.inference.manual_workers import ManualWorkers
 from oriel_inference.app import calm_collector
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.cores import Cores
+from oriel_inference.catalog import ServingModel
 from oriel_inference.clock import LoopClock
-from oriel_inference.dataplane import Completion, Dataplane
-from oriel_inference.lifecycle import ServingModel
+from oriel_inference.dataplane.dataplane import Completion, Dataplane
 from oriel_inference.model import ModelSpec, QueuePolicy, QueueRules, TensorInfo, TensorSpec
-from oriel_policies.batch import BatchBounds
+from oriel_policies.waiting.batch import BatchBounds
 from oriel_wire.context import read_headers
 from oriel_wire.v2.http import decode_request, encode_response
 from oriel_wire.v2.messages import Array

@@ -26,7 +26,7 @@ from oriel_inference.batching.call import Call
 from oriel_inference.batching.device import Device
 from oriel_inference.command import add_arguments, run
 from oriel_inference.model import ModelSpec
-from oriel_policies.flows import Ticket
+from oriel_policies.waiting.flows import Ticket
 
 __all__ = ["FifoBatcher"]
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference_bench.models import Model
-from oriel_cli.load.bodies import prepare
-from oriel_cli.load.scenario import Stream
+from oriel_tools.load.bodies import prepare
+from oriel_tools.load.scenario import Stream
 from oriel_wire.v2.grpc import SERVICE, decode_infer_response, encode_infer_request
 from oriel_wire.v2.http import decode_response, encode_request
 from oriel_wire.v2.messages import InferRequest, Tensor

@@ -38,16 +38,16 @@ import uvloop
 
 from inference_bench.contenders import repository
 from inference_bench.models import MODELS, write
-from oriel_cli.load.tally import Tally, total
-from oriel_cli.simulate.profile import Profile, mean_ms
 from oriel_cli.table import columns
-from oriel_cli.tune.machine import Machine, serving
-from oriel_cli.tune.objective import Objective, Reached
-from oriel_cli.tune.options import Options
-from oriel_cli.tune.session import Tuned, read_text, tuned
-from oriel_cli.tune.setting import Setting, Subject, changed
-from oriel_cli.tune.trial import Arrivals, Load
 from oriel_inference.settings import available_cores
+from oriel_tools.load.tally import Tally, total
+from oriel_tools.simulate.profile import Profile, mean_ms
+from oriel_tools.tune.machine import Machine, serving
+from oriel_tools.tune.objective import Objective, Reached
+from oriel_tools.tune.options import Options
+from oriel_tools.tune.session import Tuned, read_text, tuned
+from oriel_tools.tune.setting import Setting, Subject, changed
+from oriel_tools.tune.trial import Arrivals, Load
 
 MOST_INSTANCES = 5  # Model Analyzer's default
 DELAYS_US = (0, 100, 200, 300)

@@ -29,7 +29,7 @@ from harness.processes import ROOT, free_ports, serving, status_of
 from inference_bench.models import MODELS, write
 from oriel_cli.usage.grouping import hours
 from oriel_cli.usage.reading import Usage, read
-from oriel_wire.usage import UsageLine
+from oriel_wire.usage.lines import UsageLine
 
 CONFIG = """
 backend: "onnxruntime" max_batch_size: 64

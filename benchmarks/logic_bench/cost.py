@@ -29,7 +29,7 @@ from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.peers import TrustedPeers
 from oriel_wire.engine.upstream import UpstreamConnection
-from oriel_wire.trace import NullSink
+from oriel_wire.observe.trace import NullSink
 from oriel_wire.v2.http import encode_response
 from oriel_wire.v2.messages import InferRequest, InferResponse, RequestedOutput, tensor
 

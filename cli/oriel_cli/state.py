@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from oriel_cli.errors import CommandFailed
-from oriel_wire.engine import shared_settings
+from oriel_wire.process import shared_settings
 
 DEFAULT_ADMIN_PORT = 8082
 

@@ -33,20 +33,20 @@ from oriel_gateway.settings import Settings
 from oriel_gateway.shared.canaries import file_name
 from oriel_policies.documents import Snapshot
 from oriel_policies.errors import BadDocument
-from oriel_wire.engine.control import ControlLimits, serve_control
 from oriel_wire.engine.listener import HttpServer
-from oriel_wire.engine.process import listen
-from oriel_wire.engine.recall import Recaller
-from oriel_wire.engine.spans import open_sink
 from oriel_wire.engine.tls import Certificates
-from oriel_wire.engine.usage_files import lines_since, minute_of
-from oriel_wire.engine.usage_ledger import UsageLedger, open_ledger
 from oriel_wire.errors import StartFailed
 from oriel_wire.objects.client import Location
 from oriel_wire.objects.errors import ClientUnusable
 from oriel_wire.objects.opening import open_client
-from oriel_wire.sampling import EVERY
-from oriel_wire.usage import UsageLine
+from oriel_wire.observe.recall import Recaller
+from oriel_wire.observe.sampling import EVERY
+from oriel_wire.observe.spans import open_sink
+from oriel_wire.process.control import ControlLimits, serve_control
+from oriel_wire.process.process import listen
+from oriel_wire.usage.files import lines_since, minute_of
+from oriel_wire.usage.ledger import UsageLedger, open_ledger
+from oriel_wire.usage.lines import UsageLine
 
 if TYPE_CHECKING:
     from oriel_gateway.admin.external_scaler import ExternalScaler

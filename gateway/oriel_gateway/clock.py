@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from time import monotonic
 from typing import Final, Protocol
 
-from oriel_policies.deadlines import DeadlineWheel
+from oriel_policies.waiting.deadlines import DeadlineWheel
 
 YOUNG: Final = -1  # the slot of a call that is in `DeadlineClock.young`
 _RESOLUTION_S: Final = 0.005

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from oriel_gateway.settings import Settings
 from oriel_wire.engine.environment import take_secret
-from oriel_wire.engine.shared_settings import state_folder, usage_folder
 from oriel_wire.errors import StartFailed
-from oriel_wire.flags import add_flags, values
+from oriel_wire.process.flags import add_flags, values
+from oriel_wire.process.shared_settings import state_folder, usage_folder
 
 
 def _quota_file(chosen: Path | None) -> Path | None:
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     share_memory()  # this has to happen before imports start threads
     from oriel_gateway.app import serve
     from oriel_gateway.identity.tickets import ticket_keys
-    from oriel_wire.engine.process import configure_logging, run_unit
+    from oriel_wire.process.process import configure_logging, run_unit
 
     configure_logging("gateway")
     chosen = values(Settings, args) | {

@@ -28,22 +28,22 @@ from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.pools.scaling import ScaledPools
 from oriel_gateway.routing.target_cache import TargetCache
 from oriel_gateway.shared.state import CACHE_BYTES, RoutingState
-from oriel_policies.answer_cache import AnswerCache
 from oriel_policies.documents import ApiKey, Snapshot, Tenant
 from oriel_policies.documents.packed import decoded
+from oriel_policies.upstreams.answer_cache import AnswerCache
 from oriel_wire.context import parse_timeout_ms, valid_request_id
 from oriel_wire.engine.health import Watches
 from oriel_wire.engine.large_messages import LargeMessages
 from oriel_wire.engine.listener import HttpServer
-from oriel_wire.h1 import Field, LineMemo
-from oriel_wire.sampling import Sampling, without_threshold
-from oriel_wire.trace import SpanSink, TraceIds, bounded_state, read_traceparent
+from oriel_wire.h1.request import Field, LineMemo
+from oriel_wire.observe.sampling import Sampling, without_threshold
+from oriel_wire.observe.trace import SpanSink, TraceIds, bounded_state, read_traceparent
 
 if TYPE_CHECKING:
     from oriel_gateway.identity.key_sets import KeySets
     from oriel_gateway.identity.tickets import Tickets
     from oriel_gateway.identity.tokens import Tokens
-    from oriel_wire.engine.recall import Recaller
+    from oriel_wire.observe.recall import Recaller
 
 _RELEASED = 200  # how many remembered objects are freed per turn of the loop
 _BODY_BYTES: Final = 64 * 1024  # memory of smaller bodies is not worth returning to the system

@@ -73,7 +73,7 @@ class Refused(Exception):
 
 
 def displaced(retry_after_s: int) -> Refused:
-    """Build the refusal of a call that made room for another one, by the rule of `oriel_policies.shares`."""
+    """Build the refusal of a call that made room for another one, by the rule of `oriel_policies.waiting.shares`."""
     message = "the pool is full: a more urgent call, or one of a tenant with less than its share, took the place"
     return Refused(Outcome.DISPLACED, message, retry_after_s=retry_after_s)
 

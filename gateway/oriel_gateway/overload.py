@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Final
 
 from oriel_gateway.errors import Outcome, Refused
-from oriel_policies.overload import BEAT_S, TURN_S, LoopOverload, shares
+from oriel_policies.waiting.overload import BEAT_S, TURN_S, LoopOverload, shares
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.pulse import PAUSE_S
 

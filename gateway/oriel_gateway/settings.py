@@ -8,10 +8,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from oriel_gateway.documents.source import store_location
-from oriel_wire.engine.shared_settings import usage_flag, usage_store_flag
-from oriel_wire.flags import Flag, flag, number, setting
 from oriel_wire.objects.client import Location
 from oriel_wire.objects.errors import BadStoreUrl
+from oriel_wire.process.flags import Flag, flag, number, setting
+from oriel_wire.process.shared_settings import usage_flag, usage_store_flag
 
 Addresses = Mapping[str, tuple[tuple[str, int], ...]]
 

@@ -20,8 +20,8 @@ from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.target_cache import TargetCache
 from oriel_gateway.routing.targets import Target, chosen
 from oriel_policies.documents import Snapshot, Tenant
-from oriel_policies.flows import Ticket
 from oriel_policies.scaling import PoolRecord
+from oriel_policies.waiting.flows import Ticket
 
 EPOCH_S = 1767225600.0  # the wall clock at the beginning of a simulation, for quotas: 2026-01-01, a Thursday
 

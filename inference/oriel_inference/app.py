@@ -36,20 +36,21 @@ from oriel_inference.batching.service_times import INLINE_S
 from oriel_inference.batching.statistics import FIRST_RESPONSE_MS, Ledger
 from oriel_inference.batching.usage_lines import UNIT, UsageLines
 from oriel_inference.batching.workers import JobThreads, WorkerThreads
+from oriel_inference.catalog import Catalog
 from oriel_inference.clock import LoopClock
-from oriel_inference.control import ModelControl
-from oriel_inference.dataplane import Dataplane
+from oriel_inference.dataplane.dataplane import Dataplane
+from oriel_inference.dataplane.scripting import Scripting
 from oriel_inference.ensembles.scheduler import Ensemble
 from oriel_inference.errors import LoadFailed
-from oriel_inference.lifecycle import Catalog
 from oriel_inference.log_settings import LogSettings
+from oriel_inference.models.control import ModelControl
+from oriel_inference.models.rollout import LoadTools
+from oriel_inference.models.start_report import models_table, ports_table
 from oriel_inference.quality.sampler import Quality
 from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.load import LoadedVersion
 from oriel_inference.repository.metrics_config import first_response_buckets
 from oriel_inference.repository.outline import HOST, gpu_name
-from oriel_inference.rollout import LoadTools
-from oriel_inference.scripting import Scripting
 from oriel_inference.servers.access_log import AccessLog
 from oriel_inference.servers.control import control_app
 from oriel_inference.servers.encoding import Encodings
@@ -59,26 +60,25 @@ from oriel_inference.servers.large_json import LargeJson
 from oriel_inference.servers.meter import Meter
 from oriel_inference.servers.surface import Surface
 from oriel_inference.settings import Settings
-from oriel_inference.start_report import models_table, ports_table
 from oriel_inference.stores.opening import open_stores
 from oriel_inference.stores.remote import RemoteStore
-from oriel_policies.model_memory import ModelMemory
+from oriel_policies.upstreams.model_memory import ModelMemory
 from oriel_wire.engine.buffered import serve as serve_http
-from oriel_wire.engine.control import serve_control
 from oriel_wire.engine.large_messages import return_memory
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer, served_at
 from oriel_wire.engine.loopback import is_loopback
 from oriel_wire.engine.peers import TrustedPeers
-from oriel_wire.engine.process import PLAIN, listen
-from oriel_wire.engine.shared_settings import cache_folder
-from oriel_wire.engine.spans import open_sink
-from oriel_wire.engine.usage_ledger import UsageLedger, open_ledger
 from oriel_wire.errors import StartFailed
 from oriel_wire.objects.client import location_of
 from oriel_wire.objects.errors import ObjectStoreError
 from oriel_wire.objects.opening import open_client, open_writer
-from oriel_wire.trace import SpanSink
+from oriel_wire.observe.spans import open_sink
+from oriel_wire.observe.trace import SpanSink
+from oriel_wire.process.control import serve_control
+from oriel_wire.process.process import PLAIN, listen
+from oriel_wire.process.shared_settings import cache_folder
+from oriel_wire.usage.ledger import UsageLedger, open_ledger
 
 _log = logging.getLogger(__name__)
 

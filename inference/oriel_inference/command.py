@@ -9,10 +9,10 @@ import os
 from oriel_inference.flags import add_foreign, collector_in, settle
 from oriel_inference.repository.defaults import from_backend_config
 from oriel_inference.settings import Settings, available_cores
-from oriel_wire.engine.otel_settings import COLLECTOR_VARIABLES
-from oriel_wire.engine.shared_settings import usage_folder
 from oriel_wire.errors import StartFailed
-from oriel_wire.flags import add_flags, values
+from oriel_wire.observe.otel_settings import COLLECTOR_VARIABLES
+from oriel_wire.process.flags import add_flags, values
+from oriel_wire.process.shared_settings import usage_folder
 
 # Added to the time for finishing requests, because threads and sessions have to end as well.
 STOP_MARGIN_S = 5.0
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; return the exit code of the process. Raises StartFailed."""
     from oriel_inference.app import serve
-    from oriel_wire.engine.process import configure_logging, log_to_file, run_unit
+    from oriel_wire.process.process import configure_logging, log_to_file, run_unit
 
     warnings = list(settle(args.foreign))
     for name, value in args.foreign:

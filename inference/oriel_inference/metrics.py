@@ -12,16 +12,16 @@ from oriel_inference.artefacts.records import ArtefactCounts
 from oriel_inference.backends.nvml import GpuLoad
 from oriel_inference.batching.device import Devices
 from oriel_inference.batching.statistics import Statistics
+from oriel_inference.catalog import Catalog, ServingModel
 from oriel_inference.errors import Outcome
 from oriel_inference.host import HostLoad
-from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_inference.quality.sampler import SAMPLE_RESULTS, VersionQuality
 from oriel_inference.quality.tensor import ODD_KINDS
 from oriel_inference.stores.remote import StoreCounts
 from oriel_policies.metering.usage import UsageRow, by_label, unbilled_ns
-from oriel_wire.exemplars import Exemplars
-from oriel_wire.telemetry import head, histogram, label_text, pieces
-from oriel_wire.usage import LedgerCounts
+from oriel_wire.observe.exemplars import Exemplars
+from oriel_wire.observe.telemetry import head, histogram, label_text, pieces
+from oriel_wire.usage.lines import LedgerCounts
 
 PIECE_LINES = 2000
 _REASONS = {

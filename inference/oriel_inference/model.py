@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from oriel_policies.batch import BatchBounds
+from oriel_policies.waiting.batch import BatchBounds
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z")
 _VERSION = re.compile(r"(?:0|[1-9][0-9]{0,17})\Z")

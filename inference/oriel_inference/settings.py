@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Literal
 
 from oriel_inference.repository.defaults import LoadDefaults
-from oriel_policies.model_memory import YOUNG_LOADS, YOUNG_S
-from oriel_wire.engine.shared_settings import LOOPBACK, object_store, trusted_peer_flag, usage_flag, usage_store_flag
-from oriel_wire.flags import Flag, Group, flags, number, switch
+from oriel_policies.upstreams.model_memory import YOUNG_LOADS, YOUNG_S
 from oriel_wire.objects.client import Location
+from oriel_wire.process.flags import Flag, Group, flags, number, switch
+from oriel_wire.process.shared_settings import LOOPBACK, object_store, trusted_peer_flag, usage_flag, usage_store_flag
 
 _DEVICE = re.compile(r"host|gpu[0-9]{1,3}")
 _CLASS = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")

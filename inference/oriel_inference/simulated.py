@@ -21,7 +21,7 @@ from oriel_inference.batching.workers import Job
 from oriel_inference.clock import Timer, VirtualClock
 from oriel_inference.errors import InferenceError
 from oriel_inference.model import ModelSpec, QueueRules, TensorInfo, TensorSpec
-from oriel_policies.batch import BatchBounds, ServiceCurve
+from oriel_policies.waiting.batch import BatchBounds, ServiceCurve
 from oriel_wire.v2.messages import Array
 
 LEARNED = 20  # batches of each size that a server has seen before

@@ -41,20 +41,20 @@ from oriel_logic.workers.launch import ALSO, ForkServer
 from oriel_logic.workers.pool import PoolLimits, WorkerPool
 from oriel_logic.workers.tally import Totals
 from oriel_policies.metering.usage import by_label, unbilled_ns
-from oriel_wire.engine.api_page import DOCS, OPENAPI
-from oriel_wire.engine.control import health_routes, serve_control
 from oriel_wire.engine.environment import STORES, forget_others
 from oriel_wire.engine.families import counter, gauge
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.peers import TrustedPeers
-from oriel_wire.engine.process import listen
-from oriel_wire.engine.recall import KEEP, Recaller
-from oriel_wire.engine.span_metrics import span_metrics
-from oriel_wire.engine.spans import open_sink
-from oriel_wire.engine.usage_ledger import UsageLedger, open_ledger
-from oriel_wire.engine.usage_metrics import ledger_metrics
-from oriel_wire.trace import SpanSink
-from oriel_wire.usage import LedgerCounts
+from oriel_wire.observe.recall import KEEP, Recaller
+from oriel_wire.observe.span_metrics import span_metrics
+from oriel_wire.observe.spans import open_sink
+from oriel_wire.observe.trace import SpanSink
+from oriel_wire.process.api_page import DOCS, OPENAPI
+from oriel_wire.process.control import health_routes, serve_control
+from oriel_wire.process.process import listen
+from oriel_wire.usage.ledger import UsageLedger, open_ledger
+from oriel_wire.usage.lines import LedgerCounts
+from oriel_wire.usage.metrics import ledger_metrics
 
 if TYPE_CHECKING:
     from oriel_logic.dev.fakes import FakeServers

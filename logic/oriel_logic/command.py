@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oriel_logic.settings import Settings
-from oriel_wire.engine.shared_settings import usage_folder
 from oriel_wire.errors import StartFailed
-from oriel_wire.flags import add_flags, values
+from oriel_wire.process.flags import add_flags, values
+from oriel_wire.process.shared_settings import usage_folder
 
 if TYPE_CHECKING:
     from oriel_logic.dev.session import Session
@@ -63,7 +63,7 @@ def launch(settings: Settings, dev: "Session | None" = None) -> int:
     scratch = ForkServer.launch(files, sets_up_all=True, max_frame_bytes=settings.max_frame_bytes)
     from oriel_logic.app import serve_unit
     from oriel_wire.engine.output import LimitedStream
-    from oriel_wire.engine.process import configure_logging, run_unit
+    from oriel_wire.process.process import configure_logging, run_unit
 
     configure_logging("logic")
     if dev is not None:
@@ -131,7 +131,7 @@ def folder(path: Path) -> Path:
 
 def address(text: str, flag: str = "--inference") -> tuple[str, int]:
     """Return the host and port of HOST:PORT or kubernetes:SERVICE[.NAMESPACE]:PORT. Raises StartFailed."""
-    from oriel_wire.engine.endpoint_slices import KUBERNETES, is_service
+    from oriel_wire.discovery.endpoint_slices import KUBERNETES, is_service
 
     host, colon, port = text.removeprefix("http://").rstrip("/").rpartition(":")
     host = host.removeprefix("[").removesuffix("]")

@@ -4,9 +4,9 @@ import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from oriel_wire.engine.shared_settings import LOOPBACK, trusted_peer_flag, usage_flag, usage_store_flag
-from oriel_wire.flags import flag, setting
 from oriel_wire.objects.client import Location
+from oriel_wire.process.flags import flag, setting
+from oriel_wire.process.shared_settings import LOOPBACK, trusted_peer_flag, usage_flag, usage_store_flag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

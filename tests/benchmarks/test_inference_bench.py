@@ -25,7 +25,7 @@ from oriel_inference.batching.call import Answer, Call
 from oriel_inference.batching.cores import Cores
 from oriel_inference.clock import VirtualClock
 from oriel_inference.model import ModelSpec, QueueRules, TensorInfo, TensorSpec
-from oriel_policies.batch import BatchBounds
+from oriel_policies.waiting.batch import BatchBounds
 from oriel_wire.v2.http import decode_request
 
 from ..inference.manual_workers import ManualWorkers

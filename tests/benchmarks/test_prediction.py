@@ -7,8 +7,8 @@ import pytest
 from inference_bench.goodput_cells import Deadlines, Served
 from inference_bench.prediction import between, compared, kept, mean_of, report, scenario
 
-from oriel_cli.load.scenario import read
-from oriel_cli.simulate.profile import Profile, Size, mean_ms
+from oriel_tools.load.scenario import read
+from oriel_tools.simulate.profile import Profile, Size, mean_ms
 
 
 def phase(attainment: float | None, p99: float | None) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 import pytest
 from inference_bench.tuner import CASES, DELAYS_US, Compared, Side, kept, objective_of, report, walk
 
-from oriel_cli.simulate.profile import Profile, Size
-from oriel_cli.tune.setting import Setting
+from oriel_tools.simulate.profile import Profile, Size
+from oriel_tools.tune.setting import Setting
 
 PRESENT = Setting(max_rows=4, instances=1, threads=1)
 

@@ -12,8 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from oriel_wire.engine.process import listen, run_unit
 from oriel_wire.errors import StartFailed
+from oriel_wire.process.process import listen, run_unit
 
 STUCK = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 BODY = b'[{"name": "sample", "version": "1"}]'

@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from oriel_cli.unit import Timings
-from oriel_cli.units import Address, UnitSpec, free_ports
+from oriel_cli.up.unit import Timings
+from oriel_cli.up.units import Address, UnitSpec, free_ports
 
 from ..waiting import until
 

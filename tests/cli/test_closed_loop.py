@@ -2,11 +2,11 @@ import asyncio
 
 import pytest
 
-from oriel_cli.closed_loop import Figures, Shot, drive
+from oriel_cli.demo.closed_loop import Figures, Shot, drive
 from oriel_wire.engine.buffered import Exchange, serve
 from oriel_wire.engine.client import HttpClient
 from oriel_wire.engine.limits import HttpLimits
-from oriel_wire.engine.process import listen
+from oriel_wire.process.process import listen
 
 SHOT = Shot(target="/x", headers=[("x-key", "k")], body=b"12345")
 

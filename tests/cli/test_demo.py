@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from oriel_cli import demo, demo_assets, generate
-from oriel_cli.demo_assets import DEMO_KEYS
+from oriel_cli.demo import demo, generate
+from oriel_cli.up import demo_assets
+from oriel_cli.up.demo_assets import DEMO_KEYS
 from oriel_policies.documents import compile_documents
 
 

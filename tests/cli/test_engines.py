@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from memory_objects import MemoryObjects, MemoryWriter
 
-from oriel_cli import engines
 from oriel_cli.main import main
+from oriel_cli.models import engines
 from oriel_inference.backends.onnx_graph import ENTRY
 
 from ..inference.artefact_server import forge, only_artefact

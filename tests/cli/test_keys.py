@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from oriel_cli.errors import CommandFailed
-from oriel_cli.key_documents import add_key, key_table
-from oriel_cli.keys import expiry
 from oriel_cli.main import main
+from oriel_cli.policies.key_documents import add_key, key_table
+from oriel_cli.policies.keys import expiry
 from oriel_policies.documents import Snapshot, compile_documents
 
 TOML = (

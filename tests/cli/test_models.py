@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, save_model
 
-from oriel_cli import models, state
+from oriel_cli import state
 from oriel_cli.main import main
+from oriel_cli.models import models
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.settings import Settings
 from oriel_policies.quality.reference import parse_reference

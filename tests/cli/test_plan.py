@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from oriel_cli import plan, report
-from oriel_cli.demo_assets import DemoAssets
-from oriel_cli.units import UnitSpec
+from oriel_cli.up import plan, report
+from oriel_cli.up.demo_assets import DemoAssets
+from oriel_cli.up.units import UnitSpec
 from oriel_wire.errors import StartFailed
 
 
@@ -127,7 +127,7 @@ def test_scaled_units_have_ports_for_as_many_processes_as_their_pools_allow(asse
         assert f"--endpoint inference={spec.addresses['http']} " in flags(gateway)
         assert f"--inference {spec.addresses['http']} " in flags(logic) and logic.needs == "inference"
     assert f"--scaler-port {gateway.addresses['scaler'].port}" in flags(gateway)
-    assert logic.spare[3:] == ["oriel_cli.spare", *logic.argv[4:]] and not gateway.pool
+    assert logic.spare[3:] == ["oriel_cli.up.spare", *logic.argv[4:]] and not gateway.pool
 
 
 @pytest.mark.parametrize("flag", ["--scale-to-zero", "--free-ports"])

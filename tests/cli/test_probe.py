@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from oriel_cli import probe
-from oriel_cli.units import free_ports
+from oriel_cli.up.units import free_ports
 
 
 @asynccontextmanager

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from oriel_cli.scaled import ScaledUnit
-from oriel_cli.supervisor import Supervisor
-from oriel_cli.unit import Timings
-from oriel_cli.units import UnitSpec
+from oriel_cli.up.scaled import ScaledUnit
+from oriel_cli.up.supervisor import Supervisor
+from oriel_cli.up.unit import Timings
+from oriel_cli.up.units import UnitSpec
 
 from ..waiting import until
 from .supervised import QUICK, alive, check_killed, gone, spec
@@ -175,7 +175,7 @@ async def test_what_a_unit_calls_runs_until_that_unit_has_stopped(tmp_path: Path
 KILLED = """
 import asyncio, os, sys
 sys.path[:0] = {path!r}
-from oriel_cli.supervisor import Supervisor
+from oriel_cli.up.supervisor import Supervisor
 from tests.cli.test_scaled import processes
 
 async def scale(units):

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oriel_cli.main import main
-from oriel_cli.simulate.autoscaler import Activation, HorizontalPodAutoscaler
-from oriel_cli.simulate.cluster import Cluster
-from oriel_cli.simulate.hindsight import hindsight
-from oriel_cli.simulate.loads import Load, recorded, synthetic
-from oriel_cli.simulate.scale import Tier, changes_of_direction, compare
 from oriel_policies.scaling import PoolScaling
+from oriel_tools.simulate.autoscaler import Activation, HorizontalPodAutoscaler
+from oriel_tools.simulate.cluster import Cluster
+from oriel_tools.simulate.hindsight import hindsight
+from oriel_tools.simulate.loads import Load, recorded, synthetic
+from oriel_tools.simulate.scale import Tier, changes_of_direction, compare
 
 
 def cluster(calls: list[tuple[float, int]], *, replicas: int = 1, gateways: int = 0) -> Cluster:

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, save_model
 
-from oriel_cli.closed_loop import drive
+from oriel_cli.demo.closed_loop import drive
 from oriel_cli.errors import CommandFailed
 from oriel_cli.main import main
-from oriel_cli.simulate import calibrate
-from oriel_cli.simulate.calibrate import Counts, callers_of, loop_of, loop_times, measured, together
-from oriel_cli.simulate.profile import LoopMs, read
 from oriel_inference.app import open_unit
 from oriel_inference.settings import Settings
+from oriel_tools.simulate import calibrate
+from oriel_tools.simulate.calibrate import Counts, callers_of, loop_of, loop_times, measured, together
+from oriel_tools.simulate.profile import LoopMs, read
 from oriel_wire.engine.client import HttpClient
 
 CONFIG = """

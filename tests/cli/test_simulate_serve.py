@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oriel_cli.errors import CommandFailed
-from oriel_cli.load.command import trace_lines
-from oriel_cli.load.generator import schedule
-from oriel_cli.load.scenario import Phase, Scenario, Stream, checked
 from oriel_cli.main import main
-from oriel_cli.simulate.profile import LoopMs, Profile, Size, drawn, mean_ms, read, spread_of
-from oriel_cli.simulate.requests import request_of
-from oriel_cli.simulate.serve import simulate
-from oriel_cli.simulate.virtual import VirtualLoad
 from oriel_policies.documents import Snapshot, compile_documents
 from oriel_policies.metering.prices import NANO, Price
+from oriel_tools.load.command import trace_lines
+from oriel_tools.load.generator import schedule
+from oriel_tools.load.scenario import Phase, Scenario, Stream, checked
+from oriel_tools.simulate.profile import LoopMs, Profile, Size, drawn, mean_ms, read, spread_of
+from oriel_tools.simulate.requests import request_of
+from oriel_tools.simulate.serve import simulate
+from oriel_tools.simulate.virtual import VirtualLoad
 
 URL = "http://x/v2/models/m/infer"
 ALONE = Profile(model="m", max_rows=0, sizes=[Size(rows=1, mean_ms=10.0)])

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from oriel_cli import probe, slo
+from oriel_cli import probe
 from oriel_cli.errors import CommandFailed
 from oriel_cli.main import main
+from oriel_cli.watch import slo
 
 WINDOWS = ("5m", "30m", "1h", "2h", "6h", "1d", "3d", "30d")
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from oriel_cli import probe
-from oriel_cli.supervisor import Supervisor
-from oriel_cli.unit import Timings, Unit
-from oriel_cli.units import Address, UnitSpec, free_ports, refuse_busy_ports
-from oriel_wire.engine.process import listen
+from oriel_cli.up.supervisor import Supervisor
+from oriel_cli.up.unit import Timings, Unit
+from oriel_cli.up.units import Address, UnitSpec, free_ports, refuse_busy_ports
 from oriel_wire.errors import StartFailed
+from oriel_wire.process.process import listen
 
 from ..waiting import pipe_gate, until
 from .supervised import QUICK, alive, check_killed, gone, spec
@@ -221,7 +221,7 @@ KILLED = """
 import asyncio, os, sys
 sys.path[:0] = {path!r}
 from oriel_cli import probe
-from oriel_cli.supervisor import Supervisor
+from oriel_cli.up.supervisor import Supervisor
 from tests.cli.supervised import spec
 
 async def main():

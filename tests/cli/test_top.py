@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oriel_cli import top
 from oriel_cli.errors import CommandFailed
-from oriel_cli.top_screen import MOST, SORTS, WIDTH, draw
+from oriel_cli.watch import top
+from oriel_cli.watch.top_screen import MOST, SORTS, WIDTH, draw
 
 COUNTS = {"rate": 1.5, "met": 90, "late": 8, "missed": 2, "excused": 0}
 

@@ -7,10 +7,10 @@ from starlette.applications import Starlette
 
 from oriel_cli import probe
 from oriel_cli.main import main
-from oriel_cli.traces import REQUEST_ID, StoredSpan, TraceStore, decode, routes
-from oriel_wire.engine.otel_settings import resource_of
-from oriel_wire.otlp import ProtobufEncoder
-from oriel_wire.trace import Span, child, new_trace
+from oriel_cli.watch.traces import REQUEST_ID, StoredSpan, TraceStore, decode, routes
+from oriel_wire.observe.otel_settings import resource_of
+from oriel_wire.observe.otlp import ProtobufEncoder
+from oriel_wire.observe.trace import Span, child, new_trace
 
 
 def span(

@@ -15,13 +15,13 @@ from urllib.request import urlopen
 import pytest
 
 from oriel_cli.main import main
-from oriel_cli.tune.contest import Measured
-from oriel_cli.tune.machine import Machine, serving
-from oriel_cli.tune.objective import Reached, parse
-from oriel_cli.tune.options import Options
-from oriel_cli.tune.report import costs
-from oriel_cli.tune.setting import Setting, Subject, changed
 from oriel_policies.metering.prices import NANO, Price
+from oriel_tools.tune.contest import Measured
+from oriel_tools.tune.machine import Machine, serving
+from oriel_tools.tune.objective import Reached, parse
+from oriel_tools.tune.options import Options
+from oriel_tools.tune.report import costs
+from oriel_tools.tune.setting import Setting, Subject, changed
 from oriel_wire.errors import StartFailed
 from oriel_wire.v2.metadata import parse_config_text
 
@@ -134,8 +134,8 @@ def test_openvino_is_tried_once_in_the_way_in_which_it_is_installed(
         raise StartFailed("enough")
 
     monkeypatch.setitem(sys.modules, "openvino", package)
-    monkeypatch.setattr("oriel_cli.tune.command._providers", lambda: providers)
-    monkeypatch.setattr("oriel_cli.tune.command.tuned", stopped)
+    monkeypatch.setattr("oriel_tools.tune.command._providers", lambda: providers)
+    monkeypatch.setattr("oriel_tools.tune.command.tuned", stopped)
     assert main(["tune", "double", "--repository", str(repository), *GOAL]) == 2
     assert found[0].providers == providers and found[0].compilers == compilers
 
@@ -154,7 +154,7 @@ def test_ctrl_c_ends_a_search_that_does_not_wait_and_the_server_with_it(
             events.append("went on")
 
     before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr("oriel_cli.tune.command.tuned", searching)
+    monkeypatch.setattr("oriel_tools.tune.command.tuned", searching)
     assert main(["tune", "double", "--repository", str(repository), *GOAL]) == 130
     assert events == ["double"] and signal.getsignal(signal.SIGINT) is before
     with pytest.raises(URLError, match="refused"):
@@ -172,7 +172,7 @@ def test_ctrl_c_while_it_waits_ends_what_was_started(repository: Path, monkeypat
             await asyncio.sleep(0)
             events.append("server stopped")
 
-    monkeypatch.setattr("oriel_cli.tune.command.tuned", calibrating)
+    monkeypatch.setattr("oriel_tools.tune.command.tuned", calibrating)
     assert main(["tune", "double", "--repository", str(repository), *GOAL]) == 130
     assert events == ["server stopped"]
 

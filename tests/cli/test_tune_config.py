@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oriel_cli.errors import CommandFailed
-from oriel_cli.tune.calibration import VARIANTS, variants_of
-from oriel_cli.tune.config_text import Unreadable, patch, put, put_parameter
-from oriel_cli.tune.machine import artefact_of
-from oriel_cli.tune.setting import Engine, Setting, Subject, changed, changes, engines, neighbours
 from oriel_inference.repository.compiling import ITSELF, variants
+from oriel_tools.tune.calibration import VARIANTS, variants_of
+from oriel_tools.tune.config_text import Unreadable, patch, put, put_parameter
+from oriel_tools.tune.machine import artefact_of
+from oriel_tools.tune.setting import Engine, Setting, Subject, changed, changes, engines, neighbours
 from oriel_wire.errors import StartFailed
 from oriel_wire.v2.metadata import parse_config_text
 

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_cli.simulate.profile import Size
-from oriel_cli.tune.contest import Measured, contest
-from oriel_cli.tune.correction import LEAST, MOST, corrected, factors, slowdown
-from oriel_cli.tune.objective import Reached, parse
-from oriel_cli.tune.options import Options
-from oriel_cli.tune.plan import explained, planned, promises, replanned
-from oriel_cli.tune.report import as_document, as_text
-from oriel_cli.tune.session import Tuned, tuned
-from oriel_cli.tune.setting import Engine, Setting
-from oriel_cli.tune.trial import Load
+from oriel_tools.simulate.profile import Size
+from oriel_tools.tune.contest import Measured, contest
+from oriel_tools.tune.correction import LEAST, MOST, corrected, factors, slowdown
+from oriel_tools.tune.objective import Reached, parse
+from oriel_tools.tune.options import Options
+from oriel_tools.tune.plan import explained, planned, promises, replanned
+from oriel_tools.tune.report import as_document, as_text
+from oriel_tools.tune.session import Tuned, tuned
+from oriel_tools.tune.setting import Engine, Setting
+from oriel_tools.tune.trial import Load
 
 from .tuning import ALONE, ENGINES, FLAT, QUICK, MadeUpMachine, simulator, simulator_of, subject, times
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oriel_cli.load.tally import Outcome, Tally
 from oriel_cli.main import main
-from oriel_cli.tune.objective import (
+from oriel_tools.load.tally import Outcome, Tally
+from oriel_tools.tune.objective import (
     BadObjective,
     Objective,
     Reached,

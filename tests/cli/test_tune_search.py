@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oriel_cli.load.tally import Outcome, Tally
-from oriel_cli.simulate.profile import Size
-from oriel_cli.tune.calibration import affordable
-from oriel_cli.tune.contest import Measured, is_confirmed
-from oriel_cli.tune.machine import profile_s, seconds_within
-from oriel_cli.tune.objective import Reached, Score, parse
-from oriel_cli.tune.options import Options
-from oriel_cli.tune.plan import Plan, clearly_worse, explained, limit, planned
-from oriel_cli.tune.search import Near, groups_of, put_back, search, simplified
-from oriel_cli.tune.session import confirm
-from oriel_cli.tune.setting import Engine, Setting, Subject, changed, neighbours
-from oriel_cli.tune.trial import Load
-from oriel_cli.tune.turns import Turns
+from oriel_tools.load.tally import Outcome, Tally
+from oriel_tools.simulate.profile import Size
+from oriel_tools.tune.calibration import affordable
+from oriel_tools.tune.contest import Measured, is_confirmed
+from oriel_tools.tune.machine import profile_s, seconds_within
+from oriel_tools.tune.objective import Reached, Score, parse
+from oriel_tools.tune.options import Options
+from oriel_tools.tune.plan import Plan, clearly_worse, explained, limit, planned
+from oriel_tools.tune.search import Near, groups_of, put_back, search, simplified
+from oriel_tools.tune.session import confirm
+from oriel_tools.tune.setting import Engine, Setting, Subject, changed, neighbours
+from oriel_tools.tune.trial import Load
+from oriel_tools.tune.turns import Turns
 
 from .tuning import ALONE, ENGINES, FLAT, QUICK, STEEP, CountingMachine, simulator, subject
 

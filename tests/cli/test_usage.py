@@ -14,8 +14,8 @@ from oriel_cli.usage.grouping import IDLE, billed_twice, group, hours
 from oriel_cli.usage.reading import collect, moment
 from oriel_policies.metering.prices import Price, amounts, decimal_text, price_at
 from oriel_policies.metering.reconcile import DeviceHour
-from oriel_wire.engine.usage_files import UsageFiles
-from oriel_wire.usage import COUNTERS, UsageLine
+from oriel_wire.usage.files import UsageFiles
+from oriel_wire.usage.lines import COUNTERS, UsageLine
 
 from .usage_lines import BASE, GPU, PRICES, device, line
 

@@ -20,8 +20,8 @@ from oriel_cli.errors import CommandFailed
 from oriel_cli.main import main
 from oriel_cli.usage.formats import FOCUS, FOCUS_MORE, cloudevents, columns, focus, records, write_csv, write_ndjson
 from oriel_cli.usage.grouping import group
-from oriel_wire.engine.usage_files import UsageFiles
-from oriel_wire.usage import UsageLine
+from oriel_wire.usage.files import UsageFiles
+from oriel_wire.usage.lines import UsageLine
 
 from .usage_lines import BASE, GPU, PRICES, device, line
 

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from oriel_cli.waterfall import WIDTH, draw
+from oriel_cli.watch.waterfall import WIDTH, draw
 
 
 def span(name: str, number: str, parent: str, start_ms: float, end_ms: float, **more: Any) -> dict[str, Any]:

@@ -5,14 +5,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
 
-from oriel_cli.load.scenario import Scenario
-from oriel_cli.load.tally import Outcome, Tally
-from oriel_cli.simulate.profile import Profile, Size
-from oriel_cli.tune.machine import Machine
-from oriel_cli.tune.objective import parse
-from oriel_cli.tune.search import Effort
-from oriel_cli.tune.setting import Engine, Subject
-from oriel_cli.tune.trial import Load, Simulator
+from oriel_tools.load.scenario import Scenario
+from oriel_tools.load.tally import Outcome, Tally
+from oriel_tools.simulate.profile import Profile, Size
+from oriel_tools.tune.machine import Machine
+from oriel_tools.tune.objective import parse
+from oriel_tools.tune.search import Effort
+from oriel_tools.tune.setting import Engine, Subject
+from oriel_tools.tune.trial import Load, Simulator
 from oriel_wire.v2.metadata import parse_config_text
 from oriel_wire.v2.proto import model_config_pb2 as pb
 

@@ -1,7 +1,7 @@
 """Lines of the usage ledger, and prices for them."""
 
 from oriel_policies.metering.prices import Price
-from oriel_wire.usage import UsageLine
+from oriel_wire.usage.lines import UsageLine
 
 GPU = Price(
     name="h100",

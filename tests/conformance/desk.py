@@ -8,7 +8,7 @@ from oriel_gateway.errors import Refused
 from oriel_gateway.limits import Grant, Limiter
 from oriel_gateway.routing.targets import resolve
 from oriel_policies.documents import compile_documents
-from oriel_policies.routing import RouteTable
+from oriel_policies.promise.routing import RouteTable
 
 
 def documents(limits: str) -> dict[str, bytes]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from oriel_wire.engine.discovery import MAX_ADDRESSES, Address, Discovery, DiscoveryFailed
+from oriel_wire.discovery.discovery import MAX_ADDRESSES, Address, Discovery, DiscoveryFailed
 
 
 class DiscoverySuite(ABC):

@@ -15,8 +15,8 @@ from oriel_gateway.limits.ledger import (
     Presence,
     Question,
 )
-from oriel_policies.calendar import Period, window_end, window_number
-from oriel_policies.ledger import RATE, SLOTS, Answer, Ask
+from oriel_policies.bounds.calendar import Period, window_end, window_number
+from oriel_policies.bounds.ledger import RATE, SLOTS, Answer, Ask
 
 _US = 1_000_000
 

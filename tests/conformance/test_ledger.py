@@ -13,7 +13,7 @@ import pytest
 from oriel_gateway.limits import redis_ledger
 from oriel_gateway.limits.ledger import MISSED_S, PRESENCE_S, SLOT_TTL_S, Ledger, LedgerLost, Presence
 from oriel_gateway.limits.redis_ledger import PREFIX, RedisLedger
-from oriel_policies.ledger import RATE, SLOTS, WINDOW, Answer, Ask
+from oriel_policies.bounds.ledger import RATE, SLOTS, WINDOW, Answer, Ask
 
 from .memory_ledger import MemoryLedger
 from .redis_server import PASSWORD, redis_server

@@ -13,7 +13,7 @@ from oriel_gateway.limits import SharedLimiter
 from oriel_gateway.limits import ledger_client as module
 from oriel_gateway.limits.ledger import LedgerLost, Presence, Question
 from oriel_gateway.limits.ledger_client import LedgerClient, LedgerClientLimits
-from oriel_policies.ledger import RATE, Answer, Ask
+from oriel_policies.bounds.ledger import RATE, Answer, Ask
 
 from ..waiting import until
 from .desk import Desk

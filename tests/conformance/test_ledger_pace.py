@@ -11,7 +11,7 @@ import pytest
 from oriel_gateway.limits import ledger_client as module
 from oriel_gateway.limits.ledger import LedgerLost, Presence, Question
 from oriel_gateway.limits.ledger_client import LedgerClient, LedgerClientLimits
-from oriel_policies.ledger import RATE, Answer, Ask
+from oriel_policies.bounds.ledger import RATE, Answer, Ask
 
 
 class Silent:

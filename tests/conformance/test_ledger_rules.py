@@ -1,6 +1,6 @@
 """The arithmetic of a ledger when time passes: windows end, slots run out, a clock is set back."""
 
-from oriel_policies.ledger import RATE, SLOTS, WINDOW, Answer, Ask
+from oriel_policies.bounds.ledger import RATE, SLOTS, WINDOW, Answer, Ask
 
 from .memory_ledger import Record, judge
 

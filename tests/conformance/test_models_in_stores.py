@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from oriel_cli.units import free_ports
+from oriel_cli.up.units import free_ports
 
 from ..conftest import Run
 from ..waiting import wait_until

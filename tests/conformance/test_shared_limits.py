@@ -18,7 +18,7 @@ from oriel_gateway.limits.ledger import PRESENCE_S
 from oriel_gateway.limits.ledger_client import DEFAULTS, LedgerClientLimits
 from oriel_gateway.limits.metrics import limiter_metrics
 from oriel_gateway.limits.redis_ledger import RedisLedger
-from oriel_policies.ledger import Ask
+from oriel_policies.bounds.ledger import Ask
 
 from ..waiting import until
 from .desk import Desk

@@ -21,7 +21,7 @@ from oriel_gateway.observe.objectives import Judged, Objectives
 from oriel_gateway.observe.shared_use import SharedUse
 from oriel_gateway.observe.stats import Stats
 from oriel_gateway.observe.usage import Usage
-from oriel_policies.error_budget import WINDOWS
+from oriel_policies.promise.error_budget import WINDOWS
 
 from ..waiting import until
 from .desk import Desk

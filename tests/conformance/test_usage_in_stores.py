@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from oriel_cli.usage.reading import Usage, read
-from oriel_wire.engine.usage_files import segments
-from oriel_wire.engine.usage_ledger import UsageLedger, open_ledger
 from oriel_wire.objects.client import location_of
-from oriel_wire.usage import UsageLine
+from oriel_wire.usage.files import segments
+from oriel_wire.usage.ledger import UsageLedger, open_ledger
+from oriel_wire.usage.lines import UsageLine
 
 from ..conftest import Run
 from ..waiting import until

@@ -19,8 +19,8 @@ import h11
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.server import CLOSED, DRAIN, ServerConnection
 from oriel_wire.errors import BadMessage
-from oriel_wire.h1 import LineMemo, RequestHead, parse_request_head
-from oriel_wire.h1_similar import SimilarHeads
+from oriel_wire.h1.request import LineMemo, RequestHead, parse_request_head
+from oriel_wire.h1.similar import SimilarHeads
 
 __all__ = ["LIMITS", "Request", "drive", "judge"]
 

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from oriel_cli.units import free_ports
+from oriel_cli.up.units import free_ports
 
 if __package__:
     from ..gateway.stack import Seen, Upstream, documents, gateway, upstream

@@ -68,7 +68,7 @@ def test_whatever_follows_whatever_the_rules_hold(parts: list[bytes], tail: byte
 
 def test_the_rules_can_break(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rules find a server that passes the framing on to its upstream."""
-    from oriel_wire import h1
+    from oriel_wire.h1.request import request as h1
 
     monkeypatch.setitem(h1._REQUEST_KINDS, "transfer-encoding", 0)
     monkeypatch.setattr(http1, "with_h11", lambda _: ([], 0))

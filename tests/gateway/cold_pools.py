@@ -8,7 +8,7 @@ import pytest
 from oriel_gateway.call.lifecycle import Lifecycle
 from oriel_gateway.core import Gateway
 from oriel_gateway.pools.health import Watch
-from oriel_wire.engine.discovery import Address
+from oriel_wire.discovery.discovery import Address
 
 from ..waiting import until
 from .stack import documents, gateway

@@ -12,7 +12,7 @@ from oriel_policies.documents import compile_documents
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.upstream import UpstreamConnection
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 from .stack import GOLD, documents
 

@@ -19,7 +19,7 @@ from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.grpc_endpoint import GrpcEndpoint
 from oriel_policies.documents import compile_documents
 from oriel_wire.engine.listener import HttpServer
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 from .endpoint_pools import first_route, still
 from .grpc_streams import INFER

@@ -19,7 +19,7 @@ from oriel_gateway.ingress.http import serve_public
 from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
 from oriel_policies.documents import compile_documents
 from oriel_wire.engine.limits import HttpLimits
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 from .stack import documents, grpc_server
 

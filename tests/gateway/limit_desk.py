@@ -6,7 +6,7 @@ from oriel_gateway.errors import Refused
 from oriel_gateway.limits import EmbeddedLimiter
 from oriel_gateway.routing.targets import Target, resolve
 from oriel_policies.documents import Snapshot, Tenant, compile_documents
-from oriel_policies.routing import RouteTable
+from oriel_policies.promise.routing import RouteTable
 
 from .stack import digest, documents
 

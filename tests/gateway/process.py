@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from oriel_cli.units import free_ports
+from oriel_cli.up.units import free_ports
 
 from ..waiting import until
 from .stack import Client

@@ -17,8 +17,8 @@ from oriel_gateway.limits import EmbeddedLimiter, Limiter
 from oriel_policies.documents import compile_documents
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
-from oriel_wire.sampling import ALWAYS, Sampling
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.sampling import ALWAYS, Sampling
+from oriel_wire.observe.trace import ListSink
 
 GOLD, BRONZE, LIMITED = "key-gold", "key-bronze", "key-limited"
 

@@ -10,7 +10,7 @@ from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Refused
 from oriel_gateway.limits import EmbeddedLimiter
 from oriel_policies.documents import compile_documents
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 from .stack import BRONZE, Client, digest, documents, gateway, upstream
 

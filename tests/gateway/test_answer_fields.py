@@ -7,7 +7,7 @@ import pytest
 
 from oriel_gateway.errors import Outcome
 from oriel_gateway.http_status import FINAL, STATUS
-from oriel_wire.server_timing import read_server_timing
+from oriel_wire.observe.server_timing import read_server_timing
 
 from .stack import GOLD, LIMITED, Client, Reply, Seen, Upstream, digest, documents, gateway, upstream
 

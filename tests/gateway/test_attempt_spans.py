@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from oriel_gateway.core import Gateway
-from oriel_wire.trace import ListSink, Span
+from oriel_wire.observe.trace import ListSink, Span
 
 from ..waiting import until
 from .endpoint_pools import FULL, HEDGED, first_route

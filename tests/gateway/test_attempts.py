@@ -20,9 +20,9 @@ from oriel_gateway.call.attempts import (
 from oriel_gateway.pools.endpoint_state import HttpEndpoint, Reach
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.pools.upstream_answers import AnswerKind
-from oriel_policies.budget import MAX_ATTEMPTS
+from oriel_policies.upstreams.budget import MAX_ATTEMPTS
 from oriel_wire.errors import UpstreamBroken, UpstreamError, UpstreamUnreachable, UpstreamUnread
-from oriel_wire.h1_response import ResponseHead, ResponseMemo, parse_response_head
+from oriel_wire.h1.response import ResponseHead, ResponseMemo, parse_response_head
 
 from .endpoint_pools import pool
 

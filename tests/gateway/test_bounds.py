@@ -17,12 +17,12 @@ from oriel_gateway.ingress.grpc_rules import GrpcLimits
 from oriel_gateway.ingress.http import public_limits
 from oriel_gateway.pools.pool import MAX_WORKS, PoolGate
 from oriel_policies.documents import compile_documents
-from oriel_wire.chunked import ChunkedDecoder
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.tls import Certificates
 from oriel_wire.engine.upstream import Endpoint, UpstreamConnection
 from oriel_wire.errors import BadMessage, StartFailed
-from oriel_wire.h1 import LineMemo, parse_request_head
+from oriel_wire.h1.chunked import ChunkedDecoder
+from oriel_wire.h1.request import LineMemo, parse_request_head
 
 from ..waiting import until
 from .certificates import certificate

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from oriel_gateway.call.hedge import Hedge
-from oriel_policies.ejection import Cause
+from oriel_policies.upstreams.ejection import Cause
 
 from ..waiting import until
 from .endpoint_pools import FULL, HEDGED, IDEMPOTENT, first_route, not_ready, still

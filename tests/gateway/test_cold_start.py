@@ -21,8 +21,8 @@ from oriel_gateway.core import Gateway
 from oriel_gateway.pools.endpoint_state import Reach
 from oriel_gateway.pools.health import Watch
 from oriel_policies.scaling import PoolRecord
-from oriel_wire.engine.endpoint_slices import EndpointSlices
-from oriel_wire.trace import ListSink
+from oriel_wire.discovery.endpoint_slices import EndpointSlices
+from oriel_wire.observe.trace import ListSink
 
 from ..waiting import until
 from ..wire.kubernetes_api import endpoint, kubernetes, piece

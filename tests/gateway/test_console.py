@@ -32,7 +32,7 @@ from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.endpoint_state import Reach
 from oriel_gateway.pools.model_locations import ABSENT_S
 from oriel_policies.documents import compile_documents
-from oriel_policies.ejection import Cause
+from oriel_policies.upstreams.ejection import Cause
 from oriel_wire.errors import StartFailed
 
 from ..conformance.memory_ledger import MemoryLedger

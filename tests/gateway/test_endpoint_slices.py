@@ -14,8 +14,8 @@ import pytest
 from oriel_gateway.pools.endpoint_state import HttpEndpoint, Reach
 from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.health import Watch
-from oriel_policies.ejection import Cause
-from oriel_wire.engine.endpoint_slices import EndpointSlices, Listed
+from oriel_policies.upstreams.ejection import Cause
+from oriel_wire.discovery.endpoint_slices import EndpointSlices, Listed
 
 from ..waiting import until
 from ..wire.kubernetes_api import KubernetesApi, endpoint, kubernetes, piece

@@ -15,9 +15,9 @@ from oriel_gateway.call.lifecycle import Lifecycle
 from oriel_gateway.pools.endpoint_state import MAX_RECORDS, Reach
 from oriel_gateway.pools.grpc_endpoint import GrpcEndpoint
 from oriel_gateway.pools.health import COMPARE_EVERY, Watch
-from oriel_policies import ejection
-from oriel_policies.ejection import Cause
-from oriel_wire.engine.discovery import Address, DiscoveryFailed
+from oriel_policies.upstreams import ejection
+from oriel_policies.upstreams.ejection import Cause
+from oriel_wire.discovery.discovery import Address, DiscoveryFailed
 from oriel_wire.h2.fields import check_request
 from oriel_wire.h2.hpack import Decoder
 

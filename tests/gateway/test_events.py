@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from oriel_gateway.call.events import Events, events_of
 from oriel_gateway.errors import Outcome
-from oriel_wire.chunked import ChunkedDecoder, chunk
-from oriel_wire.h1_response import ResponseMemo, parse_response_head
+from oriel_wire.h1.chunked import ChunkedDecoder, chunk
+from oriel_wire.h1.response import ResponseMemo, parse_response_head
 
 from ..waiting import until
 from .documents import TIER, written

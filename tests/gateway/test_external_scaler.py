@@ -9,7 +9,7 @@ from time import monotonic
 import grpc
 import pytest
 
-from oriel_cli.units import free_ports
+from oriel_cli.up.units import free_ports
 from oriel_gateway.admin import external_scaler
 from oriel_gateway.admin.external_scaler import ExternalScaler, client_certificates
 from oriel_policies.documents import compile_documents

@@ -8,8 +8,8 @@ import pytest
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import resolve
 from oriel_policies.documents import compile_documents
-from oriel_policies.flows import Ticket
-from oriel_policies.routing import RouteTable
+from oriel_policies.promise.routing import RouteTable
+from oriel_policies.waiting.flows import Ticket
 
 from .stack import digest, documents
 

@@ -17,7 +17,7 @@ from oriel_gateway.admin.metrics import GatewayCollector
 from oriel_gateway.core import Gateway
 from oriel_gateway.observe.decisions import explain
 from oriel_gateway.pools.demand import PoolDemand
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 from ..waiting import until
 from .endpoint_pools import FULL, still

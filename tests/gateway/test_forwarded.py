@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oriel_gateway.ingress.forwarded import forwarded_for
-from oriel_wire.h1 import LineMemo, parse_request_head
+from oriel_wire.h1.request import LineMemo, parse_request_head
 
 from .gate import INFER
 from .stack import Client, documents, gateway, upstream

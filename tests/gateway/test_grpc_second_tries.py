@@ -13,7 +13,7 @@ from oriel_gateway.pools import health
 from oriel_gateway.pools.endpoint_state import Reach
 from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.pool import PoolGate
-from oriel_wire.engine.discovery import Address
+from oriel_wire.discovery.discovery import Address
 
 from ..waiting import until
 from .grpc_endpoints import ABSENT, ANSWER, CODE, MESSAGE, Fails, house, never

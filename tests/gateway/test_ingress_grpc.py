@@ -21,7 +21,7 @@ from oriel_gateway.core import Gateway
 from oriel_gateway.ingress.http import serve_public
 from oriel_gateway.limits import EmbeddedLimiter
 from oriel_policies.documents import compile_documents
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 from ..waiting import until
 from .grpc_stack import Backend, Metadata, headers, idle, infer, stack

@@ -9,7 +9,7 @@ import pytest
 
 from oriel_gateway.call import http as http_call
 from oriel_wire.engine.limits import HttpLimits
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 from ..waiting import until
 from .gate import INFER, Gate, idle

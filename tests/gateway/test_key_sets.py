@@ -16,7 +16,7 @@ from oriel_gateway.identity import key_sets as module
 from oriel_gateway.identity.key_sets import EARLY_S, STALE_S, KeySets
 from oriel_gateway.limits import EmbeddedLimiter
 from oriel_policies.documents import Issuer, compile_documents
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 from ..waiting import until
 from .gate import INFER

@@ -7,10 +7,10 @@ from memory_ledger import Record, judge
 from oriel_gateway.limits.leased import LeasedMeter
 from oriel_gateway.limits.leased_kinds import LeasedQuota, LeasedRate, LeasedSlots, leased_meter
 from oriel_gateway.limits.meters import ASK
-from oriel_policies.calendar import CalendarClock, Period
+from oriel_policies.bounds.calendar import CalendarClock, Period
+from oriel_policies.bounds.ledger import Answer, Ask
+from oriel_policies.bounds.limits import Bound, Counts
 from oriel_policies.documents import RateLimit
-from oriel_policies.ledger import Answer, Ask
-from oriel_policies.limits import Bound, Counts
 
 NOON = 1_790_000_000.0 // 86400 * 86400 + 43200
 

@@ -12,9 +12,9 @@ from oriel_gateway.pools.lending import PermitLending
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Target, resolve_grpc
 from oriel_policies.documents import Tenant, compile_documents
-from oriel_policies.exchanges import Exchange, Habits
-from oriel_policies.flows import Ticket
-from oriel_policies.routing import RouteTable
+from oriel_policies.promise.routing import RouteTable
+from oriel_policies.waiting.exchanges import Exchange, Habits
+from oriel_policies.waiting.flows import Ticket
 
 from ..waiting import until
 from .lending_streams import (

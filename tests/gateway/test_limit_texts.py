@@ -8,9 +8,9 @@ from oriel_gateway.errors import Outcome
 from oriel_gateway.limits.error_text import amount_text, refusal, shown, states, token_headers
 from oriel_gateway.limits.grants import Grant, Terms
 from oriel_gateway.limits.meters import Meter, RateMeter
-from oriel_policies.calendar import Period
+from oriel_policies.bounds.calendar import Period
+from oriel_policies.bounds.limits import Bound, Counts
 from oriel_policies.documents import RateLimit
-from oriel_policies.limits import Bound, Counts
 from oriel_policies.metering.budgets import Budget
 
 EUROS = Budget(unit="EUR", amount=12_500_000_000, period=Period.DAY)

@@ -8,10 +8,10 @@ import pytest
 from oriel_gateway.limits.leased import LeasedMeter
 from oriel_gateway.limits.leased_kinds import LeasedQuota, LeasedRate, LeasedSlots, leased_meter
 from oriel_gateway.limits.meters import ASK, RateMeter, SlotMeter
-from oriel_policies.calendar import CalendarClock, Period
+from oriel_policies.bounds.calendar import CalendarClock, Period
+from oriel_policies.bounds.ledger import RATE, SLOTS, WINDOW, Answer, Ask
+from oriel_policies.bounds.limits import Bound, Counts
 from oriel_policies.documents import RateLimit
-from oriel_policies.ledger import RATE, SLOTS, WINDOW, Answer, Ask
-from oriel_policies.limits import Bound, Counts
 
 TICK_S = 0.0625
 MIDNIGHT = 1_790_000_000.0 // 86400 * 86400

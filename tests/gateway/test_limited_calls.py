@@ -12,7 +12,7 @@ from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
 from oriel_gateway.limits.ledger import Presence, Question
-from oriel_policies.ledger import Answer
+from oriel_policies.bounds.ledger import Answer
 
 from ..waiting import until
 from .fake_transport import core_connections

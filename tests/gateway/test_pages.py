@@ -16,10 +16,11 @@ from oriel_gateway.limits import error_text, ledger_client
 from oriel_gateway.observe import budgets, decisions, objectives, top_names
 from oriel_gateway.routing import target_cache
 from oriel_gateway.shared import state
-from oriel_policies import overload
-from oriel_wire import server_timing
-from oriel_wire.engine import control, lines, listener, otel_settings, spans
+from oriel_policies.waiting import overload
+from oriel_wire.engine import listener
 from oriel_wire.h2 import grpc
+from oriel_wire.observe import otel_settings, server_timing, spans
+from oriel_wire.process import control, lines
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

@@ -15,9 +15,9 @@ from oriel_gateway.pools.demand import PoolDemand
 from oriel_gateway.pools.load_reports import load_direction
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import resolve
-from oriel_policies.backlog import Backlog
 from oriel_policies.documents import compile_documents
-from oriel_policies.routing import RouteTable
+from oriel_policies.promise.routing import RouteTable
+from oriel_policies.waiting.backlog import Backlog
 
 from ..waiting import until
 from .documents import TIER, written

@@ -14,7 +14,7 @@ from oriel_gateway.core import Gateway
 from oriel_gateway.pools.endpoint_state import Reach
 from oriel_gateway.pools.health import Watch
 from oriel_policies.documents import Pool
-from oriel_wire.engine.discovery import Address
+from oriel_wire.discovery.discovery import Address
 
 from ..waiting import until
 from .endpoint_pools import PROBED, served, with_probe

@@ -13,7 +13,7 @@ from oriel_gateway.routing.targets import Target, resolve
 from oriel_gateway.shared import single_flight, state
 from oriel_policies.documents import Snapshot, compile_documents
 from oriel_policies.errors import BadDocument
-from oriel_policies.routing import RouteTable
+from oriel_policies.promise.routing import RouteTable
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (DOCS / "routing.md").read_text()

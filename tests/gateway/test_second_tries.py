@@ -16,9 +16,9 @@ from oriel_gateway.core import Gateway
 from oriel_gateway.pools.endpoint_state import HttpEndpoint, Reach
 from oriel_gateway.pools.pool import PoolGate
 from oriel_policies.documents import ApiKey
-from oriel_policies.ejection import Cause
+from oriel_policies.upstreams.ejection import Cause
 from oriel_wire.errors import UpstreamUnreachable
-from oriel_wire.h1 import Field, LineMemo
+from oriel_wire.h1.request import Field, LineMemo
 
 from ..waiting import TIMEOUT_S, until
 from .endpoint_pools import FULL, HEDGED, IDEMPOTENT, first_route, pool, served, still, with_probe

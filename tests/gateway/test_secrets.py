@@ -20,7 +20,7 @@ import httpx
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from oriel_cli.units import free_ports
+from oriel_cli.up.units import free_ports
 
 from ..waiting import until
 from .gate import INFER

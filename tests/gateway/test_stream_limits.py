@@ -14,7 +14,7 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits import Grant, StreamGrant
 from oriel_gateway.limits.streams import MAX_MODELS
 from oriel_policies.documents import compile_documents
-from oriel_policies.exchanges import Exchange, Habits
+from oriel_policies.waiting.exchanges import Exchange, Habits
 from oriel_wire.h2.grpc import CODES
 
 from ..waiting import until

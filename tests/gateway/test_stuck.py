@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from time import monotonic
 
 from oriel_gateway.pools.endpoint_state import Reach
-from oriel_policies.ejection import MIN_ANSWERS, Cause
+from oriel_policies.upstreams.ejection import MIN_ANSWERS, Cause
 
 from ..waiting import until
 from .endpoint_pools import with_probe

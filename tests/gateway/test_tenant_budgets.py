@@ -21,7 +21,7 @@ from oriel_gateway.limits.quota_file import QuotaFile
 from oriel_gateway.observe.spending import MAX_KNOWN, MAX_SHOWN
 from oriel_policies.documents import compile_documents
 from oriel_policies.metering.budgets import Use
-from oriel_wire.engine.usage_ledger import UsageLedger
+from oriel_wire.usage.ledger import UsageLedger
 
 from ..waiting import until
 from .limit_desk import INFER, on, tenant_t

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from oriel_cli.units import free_ports
+from oriel_cli.up.units import free_ports
 from oriel_gateway.identity.tickets import Tickets, ticket_keys
 from oriel_policies.documents import Tier, compile_documents
 from oriel_policies.documents.promises import Tenant

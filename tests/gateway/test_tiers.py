@@ -16,7 +16,7 @@ from oriel_gateway.core import Gateway
 from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
 from oriel_gateway.shared.special import FLEX_BYTES
 from oriel_policies.documents import compile_documents
-from oriel_policies.explain import ExplainedCall, explain
+from oriel_policies.promise.explain import ExplainedCall, explain
 
 from ..waiting import until
 from .grpc_stack import Backend, stack

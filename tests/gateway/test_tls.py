@@ -26,7 +26,7 @@ from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.tls import Certificates
 from oriel_wire.errors import StartFailed
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 from ..waiting import until
 from .certificates import certificate, needs_openssl

@@ -6,7 +6,7 @@ from time import monotonic
 
 from grpc import aio
 
-from oriel_cli.units import free_ports
+from oriel_cli.up.units import free_ports
 
 from ..waiting import until
 from .gate import INFER, idle

@@ -27,7 +27,7 @@ from oriel_gateway.limits import EmbeddedLimiter
 from oriel_policies.documents import compile_documents
 from oriel_policies.documents.packed import pack, unpack
 from oriel_policies.errors import BadDocument
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 from .gate import INFER
 from .grpc_stack import Backend, infer, stack

@@ -15,8 +15,8 @@ from oriel_gateway.admin.metrics import GatewayCollector
 from oriel_gateway.core import Gateway
 from oriel_gateway.observe.tracing import Address
 from oriel_wire.engine.listener import served_at
-from oriel_wire.sampling import NEVER, Sampling
-from oriel_wire.trace import ListSink, Span
+from oriel_wire.observe.sampling import NEVER, Sampling
+from oriel_wire.observe.trace import ListSink, Span
 
 from .grpc_stack import Backend, infer, stack
 from .limit_desk import on, tenant_t

@@ -5,7 +5,7 @@ import pytest
 
 from oriel_gateway.pools.grpc_answers import GrpcAnswer
 from oriel_gateway.pools.upstream_answers import AnswerKind, classify_answer
-from oriel_wire.h1_response import ResponseMemo, parse_response_head
+from oriel_wire.h1.response import ResponseMemo, parse_response_head
 
 FULL = "Exceeds maximum queue size"
 STOPS = "Server is stopping, scheduler for model has stopped accepting new inference requests"

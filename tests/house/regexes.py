@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-UNITS = ("wire", "policies", "gateway", "logic", "inference", "cli")
+UNITS = ("wire", "policies", "gateway", "logic", "inference", "cli", "tools")
 ANCHORED = {"match", "fullmatch"}
 _USES = ANCHORED | {"search", "findall", "finditer", "sub", "subn", "split"}
 

@@ -8,7 +8,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("wire", "policies", "gateway", "logic", "inference", "cli")
+PACKAGES = ("wire", "policies", "gateway", "logic", "inference", "cli", "tools")
 
 
 def listed() -> list[str]:

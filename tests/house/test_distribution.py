@@ -15,7 +15,7 @@ import pytest
 from oriel_wire.distribution import NAME, installed_version
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("wire", "policies", "gateway", "logic", "inference", "cli")
+PACKAGES = ("wire", "policies", "gateway", "logic", "inference", "cli", "tools")
 # `oriel` alone or with an extra, as something to install: the name of another project.
 TAKEN = re.compile(
     r"""pip[\s"',]+(?:un)?install\b[^`\n]*?[\s'"]oriel(?![\w./-])"""

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
 SOURCES = [
     path
-    for folder in ("wire", "policies", "gateway", "logic", "inference", "cli", "examples")
+    for folder in ("wire", "policies", "gateway", "logic", "inference", "cli", "tools", "examples")
     for path in sorted((ROOT / folder).rglob("*.py"))
     if not path.name.endswith("_pb2.py")
 ]

@@ -29,17 +29,17 @@ CALLERS = {
     "logic/oriel_logic/bodies/json.py": "ONE_FIELD",
     "logic/oriel_logic/openai/schema.py": "FIELD _WHOLE",
     "logic/oriel_logic/server/ingress.py": "SERVICE",
-    "wire/oriel_wire/allowed.py": "_SENTENCE _STEP",
-    "wire/oriel_wire/chunked.py": "_SIZE _TRAILER",
+    "wire/oriel_wire/process/allowed.py": "_SENTENCE _STEP",
+    "wire/oriel_wire/h1/chunked.py": "_SIZE _TRAILER",
     "wire/oriel_wire/context.py": "_REQUEST_ID _NAME _COST _TOKENS",
     "wire/oriel_wire/engine/loopback.py": "_HOST",
-    "wire/oriel_wire/h1.py": "_FIELD _REQUEST_LINE _ABSOLUTE _HOST_VALUE",
+    "wire/oriel_wire/h1/request.py": "_FIELD _REQUEST_LINE _ABSOLUTE _HOST_VALUE",
     "wire/oriel_wire/h2/fields.py": "_TOKEN _HOST_VALUE",
     "wire/oriel_wire/h2/grpc.py": "_ESCAPED _CODED",
     "wire/oriel_wire/h2/grpc_web.py": "_TYPE _PADDED",
     "wire/oriel_wire/h2/known_fields.py": "_NAME",
-    "wire/oriel_wire/semantics.py": "_ROUTES _ROUTES _ROUTES _ROUTES _ROUTES _ROUTES _ROUTES _FIXED",
-    "wire/oriel_wire/trace.py": "_PARENT",
+    "wire/oriel_wire/observe/semantics.py": "_ROUTES _ROUTES _ROUTES _ROUTES _ROUTES _ROUTES _ROUTES _FIXED",
+    "wire/oriel_wire/observe/trace.py": "_PARENT",
     "wire/oriel_wire/v2/jsondata.py": "_OPENING",
 }
 # Texts of servers that answer us: upstreams, stores, other instances.
@@ -47,26 +47,26 @@ SERVERS = {
     "gateway/oriel_gateway/api_docs/reading.py": "MODEL_NAME _SERVICE _OPENAI_MODEL _MEDIA _COMPONENT",
     "gateway/oriel_gateway/pools/grpc_answers.py": "_ADDRESS _LOST _WORD",
     "gateway/oriel_gateway/pools/upstream_answers.py": "_REFUSED _ABSENT",
-    "wire/oriel_wire/h1_response.py": "_EVENT_TYPE _STATUS_LINE",
+    "wire/oriel_wire/h1/response.py": "_EVENT_TYPE _STATUS_LINE",
     "wire/oriel_wire/objects/client.py": "_BUCKET",
     "wire/oriel_wire/objects/obstore.py": "_STATUS _CREDENTIALS _BAD_NAME",
     "wire/oriel_wire/objects/s3.py": "_MD5",
     "wire/oriel_wire/objects/s3_http.py": "_REGION",
-    "wire/oriel_wire/orca.py": "_NAME _NUMBER",
-    "wire/oriel_wire/server_timing.py": "_ODD _ENTRY",
-    "wire/oriel_wire/usage.py": "_SEGMENT",
+    "wire/oriel_wire/observe/orca.py": "_NAME _NUMBER",
+    "wire/oriel_wire/observe/server_timing.py": "_ODD _ENTRY",
+    "wire/oriel_wire/usage/lines.py": "_SEGMENT",
     "wire/oriel_wire/v2/metadata.py": "_ENUM _FIELD",
 }
 # Texts of operators: policy documents, configurations, flags.
 OPERATORS = {
-    "cli/oriel_cli/key_documents.py": "header following keys",
-    "cli/oriel_cli/keys.py": "_LASTS _NAME _TIER",
-    "cli/oriel_cli/load/bodies.py": "_MODEL",
-    "cli/oriel_cli/models.py": "_FILE",
-    "cli/oriel_cli/simulate/requests.py": "_MODEL",
-    "cli/oriel_cli/tune/command.py": "_DURATION",
-    "cli/oriel_cli/tune/config_text.py": "_TOKEN",
-    "cli/oriel_cli/tune/objective.py": "_GOAL _BOUND _FOR _TIER _RATE",
+    "cli/oriel_cli/policies/key_documents.py": "header following keys",
+    "cli/oriel_cli/policies/keys.py": "_LASTS _NAME _TIER",
+    "tools/oriel_tools/load/bodies.py": "_MODEL",
+    "cli/oriel_cli/models/models.py": "_FILE",
+    "tools/oriel_tools/simulate/requests.py": "_MODEL",
+    "tools/oriel_tools/tune/command.py": "_DURATION",
+    "tools/oriel_tools/tune/config_text.py": "_TOKEN",
+    "tools/oriel_tools/tune/objective.py": "_GOAL _BOUND _FOR _TIER _RATE",
     "gateway/oriel_gateway/settings.py": "_OVERRIDE _prefix",
     "inference/oriel_inference/settings.py": "_DEVICE _CLASS",
     "policies/oriel_policies/artefacts/comparison.py": "_TOLERANCE",
@@ -77,7 +77,7 @@ OPERATORS = {
     "policies/oriel_policies/documents/tenants.py": "_NAME _PATTERN _GRANT _SHA256",
     "policies/oriel_policies/quality/reference.py": "_INDEX",
     "policies/oriel_policies/scaling/schedule.py": "_CLOCK",
-    "wire/oriel_wire/engine/endpoint_slices.py": "_SERVICE",
+    "wire/oriel_wire/discovery/endpoint_slices.py": "_SERVICE",
     "wire/oriel_wire/engine/environment.py": "_NAME",
 }
 # Texts of authors of models and services, and of this project.
@@ -99,13 +99,13 @@ AUTHORS = {
     "logic/oriel_logic/openai/served.py": "NAME",
     "logic/oriel_logic/server/openapi.py": "made",
     "logic/oriel_logic/services/definition.py": "NAME",
-    "wire/oriel_wire/engine/api_page.py": "found",
+    "wire/oriel_wire/process/api_page.py": "found",
 }
 LISTED = {**CALLERS, **SERVERS, **OPERATORS, **AUTHORS}
 # Patterns that are handed to a function which only calls `match`.
 MATCHED = {"_TIER", "_PATTERN", "_GRANT", "_GOAL", "_BOUND", "_RATE"}
 # Patterns that are tried on nothing but files of this project.
-OWN = {"wire/oriel_wire/engine/api_page.py:found"}
+OWN = {"wire/oriel_wire/process/api_page.py:found"}
 
 
 def worst(regex: Regex) -> str:
@@ -139,7 +139,7 @@ def test_every_pattern_is_listed(found: list[Regex]) -> None:
     assert {file: " ".join(each) for file, each in names.items()} == LISTED, "list it, and say whose texts it reads"
 
 
-@pytest.mark.parametrize("unit", ["cli", "gateway", "inference", "logic", "policies", "wire"])
+@pytest.mark.parametrize("unit", ["cli", "gateway", "inference", "logic", "policies", "tools", "wire"])
 def test_no_pattern_takes_more_steps_than_its_text_is_long(found: list[Regex], unit: str) -> None:
     bad = {}
     for regex in found:

@@ -13,9 +13,9 @@ from oriel_inference.clock import VirtualClock
 from oriel_inference.ensembles.scheduler import Ensemble
 from oriel_inference.errors import InferenceError, InvalidRequest
 from oriel_inference.model import ModelSpec, QueueRules, TensorInfo, TensorSpec
-from oriel_policies.batch import BatchBounds, ServiceCurve
+from oriel_policies.waiting.batch import BatchBounds, ServiceCurve
 from oriel_wire.context import CallContext
-from oriel_wire.trace import new_trace
+from oriel_wire.observe.trace import new_trace
 from oriel_wire.v2.messages import Array
 
 from .manual_workers import ManualWorkers

@@ -11,7 +11,7 @@ from oriel_inference.app import Unit, open_unit
 from oriel_inference.model import EngineOptions, TensorInfo
 from oriel_inference.repository.check import CheckPool, CheckProcess
 from oriel_inference.settings import Settings
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 from . import models
 from .clients import client_of

@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.settings import Settings
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 from ..waiting import until
 from . import models

@@ -11,7 +11,7 @@ from fake_backend import FakeBackend
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.model import TensorInfo
 from oriel_inference.settings import Settings
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 from .clients import client_of
 

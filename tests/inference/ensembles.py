@@ -10,12 +10,12 @@ from fake_backend import FakeSession, Gate
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Call
 from oriel_inference.batching.cores import Cores
+from oriel_inference.catalog import ServingModel
 from oriel_inference.clock import VirtualClock
 from oriel_inference.ensembles.graph import check_flow, check_models
 from oriel_inference.ensembles.scheduler import Ensemble
-from oriel_inference.lifecycle import ServingModel
 from oriel_inference.model import EnsembleStep, ModelSpec, TensorInfo, TensorSpec
-from oriel_policies.batch import BatchBounds
+from oriel_policies.waiting.batch import BatchBounds
 from oriel_wire.v2.messages import Array
 from oriel_wire.v2.proto import model_config_pb2 as pb
 

@@ -12,7 +12,7 @@ from fake_backend import FakeBackend
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.backends import Backend
 from oriel_inference.settings import Settings
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 from . import models
 from .clients import client_of

@@ -16,7 +16,7 @@ from oriel_inference.backends import find_backend
 from oriel_inference.model import EngineOptions
 from oriel_inference.repository.check import CheckPool
 from oriel_inference.settings import Settings
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 from ..waiting import until
 from .clients import client_of

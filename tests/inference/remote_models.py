@@ -2,7 +2,7 @@
 
 import pytest
 
-from oriel_inference import control
+from oriel_inference.models import control
 from oriel_inference.stores import gate, retries
 
 from .control_server import times

@@ -15,7 +15,7 @@ from oriel_inference.app import Unit, open_unit
 from oriel_inference.backends import Backend, find_backend
 from oriel_inference.model import TensorInfo
 from oriel_inference.settings import Settings
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 from oriel_wire.v2.grpc import SERVICE
 from oriel_wire.v2.proto import v2_pb2
 

@@ -46,7 +46,7 @@ from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.stores.local import LocalStore
 from oriel_policies.artefacts.fingerprint import ArtefactKey
 from oriel_policies.artefacts.refusals import Refusal, RefusalKind, is_void
-from oriel_wire.engine.child import Child
+from oriel_wire.process.child import Child
 
 from . import models
 from .control_server import put, times

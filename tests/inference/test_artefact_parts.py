@@ -26,10 +26,10 @@ from oriel_inference.artefacts.folder import (
 from oriel_inference.artefacts.session import CompiledSession
 from oriel_inference.backends import find_backend
 from oriel_inference.backends.python.backend import PythonBackend
+from oriel_inference.dataplane.scripting import Scripting
 from oriel_inference.errors import BackendFailed, LoadFailed
 from oriel_inference.model import TensorInfo
 from oriel_inference.repository.load import Loading, load_model
-from oriel_inference.scripting import Scripting
 from oriel_inference.stores.local import LocalStore
 from oriel_policies.artefacts.comparison import TOLERANCES, Tolerance, disagreement
 from oriel_policies.artefacts.differences import measure

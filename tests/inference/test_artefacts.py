@@ -19,10 +19,10 @@ from oriel_inference.artefacts.records import ArtefactSettings
 from oriel_inference.backends.onnx_graph import ENTRY, OnnxGraph
 from oriel_inference.backends.onnx_runtime import OnnxRuntimeSession
 from oriel_inference.errors import BackendFailed
-from oriel_inference.memory_budget import MemoryBudget
+from oriel_inference.models.memory_budget import MemoryBudget
 from oriel_inference.repository.outline import HOST
 from oriel_policies.artefacts.fingerprint import ArtefactKey
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 from ..waiting import until
 from . import models

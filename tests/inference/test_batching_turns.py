@@ -21,7 +21,7 @@ from oriel_inference.batching.statistics import Statistics
 from oriel_inference.batching.verbose import log_batch
 from oriel_inference.batching.wait_estimate import WaitEstimate
 from oriel_inference.errors import DeadlineExceeded
-from oriel_policies.batch import BatchBounds, ServiceCurve
+from oriel_policies.waiting.batch import BatchBounds, ServiceCurve
 
 from .bench import Bench, spec
 

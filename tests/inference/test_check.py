@@ -12,7 +12,7 @@ import pytest
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions
 from oriel_inference.repository.check import NICENESS, CheckPool, CheckProcess
-from oriel_wire.engine.child import Child
+from oriel_wire.process.child import Child
 
 from ..waiting import wait_until
 from . import models

@@ -117,7 +117,7 @@ async def test_models_load_at_the_same_time_and_one_model_one_load_at_a_time(
         under_way.remove(model)
         return load_model(loading)
 
-    monkeypatch.setattr("oriel_inference.rollout.load_model", slowly)
+    monkeypatch.setattr("oriel_inference.models.rollout.load_model", slowly)
     async with serving(tmp_path, "explicit", load_models=("*",)) as served:
         assert {line[0] for line in (await served.lines()).values()} == {"READY"}
         again = [served.client.post(f"/v2/repository/models/{name}/load", json={}) for name in "aabb"]

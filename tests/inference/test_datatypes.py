@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from oriel_inference.app import Unit, open_unit
 from oriel_wire.errors import BadMessage
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 from oriel_wire.v2.datatypes import DATATYPES
 from oriel_wire.v2.grpc import SERVICE, decode_infer_response, encode_infer_request
 from oriel_wire.v2.http import decode_response, encode_request

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from oriel_inference.catalog import Catalog
 from oriel_inference.clock import VirtualClock
-from oriel_inference.demand import FULL_PAUSE_S, PIECE, Demand
 from oriel_inference.errors import InferenceError, ModelMemoryFull, ModelNotReady, NoVersion, QueueFull, ServerStopping
-from oriel_inference.lifecycle import Catalog
+from oriel_inference.models.demand import FULL_PAUSE_S, PIECE, Demand
 from oriel_wire.context import CallContext
-from oriel_wire.trace import TraceContext
+from oriel_wire.observe.trace import TraceContext
 
 from ..waiting import until
 

@@ -17,7 +17,7 @@ from oriel_inference.app import Unit, open_unit
 from oriel_inference.servers.encoding import negotiate
 from oriel_inference.settings import Settings
 from oriel_wire.engine.limits import inflated_limit
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 from .clients import client_of
 

@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 from oriel_inference.app import open_unit
 from oriel_inference.model import TensorInfo
 from oriel_inference.settings import Settings
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 from ..waiting import until
 from . import models

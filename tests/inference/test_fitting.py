@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from oriel_inference.dataplane import top_classes
+from oriel_inference.dataplane.dataplane import top_classes
 from oriel_inference.errors import InvalidRequest
 from oriel_inference.fitting import RequestFitter
 from oriel_inference.model import ModelSpec, QueueRules, TensorSpec

@@ -10,8 +10,8 @@ from oriel_inference import command
 from oriel_inference.flags import FOREIGN, settle
 from oriel_inference.repository.defaults import LoadDefaults, from_backend_config
 from oriel_inference.settings import Settings
-from oriel_wire.engine.otel_settings import collector_of
 from oriel_wire.errors import StartFailed
+from oriel_wire.observe.otel_settings import collector_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "tritonserver-flags.md"
 
@@ -34,8 +34,8 @@ def settings_of(monkeypatch: pytest.MonkeyPatch, *words: str) -> Settings:
         return 0
 
     monkeypatch.setattr("oriel_inference.app.serve", serve)
-    monkeypatch.setattr("oriel_wire.engine.process.run_unit", run_unit)
-    monkeypatch.setattr("oriel_wire.engine.process.configure_logging", lambda unit: None)
+    monkeypatch.setattr("oriel_wire.process.process.run_unit", run_unit)
+    monkeypatch.setattr("oriel_wire.process.process.configure_logging", lambda unit: None)
     assert command.run(parser().parse_args(["--model-repository", "/m", *words])) == 0
     return seen[0]
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 
-from oriel_cli.load import tally as load_tally
-from oriel_cli.load.bodies import Prepared
-from oriel_cli.load.senders import GrpcSender, Ticket
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.errors import Outcome
 from oriel_inference.settings import Settings
+from oriel_tools.load import tally as load_tally
+from oriel_tools.load.bodies import Prepared
+from oriel_tools.load.senders import GrpcSender, Ticket
 from oriel_wire.engine.peers import TrustedPeers
-from oriel_wire.engine.recall import KEEP_METHOD, Recaller
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.recall import KEEP_METHOD, Recaller
+from oriel_wire.observe.trace import ListSink
 from oriel_wire.v2.grpc import HEALTH_SERVICE, SERVICE
 from oriel_wire.v2.proto import health_pb2, v2_pb2
 

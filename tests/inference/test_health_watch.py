@@ -10,7 +10,7 @@ import pytest
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.settings import Settings
 from oriel_wire.engine import health
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 from oriel_wire.v2.grpc import HEALTH_SERVICE, SERVICE
 from oriel_wire.v2.proto import health_pb2
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from oriel_inference.app import Unit
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 from .clients import client_of
 

@@ -16,7 +16,7 @@ from oriel_inference.app import Unit, open_unit
 from oriel_inference.errors import Outcome
 from oriel_inference.servers.grpc_infer import _Known
 from oriel_inference.settings import Settings
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 from oriel_wire.v2.grpc import SERVICE, encode_infer_request
 from oriel_wire.v2.messages import InferRequest, RequestedOutput, tensor
 from oriel_wire.v2.proto import v2_pb2

@@ -27,7 +27,7 @@ from oriel_inference.errors import (
 )
 from oriel_inference.servers.large_json import Converted, LargeJson, Task
 from oriel_inference.settings import Settings
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 from oriel_wire.v2.http import decode_request
 
 from ..waiting import until

@@ -11,7 +11,7 @@ from fake_backend import FakeBackend
 
 from oriel_inference.app import Unit
 from oriel_inference.model import TensorInfo
-from oriel_wire.orca import LOAD_FORMAT, LOAD_METRICS, parse_report
+from oriel_wire.observe.orca import LOAD_FORMAT, LOAD_METRICS, parse_report
 
 from ..waiting import until
 from .gated import gated

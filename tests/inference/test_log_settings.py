@@ -18,7 +18,7 @@ from oriel_inference.errors import InvalidRequest, NotSupported
 from oriel_inference.log_settings import LogSettings
 from oriel_inference.settings import Settings
 from oriel_wire.errors import StartFailed
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 from oriel_wire.v2.grpc import SERVICE
 from oriel_wire.v2.proto import v2_pb2
 

@@ -18,14 +18,14 @@ from fake_backend import FakeBackend, Gate
 from oriel_inference.app import Unit
 from oriel_inference.backends import nvml
 from oriel_inference.batching.statistics import MAX_TIERS, OTHER_TIERS
+from oriel_inference.catalog import Entry
 from oriel_inference.errors import Outcome
-from oriel_inference.lifecycle import Entry
 from oriel_inference.metrics import FAMILIES
 from oriel_inference.model import Gpu, ModelState
 from oriel_inference.quality.sampler import VersionQuality
 from oriel_policies.artefacts.lifecycle import ArtefactLife
-from oriel_wire.trace import ListSink
-from oriel_wire.unsampled import keep_body
+from oriel_wire.observe.trace import ListSink
+from oriel_wire.observe.unsampled import keep_body
 
 from ..waiting import until
 from . import models

@@ -9,7 +9,7 @@ from inference_bench.goodput_simulation import DEVICES, Device, most_in_time, po
 
 from oriel_inference.batching.service_times import USEFUL_EVERY
 from oriel_inference.errors import DeadlineExceeded, DeadlineTooShort, QueueFull
-from oriel_policies.feasibility import PROBE, SAMPLES
+from oriel_policies.waiting.feasibility import PROBE, SAMPLES
 
 from .bench import Bench, Linear, spec
 

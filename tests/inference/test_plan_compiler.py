@@ -25,7 +25,7 @@ from oriel_inference.errors import CompilerMissing, LoadFailed
 from oriel_inference.model import EngineOptions, Gpu
 from oriel_inference.repository.outline import gpu_name
 from oriel_policies.artefacts.devices import lacking, parse_targets
-from oriel_policies.engine_profiles import Shape, parse_shapes
+from oriel_policies.upstreams.engine_profiles import Shape, parse_shapes
 
 from ..waiting import until
 from . import models

@@ -8,7 +8,7 @@ import pytest
 
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.settings import Settings
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 from ..waiting import until
 from . import models
@@ -39,7 +39,7 @@ class Sleeps:
 @pytest.fixture
 def sleeps(monkeypatch: pytest.MonkeyPatch) -> Sleeps:
     found = Sleeps()
-    monkeypatch.setattr("oriel_inference.control.sleep", found.sleep)
+    monkeypatch.setattr("oriel_inference.models.control.sleep", found.sleep)
     return found
 
 

@@ -20,12 +20,12 @@ from oriel_inference.app import open_unit
 from oriel_inference.backends.python.backend import PythonBackend
 from oriel_inference.backends.python.launch import PythonLimits
 from oriel_inference.backends.python.session import PythonSession
+from oriel_inference.catalog import UNTRIED
 from oriel_inference.errors import BackendFailed, DeadlineExceeded, InferenceError, LoadFailed, ModelNotReady, Outcome
-from oriel_inference.lifecycle import UNTRIED
 from oriel_inference.model import EngineOptions
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.settings import Settings
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 from oriel_wire.v2.metadata import parse_config_text
 
 from ..waiting import pipe_gate, until

@@ -22,9 +22,9 @@ import tritonclient.http.aio
 
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.backends.python.session import PythonSession
-from oriel_inference.lifecycle import UNTRIED
+from oriel_inference.catalog import UNTRIED
 from oriel_inference.settings import Settings
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 from ..waiting import until
 from . import models

@@ -28,7 +28,7 @@ from oriel_inference.model import EngineOptions, ModelState
 from oriel_inference.repository.defaults import from_backend_config
 from oriel_inference.settings import Settings
 from oriel_wire.errors import StartFailed
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 from oriel_wire.v2.metadata import parse_config_text
 
 from ..waiting import until

@@ -23,12 +23,12 @@ from oriel_inference.backends.python.frames import AHEAD, FrameError
 from oriel_inference.backends.python.messages import Infer
 from oriel_inference.batching import requests as request_batches
 from oriel_inference.batching import stream as streams
+from oriel_inference.catalog import UNTRIED
+from oriel_inference.dataplane.scripting import ModelCall
 from oriel_inference.errors import BackendFailed
-from oriel_inference.lifecycle import UNTRIED
-from oriel_inference.scripting import ModelCall
 from oriel_inference.settings import Settings
 from oriel_wire.context import read_headers
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 from oriel_wire.v2.grpc import encode_infer_request
 from oriel_wire.v2.messages import InferRequest, InferResponse, tensor
 

@@ -24,7 +24,7 @@ from oriel_inference.settings import Settings
 from oriel_wire.errors import StartFailed
 from oriel_wire.objects.client import ClientLimits
 from oriel_wire.objects.opening import open_client
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 from ..conftest import Run
 from ..waiting import until

@@ -15,7 +15,7 @@ from oriel_inference.app import open_unit
 from oriel_inference.errors import LoadFailed
 from oriel_inference.settings import Settings
 from oriel_wire.errors import StartFailed
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 from ..waiting import until
 from . import models
@@ -290,7 +290,7 @@ async def test_slow_fetches_keep_no_other_model_from_being_loaded(
 @pytest.mark.parametrize("fetches", [False, True])
 async def test_loads_that_take_long_leave_their_slots_to_others(fetches: bool) -> None:
     """Two files whose check hung held up every other model for a minute."""
-    from oriel_inference.load_slots import LoadSlots
+    from oriel_inference.models.load_slots import LoadSlots
 
     class Store:
         def loaded(self, model: str) -> None: ...
@@ -322,7 +322,7 @@ async def test_loads_that_take_long_leave_their_slots_to_others(fetches: bool) -
 
 
 async def test_a_stop_ends_loads_that_wait_for_their_turn() -> None:
-    from oriel_inference.load_slots import LoadSlots
+    from oriel_inference.models.load_slots import LoadSlots
 
     class Store:
         fetches = True

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.cores import Cores
 from oriel_inference.batching.scheduler import Scheduler
+from oriel_inference.catalog import Catalog, ServingModel
 from oriel_inference.clock import VirtualClock
 from oriel_inference.ensembles.parts import judge
 from oriel_inference.ensembles.scheduler import Ensemble
 from oriel_inference.errors import LoadFailed
-from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_inference.model import ModelSpec, ModelState
+from oriel_inference.models.rollout import LoadTools, Rollout
 from oriel_inference.repository.load import LoadedVersion, Loading
-from oriel_inference.rollout import LoadTools, Rollout
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
 from .ensembles import Step, ensemble, model, tensor
@@ -214,8 +214,8 @@ def test_whatever_comes_and_goes_what_serves_fits_together(script: list[tuple]) 
 
     async def run() -> None:
         room = Room()
-        with patch("oriel_inference.rollout.load_model", room.load):
+        with patch("oriel_inference.models.rollout.load_model", room.load):
             await play(room)
 
-    with patch("oriel_inference.rollout.LEAVE_POLL_S", 0.0), patch("asyncio.to_thread", at_once):
+    with patch("oriel_inference.models.rollout.LEAVE_POLL_S", 0.0), patch("asyncio.to_thread", at_once):
         asyncio.run(run())

@@ -10,7 +10,7 @@ from tritonclient.utils import InferenceServerException
 
 from oriel_inference.app import open_unit
 from oriel_inference.settings import Settings
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 from . import models
 from .clients import client_of

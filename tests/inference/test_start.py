@@ -21,13 +21,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from oriel_inference.app import open_unit
-from oriel_inference.lifecycle import Entry
+from oriel_inference.catalog import Entry
 from oriel_inference.model import ModelState
+from oriel_inference.models.start_report import MAX_ROWS, models_table, ports_table
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.settings import Settings
-from oriel_inference.start_report import MAX_ROWS, models_table, ports_table
 from oriel_wire.errors import StartFailed
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 from ..waiting import until, wait_until
 from . import models

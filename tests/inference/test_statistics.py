@@ -14,7 +14,7 @@ from google.protobuf.json_format import MessageToDict
 from oriel_inference.app import Unit
 from oriel_inference.batching.call import BatchTimes
 from oriel_inference.batching.statistics import MAX_BATCH_SIZES, MAX_RESPONSES, Ledger, Statistics
-from oriel_wire.telemetry import Histogram
+from oriel_wire.observe.telemetry import Histogram
 from oriel_wire.v2.proto import v2_pb2
 
 from ..waiting import until

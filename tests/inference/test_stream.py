@@ -26,7 +26,7 @@ from oriel_inference.servers.stream import MAX_IN_FLIGHT
 from oriel_inference.settings import Settings
 from oriel_policies.documents import compile_documents
 from oriel_wire.context import read_headers
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 from oriel_wire.v2.grpc import SERVICE, encode_infer_request
 from oriel_wire.v2.messages import InferRequest, tensor
 from oriel_wire.v2.proto import v2_pb2

@@ -19,14 +19,14 @@ import httpx
 import pytest
 from fake_backend import FakeBackend
 
-from oriel_cli.units import free_ports
+from oriel_cli.up.units import free_ports
 from oriel_inference.app import open_unit
 from oriel_inference.errors import Outcome, ServerStopping
 from oriel_inference.servers.repository_api import GrpcRepository
 from oriel_inference.settings import Settings
 from oriel_wire.engine import listener
 from oriel_wire.errors import StartFailed
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 from oriel_wire.v2.proto import v2_pb2
 
 from ..waiting import until

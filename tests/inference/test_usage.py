@@ -12,7 +12,7 @@ from oriel_inference.batching.device import Accounts, Devices
 from oriel_inference.batching.usage_lines import UsageLines
 from oriel_inference.settings import Settings
 from oriel_policies.metering.usage import UsageRow, unbilled_ns
-from oriel_wire.engine.usage_files import read_segment, segments
+from oriel_wire.usage.files import read_segment, segments
 
 from .bench import Bench, context, spec
 from .clients import client_of

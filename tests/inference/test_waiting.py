@@ -8,8 +8,8 @@ import gc
 import json
 import sys
 
-from oriel_inference.dataplane import Completion, Dataplane
-from oriel_inference.lifecycle import ServingModel
+from oriel_inference.catalog import ServingModel
+from oriel_inference.dataplane.dataplane import Completion, Dataplane
 from oriel_wire.context import read_headers
 from oriel_wire.v2.http import decode_request
 from oriel_wire.v2.messages import InferRequest

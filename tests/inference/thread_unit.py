@@ -10,7 +10,7 @@ import uvloop
 
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.settings import Settings
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from oriel_logic.workers.launch import ForkServer, start_process
 from oriel_logic.workers.pool import PoolLimits, WorkerPool
 from oriel_wire.context import CallContext
 from oriel_wire.engine.buffered import Exchange, serve
-from oriel_wire.trace import ListSink, new_trace
+from oriel_wire.observe.trace import ListSink, new_trace
 from oriel_wire.v2.http import decode_request, encode_response
 from oriel_wire.v2.messages import InferRequest, InferResponse, tensor
 

@@ -16,9 +16,9 @@ from oriel_logic.observe.metrics import MAX_STAGES, MAX_TIERS, Metrics
 from oriel_logic.observe.stages import Ledger
 from oriel_logic.settings import Settings
 from oriel_logic.workers.launch import ForkServer
-from oriel_wire.engine.control import health_routes
-from oriel_wire.engine.exposition import exposition
-from oriel_wire.trace import ListSink, new_trace
+from oriel_wire.observe.exposition import exposition
+from oriel_wire.observe.trace import ListSink, new_trace
+from oriel_wire.process.control import health_routes
 
 SERVICE = "from oriel_logic import service\n@service\ndef plain(request): return 1\n"
 

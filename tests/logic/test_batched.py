@@ -20,7 +20,7 @@ from oriel_logic.workers.job import Done, Job
 from oriel_logic.workers.outcomes import facts_of
 from oriel_logic.workers.tally import Tally
 from oriel_logic.workers.work import run_together
-from oriel_policies.flows import Ticket
+from oriel_policies.waiting.flows import Ticket
 from oriel_wire.context import CallContext
 
 from ..waiting import until

@@ -11,7 +11,7 @@ from oriel_logic.client.codec import MAX_KEPT, ModelCodec
 from oriel_logic.client.models import ModelSpec, TensorSpec
 from oriel_logic.errors import ModelFailed, ModelInputWrong
 from oriel_wire.engine.client import HttpResponse
-from oriel_wire.h1_response import ResponseMemo, parse_response_head
+from oriel_wire.h1.response import ResponseMemo, parse_response_head
 from oriel_wire.v2.http import decode_request, encode_response
 from oriel_wire.v2.messages import InferRequest, InferResponse, tensor
 

@@ -8,8 +8,8 @@ from scripted_discovery import ScriptedDiscovery
 from oriel_logic.client.endpoints import DOWN_MAX_S, DOWN_S, LACKS_S, MAX_LACKING, TRIAL_S, Endpoint, Endpoints
 from oriel_logic.client.upstreams import AddressWatch, Upstreams
 from oriel_logic.command import address
-from oriel_wire.engine.discovery import Address, DiscoveryFailed, DnsDiscovery, discovery_of
-from oriel_wire.engine.endpoint_slices import EndpointSlices
+from oriel_wire.discovery.discovery import Address, DiscoveryFailed, DnsDiscovery, discovery_of
+from oriel_wire.discovery.endpoint_slices import EndpointSlices
 from oriel_wire.errors import StartFailed
 
 from ..waiting import until

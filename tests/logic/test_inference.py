@@ -26,7 +26,7 @@ from oriel_logic.errors import (
 from oriel_logic.observe.spans import stage_span
 from oriel_logic.observe.stages import Ledger
 from oriel_wire.context import CallContext
-from oriel_wire.trace import format_traceparent, parse_traceparent
+from oriel_wire.observe.trace import format_traceparent, parse_traceparent
 
 ROW = np.array([[1, 2]], np.float32)
 

@@ -4,8 +4,8 @@ from typing import Any, cast
 
 from oriel_logic.observe.stages import HopFacts, Ledger
 from oriel_logic.server.keeping import Keeping
-from oriel_wire.engine.recall import Recaller
-from oriel_wire.trace import ListSink, new_trace
+from oriel_wire.observe.recall import Recaller
+from oriel_wire.observe.trace import ListSink, new_trace
 
 
 class Asked:

@@ -28,7 +28,7 @@ from oriel_logic.errors import (
 from oriel_logic.observe.spans import stage_span
 from oriel_logic.observe.stages import Ledger
 from oriel_wire.context import CallContext
-from oriel_wire.trace import parse_traceparent
+from oriel_wire.observe.trace import parse_traceparent
 from oriel_wire.v2.grpc import SERVICE, decode_infer, encode_infer
 from oriel_wire.v2.messages import InferResponse, tensor
 from oriel_wire.v2.proto import v2_pb2

@@ -17,7 +17,7 @@ from oriel_logic.bodies.tensors import Tensors
 from oriel_logic.bodies.upload import Upload
 from oriel_logic.server.openapi import document
 from oriel_logic.services.definition import SHOWN_BYTES, Definition, NotAService, define, describe, options_of
-from oriel_wire.engine.api_page import PAGE, SAMPLE, policy
+from oriel_wire.process.api_page import PAGE, SAMPLE, policy
 
 
 @dataclass

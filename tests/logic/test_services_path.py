@@ -15,7 +15,7 @@ from PIL import Image
 from oriel_logic.errors import Outcome, Refused
 from oriel_logic.server.inbound import AHEAD_BYTES
 from oriel_logic.server.replies import Reply
-from oriel_wire.trace import format_traceparent, new_trace, parse_traceparent
+from oriel_wire.observe.trace import format_traceparent, new_trace, parse_traceparent
 
 from ..waiting import until
 

@@ -5,7 +5,7 @@ import pytest
 from oriel_logic.errors import Refused
 from oriel_logic.observe.spans import stage_span
 from oriel_logic.observe.stages import Ledger, StepLedger
-from oriel_wire.trace import new_trace
+from oriel_wire.observe.trace import new_trace
 
 
 class Clock:

@@ -6,7 +6,7 @@ from oriel_logic.errors import Outcome
 from oriel_logic.observe.stages import Ledger
 from oriel_logic.observe.usage import Usage
 from oriel_wire.context import CallContext, Used, format_cost, parse_cost
-from oriel_wire.trace import new_trace
+from oriel_wire.observe.trace import new_trace
 
 
 def call(tenant: str, *, unbilled: str = "") -> CallContext:

@@ -9,8 +9,8 @@ from oriel_logic.observe.stages import Ledger
 from oriel_logic.services.context import Context
 from oriel_logic.workers.frames import Frame, Kind
 from oriel_logic.workers.job import WAITED_S, Done, Job
-from oriel_policies.flows import Ticket
-from oriel_wire.trace import TraceContext
+from oriel_policies.waiting.flows import Ticket
+from oriel_wire.observe.trace import TraceContext
 
 
 @pytest.mark.parametrize("waited_s", [0.0, WAITED_S / 2, 0.25])

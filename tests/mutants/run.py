@@ -37,7 +37,7 @@ BUILD = ROOT / "build" / "mutants"
 EQUAL = pathlib.Path(__file__).with_name("equal.txt")
 LEAST_RATE = 0.9
 IMPORT = 0  # stands for the lines of a file that run when it is imported
-UNITS = ("wire", "policies", "gateway", "logic", "inference", "cli")
+UNITS = ("wire", "policies", "gateway", "logic", "inference", "cli", "tools")
 FORKS = pathlib.Path(__file__).with_name("forks.py")
 
 Reached = dict[str, dict[int, list[str]]]

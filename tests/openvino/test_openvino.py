@@ -23,7 +23,7 @@ from oriel_inference.repository.check import CheckProcess  # noqa: E402
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model  # noqa: E402
 from oriel_inference.settings import Settings  # noqa: E402
 from oriel_inference.stores.local import LocalStore  # noqa: E402
-from oriel_wire.trace import ListSink  # noqa: E402
+from oriel_wire.observe.trace import ListSink  # noqa: E402
 
 pytestmark = pytest.mark.skipif(bool(missing(OPENVINO)), reason="no OpenVINO provider: make test SUITE=openvino")
 

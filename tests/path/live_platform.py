@@ -24,7 +24,7 @@ import yaml
 from object_stores import ObjectServer
 from redis_server import PASSWORD, RedisServer
 
-from oriel_cli.units import free_ports
+from oriel_cli.up.units import free_ports
 
 from ..gateway.certificates import certificate
 from ..gateway.stack import digest

@@ -14,9 +14,9 @@ from oriel_cli.usage.grouping import billed_twice, group
 from oriel_gateway.core import Gateway
 from oriel_gateway.observe.usage import Usage
 from oriel_policies.metering.prices import Price
-from oriel_wire.chunked import LAST_CHUNK, chunk, last_chunk
 from oriel_wire.context import format_cost
-from oriel_wire.usage import UsageLine
+from oriel_wire.h1.chunked import LAST_CHUNK, chunk, last_chunk
+from oriel_wire.usage.lines import UsageLine
 
 from ..gateway.stack import Client, Seen, Upstream, digest, gateway, upstream
 from ..waiting import until

@@ -8,8 +8,8 @@ from browser import CHROMIUM, opened
 
 from oriel_gateway.admin.app import admin_app
 from oriel_gateway.admin.console.live import STREAM, Live, Source
-from oriel_wire.engine.control import ControlLimits, serve_control
-from oriel_wire.engine.process import listen
+from oriel_wire.process.control import ControlLimits, serve_control
+from oriel_wire.process.process import listen
 
 from ..gateway.stack import Client
 from .units import digest, path

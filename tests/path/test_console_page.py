@@ -20,8 +20,8 @@ from starlette.routing import Route
 from oriel_gateway.admin.console.live import STREAM, Live, Source
 from oriel_gateway.admin.console.pages import PATHS, OnlyGet, Pages
 from oriel_gateway.admin.guard import Guard
-from oriel_wire.engine.control import ControlLimits, serve_control
-from oriel_wire.engine.process import listen
+from oriel_wire.process.control import ControlLimits, serve_control
+from oriel_wire.process.process import listen
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 HOSTILE = '<img src=x onerror="window.pwned=1">\'"&amp;'

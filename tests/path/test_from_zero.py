@@ -22,7 +22,7 @@ from oriel_inference.model import TensorInfo
 from oriel_inference.settings import Settings as InferenceSettings
 from oriel_logic.client.upstreams import MAX_CONNECTIONS
 from oriel_policies.documents import Tenant, compile_documents
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 from ..gateway.keda import Keda, keda
 from ..inference import models

@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2
 from oriel_inference.app import open_unit
 from oriel_inference.servers import stream
 from oriel_inference.settings import Settings
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 from ..gateway.grpc_endpoints import MESSAGE, house
 from ..gateway.stack import GOLD

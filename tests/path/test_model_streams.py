@@ -12,7 +12,7 @@ from oriel_inference.settings import Settings
 from oriel_logic.client.upstreams import Upstreams
 from oriel_logic.observe.stages import Ledger
 from oriel_wire.context import CallContext
-from oriel_wire.trace import ListSink, new_trace
+from oriel_wire.observe.trace import ListSink, new_trace
 
 COUNT = """
 backend: "fake" model_transaction_policy { decoupled: true }

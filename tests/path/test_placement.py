@@ -14,9 +14,9 @@ from oriel_cli.main import main
 from oriel_gateway.admin.app import admin_app
 from oriel_gateway.core import Gateway
 from oriel_gateway.pools.model_placement import PoolPlacement
-from oriel_policies.placement import first_of
-from oriel_wire.engine.control import serve_control
-from oriel_wire.engine.process import listen
+from oriel_policies.upstreams.placement import first_of
+from oriel_wire.process.control import serve_control
+from oriel_wire.process.process import listen
 
 from ..conformance.memory_ledger import MemoryLedger
 from ..gateway.stack import Client, documents, gateway

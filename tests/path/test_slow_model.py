@@ -14,7 +14,7 @@ from oriel_inference.model import TensorInfo
 from oriel_policies.documents import compile_documents
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 from ..inference import models
 from ..inference.clients import client_of

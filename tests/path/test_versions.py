@@ -21,7 +21,7 @@ from oriel_logic.workers.launch import ForkServer
 from oriel_policies.documents import compile_documents
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 HANDLER = """
 from oriel_logic import service

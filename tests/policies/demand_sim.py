@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
 
-from oriel_policies.model_memory import MemoryPlan, MemoryShare, ModelMemory, ShareState
+from oriel_policies.upstreams.model_memory import MemoryPlan, MemoryShare, ModelMemory, ShareState
 
 DEVICE = "host"
 PAUSE_S = 0.25  # after a refused load

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
 
-from oriel_policies.model_memory import ModelMemory
+from oriel_policies.upstreams.model_memory import ModelMemory
 
 LOAD_S = 2.0
 DEVICE = "host"

@@ -5,7 +5,7 @@ import random
 from collections import deque
 from dataclasses import dataclass
 
-from oriel_policies.concurrency import LearnedLimit
+from oriel_policies.waiting.concurrency import LearnedLimit
 
 RTT_S = 0.0005
 

@@ -5,10 +5,10 @@ from math import nextafter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oriel_policies.admission import Admission, Charges
-from oriel_policies.deadlines import DeadlineWheel
-from oriel_policies.flows import Ticket
-from oriel_policies.queue import SlaQueue
+from oriel_policies.waiting.admission import Admission, Charges
+from oriel_policies.waiting.deadlines import DeadlineWheel
+from oriel_policies.waiting.flows import Ticket
+from oriel_policies.waiting.queue import SlaQueue
 
 
 def admission(limit: int) -> Admission:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_policies.answer_cache import AnswerCache
+from oriel_policies.upstreams.answer_cache import AnswerCache
 
 steps = st.lists(
     st.tuples(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oriel_policies.assignment import Rendezvous, Sides, unit
+from oriel_policies.upstreams.assignment import Rendezvous, Sides, unit
 
 NAMES = ["a", "b", "c", "d"]
 KEYS = [f"tenant-{number}" for number in range(4000)]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_policies.backlog import PROBE, TURNS, Backlog
+from oriel_policies.waiting.backlog import PROBE, TURNS, Backlog
 
 
 def timed(turn_s: float = 0.01, turns: int = 100) -> tuple[Backlog, float]:

@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_policies.batch import Backlog, BatchBounds, Fill, Idle, RecentMinimum, Run, ServiceCurve, WaitUntil, decide
+from oriel_policies.waiting.batch import (
+    Backlog,
+    BatchBounds,
+    Fill,
+    Idle,
+    RecentMinimum,
+    Run,
+    ServiceCurve,
+    WaitUntil,
+    decide,
+)
 
 rows_counts = st.integers(1, 300)
 durations = st.floats(1e-5, 2.0)

@@ -6,10 +6,10 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_policies.batch import Backlog, BatchBounds, Run, ServiceCurve, WaitUntil, decide
-from oriel_policies.batch_queue import BatchQueue
-from oriel_policies.flows import Ticket
-from oriel_policies.queue import SlaQueue
+from oriel_policies.waiting.batch import Backlog, BatchBounds, Run, ServiceCurve, WaitUntil, decide
+from oriel_policies.waiting.batch_queue import BatchQueue
+from oriel_policies.waiting.flows import Ticket
+from oriel_policies.waiting.queue import SlaQueue
 
 
 @dataclass(eq=False)

@@ -5,7 +5,7 @@ each time.
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_policies.breaker import MAX_PROBES, Breaker
+from oriel_policies.upstreams.breaker import MAX_PROBES, Breaker
 
 
 def opened(breaker: Breaker, now: float) -> None:

@@ -5,7 +5,7 @@ from math import ceil
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oriel_policies.budget import MAX_ATTEMPTS, RetryBudget
+from oriel_policies.upstreams.budget import MAX_ATTEMPTS, RetryBudget
 
 steps = st.lists(st.tuples(st.sampled_from(["request"] * 6 + ["repeat"]), st.floats(0.0, 3.0)), max_size=200)
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_policies.calendar import Period
+from oriel_policies.bounds.calendar import Period
+from oriel_policies.bounds.limits import Counts, bounds, policy_item, state_item
 from oriel_policies.documents import compile_documents
 from oriel_policies.documents.packed import pack, unpack
 from oriel_policies.errors import BadDocument
-from oriel_policies.explain import ExplainedCall, explain
-from oriel_policies.limits import Counts, bounds, policy_item, state_item
 from oriel_policies.metering.budgets import Budget, Use, spent
 from oriel_policies.metering.prices import NANO, Price
+from oriel_policies.promise.explain import ExplainedCall, explain
 
 COUNT = st.integers(0, 10**15)
 PRICES = [

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_policies.admission import Admission
-from oriel_policies.queue import SlaQueue
 from oriel_policies.scaling import ColdStarts, hold_until, worth_holding
+from oriel_policies.waiting.admission import Admission
+from oriel_policies.waiting.queue import SlaQueue
 
 SECONDS = st.floats(0.0, 1000.0)
 

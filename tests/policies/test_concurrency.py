@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oriel_policies.concurrency import LearnedLimit, ladder
+from oriel_policies.waiting.concurrency import LearnedLimit, ladder
 
 from .pool_sim import Batches, Rate, Server, run
 

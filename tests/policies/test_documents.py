@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from oriel_policies.documents import compile_documents, schema
 from oriel_policies.documents.promises import fits
 from oriel_policies.errors import BadDocument
-from oriel_policies.routing import RouteTable
+from oriel_policies.promise.routing import RouteTable
 
 EXAMPLES = Path(__file__).parents[2] / "policies" / "examples"
 GOOD = b"""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_policies.ejection import (
+from oriel_policies.upstreams.ejection import (
     BROKEN_IN_A_ROW,
     LONGEST_S,
     MIN_ANSWERS,

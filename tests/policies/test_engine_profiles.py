@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_policies.engine_profiles import Profile, Shape, Span, most_rows, smallest_fitting, why_outside
+from oriel_policies.upstreams.engine_profiles import Profile, Shape, Span, most_rows, smallest_fitting, why_outside
 
 NAMES = ("ids", "mask")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_policies.error_budget import LONG, SHORT, WINDOWS, BudgetHistory, Slots, attainment, burn, left
+from oriel_policies.promise.error_budget import LONG, SHORT, WINDOWS, BudgetHistory, Slots, attainment, burn, left
 
 NOW = 1_800_000_000.0
 DAY = 86400.0

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oriel_policies.exchanges import MAX_KNOWN, MAX_MODELS, Exchange, Habits
+from oriel_policies.waiting.exchanges import MAX_KNOWN, MAX_MODELS, Exchange, Habits
 
 AFTER_S = 0.5
 

@@ -11,8 +11,8 @@ from oriel_gateway.errors import Refused
 from oriel_gateway.identity.keys import identify
 from oriel_gateway.routing.targets import absent, resolve
 from oriel_policies.documents import ApiKey, compile_documents, schema
-from oriel_policies.explain import ExplainedCall, explain
-from oriel_policies.routing import RouteTable
+from oriel_policies.promise.explain import ExplainedCall, explain
+from oriel_policies.promise.routing import RouteTable
 
 
 def digest(key: str) -> str:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_policies.fallback import MODEL_IN_JSON, Hindrance, Prospect, hindrance, passed_over
+from oriel_policies.upstreams.fallback import MODEL_IN_JSON, Hindrance, Prospect, hindrance, passed_over
 
 seconds = st.floats(0.0, 100.0)
 prospects = st.builds(Prospect, usable=st.booleans(), room=st.booleans(), wait_s=seconds, service_s=seconds)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_policies.feasibility import PROBE, SAMPLES, AnswerTimes, LowQuantile, ServiceFloor, Verdict
+from oriel_policies.waiting.feasibility import PROBE, SAMPLES, AnswerTimes, LowQuantile, ServiceFloor, Verdict
 
 
 def learned(rows: int = 4, seconds: float = 0.010, times: int = SAMPLES) -> ServiceFloor:

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from oriel_policies.flights import Flight, Flights
+from oriel_policies.upstreams.flights import Flight, Flights
 
 
 class Machine(RuleBasedStateMachine):

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from oriel_policies.flows import Ticket
-from oriel_policies.queue import Pushed, SlaQueue
+from oriel_policies.waiting.flows import Ticket
+from oriel_policies.waiting.queue import Pushed, SlaQueue
 
 SERVICE_S = 0.01
 SLOTS = 4  # calls that run at a time: 400 calls a second

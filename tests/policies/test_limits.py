@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_policies.calendar import CalendarClock, Period
+from oriel_policies.bounds.calendar import CalendarClock, Period
+from oriel_policies.bounds.limits import Bound, Counts, Gcra, Slots, Window, bounds, policy_item, state_item
 from oriel_policies.documents import Allowance, RateLimit, Selector
-from oriel_policies.limits import Bound, Counts, Gcra, Slots, Window, bounds, policy_item, state_item
 
 LIMIT = RateLimit(requests_per_s=10.0, burst=5)
 NOON = 1_790_000_000.0 // 86400 * 86400 + 43200

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oriel_policies.model_memory import MemoryShare, ModelMemory, ShareState
+from oriel_policies.upstreams.model_memory import MemoryShare, ModelMemory, ShareState
 
 from .demand_sim import Callers, LeastRecentlyUsed
 from .memory_sim import by_odds, by_rule, in_hindsight, zipf_trace

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oriel_policies.admission import Admission
-from oriel_policies.flows import Ticket
-from oriel_policies.model_share import MAX_MODELS, RECENT_S, ModelShares
-from oriel_policies.queue import Pushed, SlaQueue
+from oriel_policies.waiting.admission import Admission
+from oriel_policies.waiting.flows import Ticket
+from oriel_policies.waiting.model_share import MAX_MODELS, RECENT_S, ModelShares
+from oriel_policies.waiting.queue import Pushed, SlaQueue
 
 MODELS = ("quick", "medium", "slow")
 TAKES_S = {"quick": 0.01, "medium": 0.1, "slow": 2.0}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_policies.objectives import (
+from oriel_policies.promise.objectives import (
     ALPHA,
     CAUSES,
     MODEL_CALLS,

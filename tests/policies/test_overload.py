@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_policies.overload import LEAST, MOST, QUIET_BEATS, TURN_S, WAIT_S, LoopOverload, shares
+from oriel_policies.waiting.overload import LEAST, MOST, QUIET_BEATS, TURN_S, WAIT_S, LoopOverload, shares
 
 RANKS = st.integers(0, 40)
 TIMES = st.floats(0.0, 2.0)

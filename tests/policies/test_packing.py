@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oriel_policies.errors import DoesNotFit
-from oriel_policies.packing import Need, NodeKind, Packing, lower_bound, one_node_each, pack
+from oriel_tools.simulate.packing import Need, NodeKind, Packing, lower_bound, one_node_each, pack
 
 ACCELERATORS = ("", "a", "b")
 

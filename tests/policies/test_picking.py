@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_policies.picking import DECAY_S, LONGEST_BUSY_S, PENALTY_S, PeakEwma, two_of
+from oriel_policies.upstreams.picking import DECAY_S, LONGEST_BUSY_S, PENALTY_S, PeakEwma, two_of
 
 seconds = st.floats(0.0, 100.0)
 

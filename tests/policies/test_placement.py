@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oriel_policies.placement import FULL, PAYBACK_S, PlacedModel, PlacedServer, next_steps, place
+from oriel_policies.upstreams.placement import FULL, PAYBACK_S, PlacedModel, PlacedServer, next_steps, place
 
 GIB = 1 << 30
 

@@ -10,7 +10,7 @@ import pytest
 from oriel_policies.documents import Snapshot, compile_documents
 from oriel_policies.documents.schema import DocumentTable
 from oriel_policies.errors import BadDocument
-from oriel_policies.routing import RouteTable
+from oriel_policies.promise.routing import RouteTable
 
 PAGE = Path(__file__).parents[2] / "docs" / "policies.md"
 KEY_SET = b'{"keys": [{"kty": "OKP", "crv": "Ed25519", "x": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}'

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oriel_policies.flows import Ticket
-from oriel_policies.queue import Pushed, SlaQueue
+from oriel_policies.waiting.flows import Ticket
+from oriel_policies.waiting.queue import Pushed, SlaQueue
 
 
 def ticket(band: int = 0, tenant: str = "a", deadline: float = 10.0, **more: Any) -> Ticket:

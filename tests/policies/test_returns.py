@@ -3,8 +3,8 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_policies.batch import Backlog, BatchBounds, Run, ServiceCurve, WaitUntil, decide
-from oriel_policies.returns import MIN_WINDOW_S, Returns, pays
+from oriel_policies.waiting.batch import Backlog, BatchBounds, Run, ServiceCurve, WaitUntil, decide
+from oriel_policies.waiting.returns import MIN_WINDOW_S, Returns, pays
 
 
 def curve(fixed_s: float = 0.007, per_row_s: float = 0.0013) -> ServiceCurve:

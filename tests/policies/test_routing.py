@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oriel_policies.documents import Route, compile_documents
-from oriel_policies.routing import RouteTable
+from oriel_policies.promise.routing import RouteTable
 
 
 def route(model: str | None, *, service: str | None = None, version: str | None = None, headers: int = 0) -> Route:

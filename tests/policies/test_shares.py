@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oriel_policies.shares import Holding, Shares
+from oriel_policies.waiting.shares import Holding, Shares
 
 WEIGHTS = {"a": 1.0, "b": 1.37, "c": 2.11, "d": 0.5}
 

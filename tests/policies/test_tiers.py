@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from oriel_policies.documents import Tier, compile_documents
 from oriel_policies.documents.packed import pack, unpack
 from oriel_policies.errors import BadDocument
-from oriel_policies.tiers import flex, lowered, offered, on_route
+from oriel_policies.promise.tiers import flex, lowered, offered, on_route
 
 DOCUMENT = """
 [tiers.gold]

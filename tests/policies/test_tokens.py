@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oriel_policies.bounds.tokens import MAX_TOKENS, READ_BYTES, Wanted, prompt_tokens, reserved, wanted
 from oriel_policies.documents import compile_documents
-from oriel_policies.tokens import MAX_TOKENS, READ_BYTES, Wanted, prompt_tokens, reserved, wanted
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,13 @@ from math import inf, nextafter
 
 import pytest
 
-from oriel_policies.backlog import Backlog
-from oriel_policies.breaker import Breaker
-from oriel_policies.ejection import Cause, Ejection, Record, outliers, silent_for_too_long
-from oriel_policies.feasibility import AnswerTimes, LowQuantile, ServiceFloor, Verdict
 from oriel_policies.metering.prices import Price, amounts, decimal_text
 from oriel_policies.metering.usage import UsageBook, UsageKey
-from oriel_policies.overload import LoopOverload, shares
+from oriel_policies.upstreams.breaker import Breaker
+from oriel_policies.upstreams.ejection import Cause, Ejection, Record, outliers, silent_for_too_long
+from oriel_policies.waiting.backlog import Backlog
+from oriel_policies.waiting.feasibility import AnswerTimes, LowQuantile, ServiceFloor, Verdict
+from oriel_policies.waiting.overload import LoopOverload, shares
 
 ABOVE, BELOW = 1e9, -1e9
 

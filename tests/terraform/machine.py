@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 from redis_server import binary
 
-from oriel_cli.units import free_ports
+from oriel_cli.up.units import free_ports
 
 from .objects import Object
 

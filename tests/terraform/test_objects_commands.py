@@ -21,7 +21,7 @@ from oriel_gateway.call.unread import MAX_BYTES as UNREAD_BYTES
 from oriel_gateway.shared.state import CACHE_BYTES
 from oriel_inference.flags import settle
 from oriel_policies.documents import compile_documents
-from oriel_policies.routing import RouteTable
+from oriel_policies.promise.routing import RouteTable
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.peers import TrustedPeers
 

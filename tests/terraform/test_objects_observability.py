@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from oriel_cli.plan import PORTS as UNIT_PORTS
-from oriel_wire.engine.otel_settings import resource_of
+from oriel_cli.up.plan import PORTS as UNIT_PORTS
+from oriel_wire.observe.otel_settings import resource_of
 
 from . import objects
 from .promtool import promtool

@@ -5,7 +5,7 @@ from hashlib import sha256
 import pytest
 
 from oriel_policies.documents import Snapshot, compile_documents
-from oriel_policies.routing import RouteTable
+from oriel_policies.promise.routing import RouteTable
 
 from . import objects
 from .harness import TerraformFailed

@@ -8,9 +8,9 @@ import pytest
 from oriel_gateway import app as gateway_app
 from oriel_inference.settings import Settings as InferenceSettings
 from oriel_logic.settings import Settings as LogicSettings
-from oriel_wire.engine.discovery import DNS_EVERY_S
-from oriel_wire.engine.endpoint_slices import ACCOUNT
-from oriel_wire.engine.process import GRACE_S, HARD_EXIT_S
+from oriel_wire.discovery.discovery import DNS_EVERY_S
+from oriel_wire.discovery.endpoint_slices import ACCOUNT
+from oriel_wire.process.process import GRACE_S, HARD_EXIT_S
 
 from .conftest import Shared
 from .objects import Object, matches, objects, of, pods

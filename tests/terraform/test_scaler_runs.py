@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 
-from oriel_wire.engine.endpoint_slices import ACCOUNT
+from oriel_wire.discovery.endpoint_slices import ACCOUNT
 from oriel_wire.v2.proto.external_scaler_pb2 import ScaledObjectRef
 
 from ..gateway.keda import Keda, keda
@@ -32,7 +32,7 @@ GROUPS = {
 }
 # The place of the API server and of the pod's account are the only things that the gateway is not told by arguments.
 PRELUDE = """import pathlib, sys
-from oriel_wire.engine.endpoint_slices import ApiServer, EndpointSlices
+from oriel_wire.discovery.endpoint_slices import ApiServer, EndpointSlices
 EndpointSlices.__init__.__kwdefaults__["api"] = lambda: ApiServer({url!r}, pathlib.Path({account!r}))
 from oriel_cli.main import main
 sys.exit(main())

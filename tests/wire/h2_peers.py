@@ -14,7 +14,7 @@ from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.server import ServerConnection
 from oriel_wire.errors import UpstreamError
-from oriel_wire.h1 import RequestHead
+from oriel_wire.h1.request import RequestHead
 from oriel_wire.h2.hpack import Field
 from oriel_wire.h2.limits import H2Limits
 from oriel_wire.h2.streams import Stream

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from oriel_wire.engine.endpoint_slices import ApiServer
+from oriel_wire.discovery.endpoint_slices import ApiServer
 
 TOKEN = "first-token"
 SERVICE = "kubernetes.io/service-name"

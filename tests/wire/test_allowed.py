@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypedDict
 import msgspec
 import pytest
 
-from oriel_wire.allowed import MAX_LISTED, listed, with_values
+from oriel_wire.process.allowed import MAX_LISTED, listed, with_values
 
 
 class Colour(enum.Enum):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oriel_wire.engine.child import PIECE_BYTES, Child, spawn
+from oriel_wire.process.child import PIECE_BYTES, Child, spawn
 
 from ..waiting import TIMEOUT_S
 
@@ -89,7 +89,7 @@ def test_a_child_sees_few_variables_and_writes_no_file(
     path = tmp_path / "written"
     child = start(
         "import os, resource, signal\n"
-        "from oriel_wire.engine.child import restrict_self\n"
+        "from oriel_wire.process.child import restrict_self\n"
         "restrict_self(1 << 30)\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         f"file = os.open({str(path)!r}, os.O_CREAT | os.O_WRONLY)\n"

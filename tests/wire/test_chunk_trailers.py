@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_wire.chunked import ChunkedDecoder, chunk, last_chunk
-from oriel_wire.h1_response import read_cost
+from oriel_wire.h1.chunked import ChunkedDecoder, chunk, last_chunk
+from oriel_wire.h1.response import read_cost
 
 NAMES = st.sampled_from(["x-oriel-cost", "X-Oriel-Cost-Us", "x-other"])
 VALUES = st.text("abc0123456789=; ", max_size=20).map(str.strip)

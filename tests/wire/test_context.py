@@ -13,7 +13,7 @@ from oriel_wire.context import (
     to_headers,
     valid_request_id,
 )
-from oriel_wire.trace import TraceContext, child
+from oriel_wire.observe.trace import TraceContext, child
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from oriel_wire.engine.control import ControlLimits, health_routes, make_room, serve_control
-from oriel_wire.engine.process import listen
+from oriel_wire.process.control import ControlLimits, health_routes, make_room, serve_control
+from oriel_wire.process.process import listen
 
 
 @asynccontextmanager

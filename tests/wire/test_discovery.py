@@ -9,7 +9,7 @@ import pytest
 from discovery_suite import DiscoverySuite, FailingDiscoverySuite
 from scripted_discovery import ScriptedDiscovery
 
-from oriel_wire.engine.discovery import (
+from oriel_wire.discovery.discovery import (
     Address,
     Discovery,
     DiscoveryFailed,

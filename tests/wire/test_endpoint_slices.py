@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_wire.engine.discovery import MAX_ADDRESSES, DiscoveryFailed, DnsDiscovery
-from oriel_wire.engine.endpoint_slices import (
+from oriel_wire.discovery.discovery import MAX_ADDRESSES, DiscoveryFailed, DnsDiscovery
+from oriel_wire.discovery.endpoint_slices import (
     MAX_LINE_BYTES,
     ApiServer,
     EndpointSlices,

@@ -1,6 +1,6 @@
 """Which traces are shown as examples of what a metric counts."""
 
-from oriel_wire.exemplars import MAX_AGE_S, Exemplar, Exemplars
+from oriel_wire.observe.exemplars import MAX_AGE_S, Exemplar, Exemplars
 
 
 def test_the_latest_trace_of_each_bucket_is_kept_until_it_is_too_old() -> None:

@@ -12,8 +12,8 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
-from oriel_wire.engine.exposition import PIECE_LINES, exposition
-from oriel_wire.telemetry import END
+from oriel_wire.observe.exposition import PIECE_LINES, exposition
+from oriel_wire.observe.telemetry import END
 
 NAMES = ["tier", "pool", "a", "zone"]
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)

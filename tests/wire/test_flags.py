@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from oriel_wire.flags import Group, add_flags, flag, flags, number, switch, values
+from oriel_wire.process.flags import Group, add_flags, flag, flags, number, switch, values
 
 NET = Group("net")
 

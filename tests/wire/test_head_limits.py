@@ -3,8 +3,8 @@
 import pytest
 
 from oriel_wire.errors import BadMessage
-from oriel_wire.h1 import LineMemo, parse_request_head
-from oriel_wire.h1_response import ResponseMemo, parse_response_head
+from oriel_wire.h1.request import LineMemo, parse_request_head
+from oriel_wire.h1.response import ResponseMemo, parse_response_head
 
 NAMES = [f"x-{number}" for number in range(9)]
 

@@ -9,7 +9,7 @@ import pytest
 from oriel_wire.engine.buffered import Exchange, serve
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
-from oriel_wire.h1 import RequestHead
+from oriel_wire.h1.request import RequestHead
 
 from ..waiting import until
 from .engine_client import bound, count, talk

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oriel_wire.errors import BadMessage
-from oriel_wire.orca import LoadReport, encode_report, parse_report, report_form
+from oriel_wire.observe.orca import LoadReport, encode_report, parse_report, report_form
 
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,30}", fullmatch=True, alphabet=st.characters(codec="ascii"))
 VALUES = st.floats(allow_nan=False, allow_infinity=False)

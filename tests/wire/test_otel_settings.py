@@ -2,7 +2,8 @@
 
 import pytest
 
-from oriel_wire.engine.otel_settings import (
+from oriel_wire.errors import StartFailed
+from oriel_wire.observe.otel_settings import (
     BUFFER_VARIABLE,
     DEFAULT_RATIO,
     buffer_of,
@@ -11,8 +12,7 @@ from oriel_wire.engine.otel_settings import (
     resource_of,
     sampling_of,
 )
-from oriel_wire.errors import StartFailed
-from oriel_wire.sampling import Sampling
+from oriel_wire.observe.sampling import Sampling
 
 AT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318/"}
 

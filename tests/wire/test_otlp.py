@@ -15,8 +15,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OfficialSpan
 
-from oriel_wire.otlp import SCHEMA_URL, JsonEncoder, ProtobufEncoder, _remembered
-from oriel_wire.trace import Scalar, Span, TraceContext, wall_ns
+from oriel_wire.observe.otlp import SCHEMA_URL, JsonEncoder, ProtobufEncoder, _remembered
+from oriel_wire.observe.trace import Scalar, Span, TraceContext, wall_ns
 
 KINDS = {"internal": 1, "server": 2, "client": 3}
 texts = st.text(max_size=300) | st.text(st.characters(codec="ascii"), max_size=20)

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from oriel_wire.engine.process import listen
 from oriel_wire.errors import StartFailed
+from oriel_wire.process.process import listen
 
 Start = Callable[..., subprocess.Popen[str]]
 
 PRELUDE = """
 import asyncio, logging, sys, time
-from oriel_wire.engine.process import configure_logging, run_unit
+from oriel_wire.process.process import configure_logging, run_unit
 from oriel_wire.errors import StartFailed
 
 def say(word):

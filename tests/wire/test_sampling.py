@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_wire.sampling import ALWAYS, NEVER, Sampling, threshold_text, with_threshold, without_threshold
-from oriel_wire.trace import (
+from oriel_wire.observe.sampling import ALWAYS, NEVER, Sampling, threshold_text, with_threshold, without_threshold
+from oriel_wire.observe.trace import (
     TraceContext,
     TraceIds,
     follow_trace,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_wire.server_timing import WRITTEN, bounded, read_server_timing, server_timing
+from oriel_wire.observe.server_timing import WRITTEN, bounded, read_server_timing, server_timing
 
 names = st.text("abcdefghijklmnopqrstuvwxyz-", min_size=1, max_size=20)
 

@@ -9,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oriel_wire.errors import BadMessage, TooLarge
-from oriel_wire.h1 import LineMemo, RequestHead, parse_request_head
-from oriel_wire.h1_response import ResponseMemo, parse_response_head
-from oriel_wire.h1_similar import SIZE, HeadShape, SimilarHeads
+from oriel_wire.h1.request import LineMemo, RequestHead, parse_request_head
+from oriel_wire.h1.response import ResponseMemo, parse_response_head
+from oriel_wire.h1.similar import SIZE, HeadShape, SimilarHeads
 
 LINES = (
     b"POST /v2/models/digits/infer HTTP/1.1",

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from oriel_wire.chunked import ChunkedDecoder
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.server import ServerConnection
 from oriel_wire.engine.upstream import UpstreamConnection
 from oriel_wire.errors import BadMessage
-from oriel_wire.h1 import LineMemo, RequestHead
-from oriel_wire.h1_response import ResponseHead, ResponseMemo
-from oriel_wire.h1_similar import SimilarHeads
+from oriel_wire.h1.chunked import ChunkedDecoder
+from oriel_wire.h1.request import LineMemo, RequestHead
+from oriel_wire.h1.response import ResponseHead, ResponseMemo
+from oriel_wire.h1.similar import SimilarHeads
 from oriel_wire.h2.frames import CONTINUATION, HEADERS, frame
 
 from ..steps import linear

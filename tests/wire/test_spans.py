@@ -15,11 +15,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from oriel_wire.engine import spans
-from oriel_wire.engine.otel_settings import Collector, Queue
-from oriel_wire.engine.spans import LONGEST_RETRY_S, ExportingSink, Lane, Poster, open_sink
-from oriel_wire.otlp import ProtobufEncoder
-from oriel_wire.trace import NullSink, Span, SpanSink, TraceContext, child, new_trace, wall_ns
+from oriel_wire.observe import spans
+from oriel_wire.observe.otel_settings import Collector, Queue
+from oriel_wire.observe.otlp import ProtobufEncoder
+from oriel_wire.observe.spans import LONGEST_RETRY_S, ExportingSink, Lane, Poster, open_sink
+from oriel_wire.observe.trace import NullSink, Span, SpanSink, TraceContext, child, new_trace, wall_ns
 
 from ..otlp_receiver import Receiver, receiving
 from ..waiting import TIMEOUT_S
@@ -92,7 +92,7 @@ def test_close_flushes_what_is_queued_to_both_destinations(receiver: Receiver, m
 def test_without_a_destination_nothing_large_is_imported() -> None:
     assert isinstance(open_sink("gateway"), NullSink)
     code = (
-        "import sys; from oriel_wire.engine.spans import open_sink; open_sink('x');"
+        "import sys; from oriel_wire.observe.spans import open_sink; open_sink('x');"
         "sys.exit(any(name.startswith(('opentelemetry', 'httpx')) for name in sys.modules))"
     )
     environ = {"PYTHONPATH": ":".join(sys.path)}
@@ -101,7 +101,7 @@ def test_without_a_destination_nothing_large_is_imported() -> None:
 
 def test_opentelemetry_is_imported_only_if_spans_are_sent_and_only_its_messages() -> None:
     code = (
-        "import os, sys; from oriel_wire.engine.spans import open_sink, BUFFER_VARIABLE;"
+        "import os, sys; from oriel_wire.observe.spans import open_sink, BUFFER_VARIABLE;"
         "found = lambda begin: any(name.startswith(begin) for name in sys.modules);"
         "open_sink('x').close(); before = found('opentelemetry');"
         "os.environ[BUFFER_VARIABLE] = 'http://127.0.0.1:1'; open_sink('x').close();"
@@ -316,8 +316,8 @@ def test_a_record_becomes_spans_in_the_thread_of_the_receiver() -> None:
 
 DYING = """
 import sys, time
-from oriel_wire.engine.spans import open_sink
-from oriel_wire.trace import Span, new_trace
+from oriel_wire.observe.spans import open_sink
+from oriel_wire.observe.trace import Span, new_trace
 sink = open_sink("x")
 for _ in range(300):
     sink.record(Span(name="n", context=new_trace(True), parent_id=0, start_s=1, end_s=2))

@@ -12,8 +12,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.registry import Collector
 
-from oriel_wire.exemplars import Exemplars
-from oriel_wire.telemetry import END, Histogram, head, histogram, label_text, pieces, wants_openmetrics
+from oriel_wire.observe.exemplars import Exemplars
+from oriel_wire.observe.telemetry import END, Histogram, head, histogram, label_text, pieces, wants_openmetrics
 
 LABELS = st.dictionaries(
     st.sampled_from(["model", "version", "tier", "_team"]),

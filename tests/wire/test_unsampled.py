@@ -3,7 +3,15 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oriel_wire.unsampled import MAX_NOTED, MAX_TRACES, SEGMENT, SEGMENTS, Unsampled, keep_body, requested_traces
+from oriel_wire.observe.unsampled import (
+    MAX_NOTED,
+    MAX_TRACES,
+    SEGMENT,
+    SEGMENTS,
+    Unsampled,
+    keep_body,
+    requested_traces,
+)
 
 traces = st.integers(1, (1 << 128) - 1)
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from oriel_wire.engine.usage_files import UsageFiles, minute_of, read_segment, segments
-from oriel_wire.engine.usage_ledger import UsageLedger
-from oriel_wire.engine.usage_metrics import ledger_metrics
 from oriel_wire.objects.errors import StoreUnavailable
-from oriel_wire.usage import UsageLine, decode_line, encode_lines, merge, missing, parse_segment
+from oriel_wire.usage.files import UsageFiles, minute_of, read_segment, segments
+from oriel_wire.usage.ledger import UsageLedger
+from oriel_wire.usage.lines import UsageLine, decode_line, encode_lines, merge, missing, parse_segment
+from oriel_wire.usage.metrics import ledger_metrics
 
 MINUTE, NEXT = "2026-11-24T17:05", "2026-11-24T18:00"
 
@@ -63,8 +63,8 @@ def test_a_minute_without_use_writes_nothing(tmp_path: Path) -> None:
 CRASHES = """
     import sys
     from pathlib import Path
-    from oriel_wire.engine.usage_files import UsageFiles
-    from oriel_wire.usage import UsageLine
+    from oriel_wire.usage.files import UsageFiles
+    from oriel_wire.usage.lines import UsageLine
     files = UsageFiles(Path(sys.argv[1]), "dead")
     for number in range(1, 4):
         line = UsageLine(minute="2026-11-24T17:05", unit="logic", tenant="acme", cpu_ns=number)

@@ -10,8 +10,8 @@ from math import ceil
 
 import msgspec
 
-from oriel_wire.sampling import NEVER, Sampling
-from oriel_wire.trace import (
+from oriel_wire.observe.sampling import NEVER, Sampling
+from oriel_wire.observe.trace import (
     TraceContext,
     follow_trace,
     format_traceparent,

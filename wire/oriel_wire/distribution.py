@@ -21,7 +21,7 @@ def is_compiled() -> bool:
 
     A checkout is never compiled: Python would import the library and ignore what is edited in the source.
     """
-    found = find_spec("oriel_wire.h1_response")
+    found = find_spec("oriel_wire.h1.response")
     return found is not None and (found.origin or "").endswith(tuple(EXTENSION_SUFFIXES))
 
 

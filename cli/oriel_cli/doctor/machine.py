@@ -11,12 +11,12 @@ from time import time
 
 from oriel_cli.doctor.findings import EXPIRY_WARNING_S, Finding, fail, good, warn
 from oriel_cli.errors import CommandFailed
-from oriel_cli.plan import PORTS
 from oriel_cli.probe import get
 from oriel_cli.state import state_folder
+from oriel_cli.up.plan import PORTS
 from oriel_wire.distribution import build, installed_version
-from oriel_wire.engine.process import listen
 from oriel_wire.errors import StartFailed
+from oriel_wire.process.process import listen
 
 LOOPBACK = "127.0.0.1"
 RENEW = "replace both files: they are taken up within a second"

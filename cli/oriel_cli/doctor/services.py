@@ -15,9 +15,9 @@ from oriel_cli.doctor.findings import EXPIRY_WARNING_S, Finding, fail, good, war
 from oriel_cli.errors import CommandFailed
 from oriel_policies.documents import Snapshot, compile_documents
 from oriel_policies.errors import BadDocument
+from oriel_wire.discovery.discovery import DiscoveryFailed
+from oriel_wire.discovery.endpoint_slices import KUBERNETES, EndpointSlices
 from oriel_wire.engine.client import HttpClient
-from oriel_wire.engine.discovery import DiscoveryFailed
-from oriel_wire.engine.endpoint_slices import KUBERNETES, EndpointSlices
 from oriel_wire.errors import StartFailed, UpstreamError
 
 Documents = Mapping[str, bytes]
@@ -251,7 +251,7 @@ def services(folder: Path) -> Iterator[Finding]:
 
 def read(where: str) -> tuple[Mapping[str, bytes] | None, list[Finding]]:
     """Read the policy documents of a folder or an object store."""
-    from oriel_cli.explain import read as read_documents
+    from oriel_cli.policies.explain import read as read_documents
 
     try:
         return read_documents(where), []

@@ -13,7 +13,7 @@ from typing import Any
 from oriel_cli.errors import CommandFailed
 from oriel_cli.usage.grouping import IDLE, UNBILLED, Group, counted, outermost
 from oriel_policies.metering.prices import Price, decimal_text
-from oriel_wire.usage import COUNTERS, UsageLine
+from oriel_wire.usage.lines import COUNTERS, UsageLine
 
 # The 21 columns that FOCUS 1.2 demands of every data set; FOCUS_MORE are conditional or recommended ones.
 FOCUS = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from oriel_cli.errors import CommandFailed
 from oriel_policies.metering.prices import Amounts, Price, amounts, price_at
 from oriel_policies.metering.reconcile import TOLERANCE, DeviceHour
-from oriel_wire.usage import COUNTERS, UsageLine
+from oriel_wire.usage.lines import COUNTERS, UsageLine
 
 KEYS = ("tenant", "target", "tier", "version", "class", "why", "day", "hour", "minute", "unit")
 IDLE = "(idle)"

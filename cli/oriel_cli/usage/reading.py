@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from oriel_cli.errors import CommandFailed
-from oriel_wire.engine.usage_files import ROOT, read_segment, segments
 from oriel_wire.objects.client import location_of
 from oriel_wire.objects.errors import BadStoreUrl, ClientUnusable, ObjectStoreError
 from oriel_wire.objects.opening import open_client
-from oriel_wire.usage import UsageLine, missing, parse_segment
+from oriel_wire.usage.files import ROOT, read_segment, segments
+from oriel_wire.usage.lines import UsageLine, missing, parse_segment
 
 MAX_OBJECTS = 1_000_000
 MAX_LINES = 20_000_000

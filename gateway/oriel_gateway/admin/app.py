@@ -34,12 +34,12 @@ from oriel_gateway.limits.metrics import limiter_metrics
 from oriel_gateway.observe.decisions import ANSWERS, Decided, explain, use_of
 from oriel_gateway.pools.model_placement import shown
 from oriel_policies.metering.budgets import costs
-from oriel_wire.engine.control import health_routes
 from oriel_wire.engine.families import Reading
-from oriel_wire.engine.span_metrics import span_metrics
 from oriel_wire.engine.tls import Certificates
-from oriel_wire.engine.usage_metrics import ledger_metrics
-from oriel_wire.usage import LedgerCounts
+from oriel_wire.observe.span_metrics import span_metrics
+from oriel_wire.process.control import health_routes
+from oriel_wire.usage.lines import LedgerCounts
+from oriel_wire.usage.metrics import ledger_metrics
 
 
 def admin_app(

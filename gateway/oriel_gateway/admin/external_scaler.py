@@ -26,7 +26,6 @@ from oriel_gateway.pools.scaling import PoolPlan, ScaledPools
 from oriel_wire.engine.grpc_port import Http2Front, PortCall, PortConnection
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
-from oriel_wire.engine.process import listen
 from oriel_wire.engine.tls import Certificates
 from oriel_wire.errors import BadMessage, StartFailed, TooLarge
 from oriel_wire.h2.grpc import (
@@ -47,6 +46,7 @@ from oriel_wire.h2.hpack import literal
 from oriel_wire.h2.known_fields import Field
 from oriel_wire.h2.limits import H2Limits
 from oriel_wire.h2.streams import ENDED
+from oriel_wire.process.process import listen
 from oriel_wire.v2.proto.external_scaler_pb2 import (
     GetMetricSpecResponse,
     GetMetricsRequest,

@@ -15,11 +15,11 @@ from oriel_gateway.observe.objectives import CAUSE, RESULTS, Objectives
 from oriel_gateway.pools.cold_start import Phase
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.pools.scaling import PoolPlan
-from oriel_policies.ejection import Cause
+from oriel_policies.upstreams.ejection import Cause
 from oriel_wire.engine.families import counter, gauge, histogram
 from oriel_wire.engine.tls import Certificates
-from oriel_wire.exemplars import Exemplar as Example
-from oriel_wire.telemetry import Histogram
+from oriel_wire.observe.exemplars import Exemplar as Example
+from oriel_wire.observe.telemetry import Histogram
 
 
 class GatewayCollector(Collector):

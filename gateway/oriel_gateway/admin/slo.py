@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.limits.shared import SharedLimiter
-from oriel_policies.error_budget import WINDOWS
+from oriel_policies.promise.error_budget import WINDOWS
 
 LISTED: Final = 100
 MOST_LISTED: Final = 1000

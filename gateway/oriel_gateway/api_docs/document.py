@@ -18,8 +18,8 @@ from oriel_gateway.observe.usage import SHOWN
 from oriel_gateway.routing.targets import OPENAI_SERVICES
 from oriel_policies.documents import Tenant
 from oriel_policies.documents.promises import fits
-from oriel_policies.routing import RouteTable
-from oriel_wire.engine.api_page import BINARY, DOCS, ERROR, OPENAI, OPENAPI, openai_operation
+from oriel_policies.promise.routing import RouteTable
+from oriel_wire.process.api_page import BINARY, DOCS, ERROR, OPENAI, OPENAPI, openai_operation
 
 SERVICES = "/v1/services"
 MAX_EXAMPLE = 1024  # the most elements of one tensor of an example

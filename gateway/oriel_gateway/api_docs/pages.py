@@ -12,8 +12,8 @@ import msgspec
 from oriel_gateway.api_docs.document import SERVICES, common_document, document, listed
 from oriel_gateway.api_docs.published import Published
 from oriel_policies.documents import Snapshot, Tenant
-from oriel_policies.routing import RouteTable
-from oriel_wire.engine.api_page import DOCS, HTML, OPENAPI, SAFE, page, policy
+from oriel_policies.promise.routing import RouteTable
+from oriel_wire.process.api_page import DOCS, HTML, OPENAPI, SAFE, page, policy
 
 ROOT: Final = "/"
 PATHS = frozenset({ROOT, DOCS, OPENAPI, SERVICES})

@@ -26,11 +26,11 @@ from oriel_gateway.api_docs.reading import (
 )
 from oriel_gateway.pools.pool import PoolGate
 from oriel_policies.documents import Route, Snapshot
-from oriel_wire.engine.api_page import OPENAPI
+from oriel_wire.discovery.discovery import Address
 from oriel_wire.engine.client import HttpClient
-from oriel_wire.engine.discovery import Address
 from oriel_wire.errors import UpstreamError
-from oriel_wire.trace import format_traceparent, new_trace
+from oriel_wire.observe.trace import format_traceparent, new_trace
+from oriel_wire.process.api_page import OPENAPI
 
 _log = logging.getLogger(__name__)
 EVERY_S = 10.0

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from oriel_wire.engine.api_page import MODELS, OPENAI, SAMPLE
+from oriel_wire.process.api_page import MODELS, OPENAI, SAMPLE
 
 MAX_ANSWER_BYTES = 512 * 1024
 MAX_NAMES = 256  # the most services, and the most models, of one pool

@@ -32,7 +32,7 @@ from oriel_gateway.errors import Outcome
 from oriel_gateway.pools.endpoint_state import EndpointState, HttpEndpoint, Reach
 from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.upstream_answers import NO_ROOM, AnswerKind
-from oriel_policies.budget import ABSENT_SHARE, MAX_ATTEMPTS, RetryBudget
+from oriel_policies.upstreams.budget import ABSENT_SHARE, MAX_ATTEMPTS, RetryBudget
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable, UpstreamUnread
 
 __all__ = [

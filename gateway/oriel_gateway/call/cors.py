@@ -8,7 +8,7 @@ those of the upstream are dropped.
 import re
 
 from oriel_policies.documents import Snapshot
-from oriel_wire.h1 import RequestHead
+from oriel_wire.h1.request import RequestHead
 
 __all__ = ["cors_lines", "dressed", "is_preflight", "preflight_lines"]
 

@@ -6,7 +6,7 @@ answer is cut, which a client cannot take for a whole one. Line ends are those o
 CRLF.
 """
 
-from oriel_wire.h1_response import ResponseHead
+from oriel_wire.h1.response import ResponseHead
 
 __all__ = ["Events", "events_of"]
 

@@ -9,9 +9,10 @@
 | all servers that may be asked refused it before it was executed (`call.attempts`) | on, within the retry budget |
 | its tenant's limits refused it, its deadline has passed, it may have been executed | ends as without further pools |
 
-`oriel_policies.fallback` decides which of the next pools can serve it; where none can, the call stays. It never goes
-back. Deadline, limits and charges stay its own, and it counts as demand of every pool that it came to. A call that was
-sent on says so to its server: the next gateway does not send it on again, or two of them could send it to and fro.
+`oriel_policies.upstreams.fallback` decides which of the next pools can serve it; where none can, the call stays. It
+never goes back. Deadline, limits and charges stay its own, and it counts as demand of every pool that it came to. A
+call that was sent on says so to its server: the next gateway does not send it on again, or two of them could send it to
+and fro.
 """
 
 from dataclasses import replace
@@ -24,7 +25,7 @@ from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Spill, Target
 from oriel_policies.documents import Tenant
-from oriel_policies.fallback import Hindrance, hindrance
+from oriel_policies.upstreams.fallback import Hindrance, hindrance
 
 __all__ = ["SENT_ON", "SPILLING", "leave_late_pool", "spill"]
 

@@ -23,8 +23,8 @@ from oriel_policies.documents import Tenant
 from oriel_wire.context import INTERNAL
 from oriel_wire.h2.grpc import DEADLINE_EXCEEDED, RpcHead, encode_timeout, prefix
 from oriel_wire.h2.hpack import LENGTHS, literal
-from oriel_wire.orca import LOAD_FORMAT, LOAD_METRICS
-from oriel_wire.semantics import NOWHERE
+from oriel_wire.observe.orca import LOAD_FORMAT, LOAD_METRICS
+from oriel_wire.observe.semantics import NOWHERE
 from oriel_wire.v2.grpc_names import model_fields, schedule_fields
 
 __all__ = ["SERVICE", "GrpcCall", "GrpcRequest", "RpcLine", "sent_on"]
@@ -89,7 +89,7 @@ class RpcLine:
 
 
 class GrpcRequest:
-    """The head of a gRPC call as a call keeps it. See `oriel_wire.h1.RequestHead` for the rest of its attributes."""
+    """The head of a gRPC call as a call keeps it. Other attributes are those of `oriel_wire.h1.request.RequestHead`."""
 
     chunked = False
     close = False

@@ -24,7 +24,7 @@ from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.pools.upstream_answers import DENIED
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
-from oriel_policies.exchanges import Exchange
+from oriel_policies.waiting.exchanges import Exchange
 from oriel_wire.errors import UpstreamError
 from oriel_wire.h2.grpc import PREFIX_BYTES, prefix
 from oriel_wire.v2.grpc_names import append_schedule, peek_answer

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from oriel_gateway.call.answers import with_retry_after
 from oriel_gateway.call.cors import dressed
-from oriel_wire.h1 import RequestHead
-from oriel_wire.h1_response import ResponseHead
+from oriel_wire.h1.request import RequestHead
+from oriel_wire.h1.response import ResponseHead
 
 __all__ = ["answer_lines", "answer_start", "head_lines"]
 

@@ -35,7 +35,7 @@ from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.pools.upstream_answers import DENIED, AnswerKind, classify_answer
 from oriel_gateway.routing.targets import Target
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable, UpstreamUnread
-from oriel_wire.orca import LOAD_FORMAT, LOAD_METRICS
+from oriel_wire.observe.orca import LOAD_FORMAT, LOAD_METRICS
 
 __all__ = ["Call"]
 

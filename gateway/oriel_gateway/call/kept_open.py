@@ -18,9 +18,9 @@ from oriel_gateway.call.events import Events, events_of
 from oriel_gateway.call.http import Call
 from oriel_gateway.call.lifecycle import LIMITED, QUEUED, SENDING
 from oriel_gateway.call.stream import AnswerStream
-from oriel_wire.chunked import chunk
 from oriel_wire.engine.listener import HttpServer
-from oriel_wire.h1_response import UNBUFFERED, ResponseHead
+from oriel_wire.h1.chunked import chunk
+from oriel_wire.h1.response import UNBUFFERED, ResponseHead
 from oriel_wire.h2.streams import Stream
 
 __all__ = ["KEEP_ALIVE_S", "KeepAlive", "rest_of", "wants_events"]

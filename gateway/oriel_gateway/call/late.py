@@ -7,7 +7,7 @@ import msgspec
 from oriel_gateway.contracts import Host
 from oriel_gateway.errors import Outcome, Refused
 from oriel_policies.documents import Tenant
-from oriel_policies.tiers import time_bound
+from oriel_policies.promise.tiers import time_bound
 
 __all__ = ["bound_of", "deadline_passed", "explained"]
 

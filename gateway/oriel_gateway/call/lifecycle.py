@@ -45,8 +45,8 @@ from oriel_gateway.pools.holding import held_by
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
-from oriel_policies.flows import Ticket
-from oriel_policies.shares import Holding
+from oriel_policies.waiting.flows import Ticket
+from oriel_policies.waiting.shares import Holding
 from oriel_wire.engine.upstream import ResponseSink
 
 COLLECT: Final = 0
@@ -352,7 +352,7 @@ class Lifecycle:
     # The end ---------------------------------------------------------------------------------------------------
 
     def displaced(self) -> None:
-        """End the call, because another one took its place, or its bytes, by the rule of `oriel_policies.shares`."""
+        """End the call: another one took its place, or its bytes, by the rule of `oriel_policies.waiting.shares`."""
         self.refuse(displaced(self.gate.retry_after_s()))
 
     @property

@@ -9,8 +9,8 @@ from oriel_gateway.call.heads import answer_lines
 from oriel_gateway.pools.lending import PermitLending
 from oriel_gateway.pools.pool import PoolGate
 from oriel_policies.documents import Tenant, Tier
-from oriel_wire.chunked import LAST_CHUNK, chunk
-from oriel_wire.h1_response import ResponseHead
+from oriel_wire.h1.chunked import LAST_CHUNK, chunk
+from oriel_wire.h1.response import ResponseHead
 
 __all__ = ["AnswerStream", "begin_stream"]
 

@@ -27,7 +27,7 @@ from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.endpoint_state import HttpEndpoint
 from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.upstream_answers import NO_ROOM, AnswerKind
-from oriel_policies.budget import MAX_ATTEMPTS
+from oriel_policies.upstreams.budget import MAX_ATTEMPTS
 from oriel_wire.engine.upstream import ResponseSink
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable, UpstreamUnread
 

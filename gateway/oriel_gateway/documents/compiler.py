@@ -15,7 +15,7 @@ from oriel_gateway.documents.compile_child import Mistakes
 from oriel_policies.documents import Snapshot
 from oriel_policies.documents.packed import unpack
 from oriel_policies.errors import BadDocument
-from oriel_wire.engine.child import spawn
+from oriel_wire.process.child import spawn
 
 CHILD = "oriel_gateway.documents.compile_child"
 COMPILE_TIMEOUT_S = 120.0

@@ -19,7 +19,7 @@ import msgspec
 
 from oriel_gateway.errors import Outcome, Refused
 from oriel_policies.documents import Tenant
-from oriel_wire.h1 import RequestHead
+from oriel_wire.h1.request import RequestHead
 from oriel_wire.near_names import did_you_mean
 
 JUDGED_BYTES = 4 * 1024 * 1024  # the most bytes of a JSON body

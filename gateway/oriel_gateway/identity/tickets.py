@@ -17,8 +17,8 @@ from oriel_policies.documents import ApiKey, Snapshot, Tenant
 from oriel_policies.documents.promises import by_ticket
 from oriel_wire.context import TICKET, TICKET_SCHEME
 from oriel_wire.engine.environment import take_secret
-from oriel_wire.engine.shared_settings import TICKET_KEYS
 from oriel_wire.errors import StartFailed
+from oriel_wire.process.shared_settings import TICKET_KEYS
 
 _MIN_KEY: Final = 32
 _MAX_KEYS: Final = 8

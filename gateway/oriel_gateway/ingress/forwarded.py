@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
-from oriel_wire.h1 import RequestHead
+from oriel_wire.h1.request import RequestHead
 
 MAX_HOPS = 64
 Networks = tuple[IPv4Network | IPv6Network, ...]

@@ -44,7 +44,7 @@ from oriel_gateway.routing.targets import Target, absent, check_model, chosen
 from oriel_gateway.shared.special import attach
 from oriel_policies.documents import Tenant
 from oriel_wire.errors import BadMessage
-from oriel_wire.h1 import Field
+from oriel_wire.h1.request import Field
 from oriel_wire.h2 import grpc
 from oriel_wire.h2.frames import CANCEL
 from oriel_wire.h2.grpc import HEAD, PREFIX_BYTES, RpcHead, prefix, read_head

@@ -24,7 +24,7 @@ from oriel_gateway.pools.holding import held_by, hold, no_bytes_for
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Target, check_model
 from oriel_policies.documents import Tenant
-from oriel_policies.shares import Holding
+from oriel_policies.waiting.shares import Holding
 from oriel_wire.errors import BadMessage
 from oriel_wire.h2.grpc import PREFIX_BYTES, RpcHead
 from oriel_wire.v2.grpc_names import MAX_BEGINNING, Beginning

@@ -15,10 +15,10 @@ from oriel_gateway.call.cors import cors_lines
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.ingress.h2_connection import Begun, PublicConnection
-from oriel_wire.chunked import LAST_CHUNK, chunk
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.errors import BadMessage
-from oriel_wire.h1 import RequestHead
+from oriel_wire.h1.chunked import LAST_CHUNK, chunk
+from oriel_wire.h1.request import RequestHead
 from oriel_wire.h2.frames import INTERNAL_ERROR
 from oriel_wire.h2.grpc import HEAD, PREFIX_BYTES, RpcHead
 from oriel_wire.h2.grpc_web import BINARY, TEXT, TextReader, encode_piece, metadata, trailer_frame

@@ -29,14 +29,14 @@ from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Target, chosen
 from oriel_policies.documents import ApiKey, Snapshot, Tenant
-from oriel_wire.chunked import LAST_CHUNK, chunk
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
-from oriel_wire.engine.process import connection_limit
 from oriel_wire.engine.server import ServerConnection
-from oriel_wire.h1 import RequestHead
-from oriel_wire.h1_response import ResponseHead
+from oriel_wire.h1.chunked import LAST_CHUNK, chunk
+from oriel_wire.h1.request import RequestHead
+from oriel_wire.h1.response import ResponseHead
 from oriel_wire.h2.grpc_web import is_grpc_web
+from oriel_wire.process.process import connection_limit
 
 __all__ = ["ClientConnection", "public_limits", "serve_public"]
 

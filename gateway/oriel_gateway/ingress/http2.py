@@ -22,8 +22,8 @@ from oriel_gateway.routing.targets import Target, chosen
 from oriel_policies.documents import Tenant
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.errors import BadMessage
-from oriel_wire.h1 import RequestHead, parse_request_head
-from oriel_wire.h1_response import ResponseHead
+from oriel_wire.h1.request import RequestHead, parse_request_head
+from oriel_wire.h1.response import ResponseHead
 from oriel_wire.h2.frames import CANCEL, INTERNAL_ERROR
 from oriel_wire.h2.hpack import list_bytes, literal
 from oriel_wire.h2.known_fields import Field as HeaderField

@@ -18,7 +18,7 @@ from oriel_gateway.routing.targets import Target
 from oriel_gateway.shared.model_list import ACCEPT_JSON, ModelList
 from oriel_gateway.shared.special import attach
 from oriel_policies.documents import Tenant
-from oriel_wire.h1 import RequestHead
+from oriel_wire.h1.request import RequestHead
 
 __all__ = ["open_call", "overloaded"]
 

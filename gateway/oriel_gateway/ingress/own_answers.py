@@ -10,7 +10,7 @@ from oriel_gateway.ingress.own_use import PATHS as OF_TENANTS
 from oriel_gateway.ingress.own_use import use_page
 from oriel_gateway.observe.tracing import Mark
 from oriel_policies.documents import Snapshot
-from oriel_wire.h1 import LineMemo, RequestHead
+from oriel_wire.h1.request import LineMemo, RequestHead
 
 __all__ = ["NOT_QUEUED", "is_own", "own_page", "page_answer", "preflight_answer", "unpaid_bytes"]
 

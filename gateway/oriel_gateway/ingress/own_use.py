@@ -8,7 +8,7 @@ from oriel_gateway.api_docs.pages import JSON, Page
 from oriel_gateway.core import Gateway
 from oriel_gateway.limits.error_text import shown
 from oriel_policies.documents import Tenant
-from oriel_policies.tiers import allowing_more
+from oriel_policies.promise.tiers import allowing_more
 
 USAGE = "/v1/usage"
 LIMITS = "/v1/limits"

@@ -6,9 +6,9 @@ from time import time
 from oriel_gateway.limits.metered import MAX_ACCOUNTS, MeteredLimiter
 from oriel_gateway.limits.meters import Meter, QuotaMeter, RateMeter, SlotMeter
 from oriel_gateway.limits.quota_file import QuotaFile
-from oriel_policies.calendar import CalendarClock
+from oriel_policies.bounds.calendar import CalendarClock
+from oriel_policies.bounds.limits import Bound, Window
 from oriel_policies.documents import Allowance
-from oriel_policies.limits import Bound, Window
 
 MAX_WINDOWS = 500_000
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits.meters import Meter
-from oriel_policies.limits import Bound, Counts, state_item
+from oriel_policies.bounds.limits import Bound, Counts, state_item
 from oriel_policies.metering.budgets import Budget
 from oriel_policies.metering.prices import decimal_text
 

@@ -12,8 +12,8 @@ from abc import abstractmethod
 
 from oriel_gateway.limits.ledger_client import TICK_S, LedgerClient
 from oriel_gateway.limits.meters import ASK, Meter
-from oriel_policies.ledger import Answer, Ask
-from oriel_policies.limits import Bound
+from oriel_policies.bounds.ledger import Answer, Ask
+from oriel_policies.bounds.limits import Bound
 
 LEASE_S = 0.25
 MANY = 50

@@ -4,10 +4,10 @@ from math import inf
 
 from oriel_gateway.limits.leased import LEASE_S, LeasedMeter
 from oriel_gateway.limits.ledger_client import LedgerClient
-from oriel_policies.calendar import CalendarClock
+from oriel_policies.bounds.calendar import CalendarClock
+from oriel_policies.bounds.ledger import RATE, SLOTS, WINDOW, Answer, Ask
+from oriel_policies.bounds.limits import Bound, Counts, Gcra
 from oriel_policies.documents import RateLimit
-from oriel_policies.ledger import RATE, SLOTS, WINDOW, Answer, Ask
-from oriel_policies.limits import Bound, Counts, Gcra
 
 RENEW_S = 1.0
 SLOT_WAIT_S = 0.02  # a ledger without a free slot is not asked again before this

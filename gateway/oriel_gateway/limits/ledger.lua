@@ -1,4 +1,4 @@
--- The lease protocol of oriel_policies/ledger.py, which explains it; keep the two alike. Redis 6.2 and later.
+-- The lease protocol of oriel_policies/bounds/ledger.py, which explains it; keep the two alike. Redis 6.2 and later.
 -- KEYS: the records of one tenant (one hash slot). ARGV: holder, lifetime of slots in us, then per key
 -- kind, limit, step, need, want, debt, spent, number, born, used. Answers seven texts per key, in its order.
 local FIELDS = 10

@@ -1,4 +1,5 @@
-"""The `Ledger` protocol: it keeps the counts that gateways share. See `oriel_policies.ledger` for asks and answers.
+"""The `Ledger` protocol: it keeps the counts that gateways share. See `oriel_policies.bounds.ledger` for asks and
+answers.
 
 A ledger also knows which gateways share it. A silent gateway has died, or it cannot reach the ledger any more and
 admits its share of every limit alone; the ledger cannot tell which. So a silent gateway still counts as one of N for a
@@ -13,7 +14,7 @@ speak again.
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from oriel_policies.ledger import Answer, Ask
+from oriel_policies.bounds.ledger import Answer, Ask
 
 SLOT_TTL_S = 3.0  # slots of a silent gateway are free again after this
 PRESENCE_S = 3.0  # a silent gateway may admit calls alone after this

@@ -21,8 +21,8 @@ from time import monotonic
 from typing import Protocol
 
 from oriel_gateway.limits.ledger import PRESENCE_S, Ledger, LedgerLost, Presence, Question
-from oriel_policies.breaker import Breaker
-from oriel_policies.ledger import Answer, Ask
+from oriel_policies.bounds.ledger import Answer, Ask
+from oriel_policies.upstreams.breaker import Breaker
 
 _log = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from oriel_gateway.errors import Refused
 from oriel_gateway.limits.error_text import refusal
 from oriel_gateway.limits.grants import Grant, Limited, Terms
 from oriel_gateway.limits.meters import ASK, Meter
-from oriel_policies.admission import Charges
+from oriel_policies.bounds.limits import Amounts, Bound, Counts, bounds
+from oriel_policies.bounds.tokens import USUAL_TOKENS
 from oriel_policies.documents import Allowance, Selector, Tenant
-from oriel_policies.limits import Amounts, Bound, Counts, bounds
 from oriel_policies.metering.budgets import Budget
-from oriel_policies.tokens import USUAL_TOKENS
+from oriel_policies.waiting.admission import Charges
 
 MAX_ACCOUNTS = 200_000
 _CHECKED = 4  # once there are many accounts, this many old ones are checked for each new one

@@ -9,8 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from math import ceil
 
-from oriel_policies.calendar import CalendarClock
-from oriel_policies.limits import Bound, Gcra, Slots, Window, state_item
+from oriel_policies.bounds.calendar import CalendarClock
+from oriel_policies.bounds.limits import Bound, Gcra, Slots, Window, state_item
 
 ASK = -1.0  # the meter cannot decide by itself: its ledger has to be asked
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from oriel_gateway.limits.meters import QuotaMeter
 from oriel_gateway.state_file import StateFile
-from oriel_policies.calendar import Period
-from oriel_policies.limits import Bound, Window
+from oriel_policies.bounds.calendar import Period
+from oriel_policies.bounds.limits import Bound, Window
 from oriel_policies.metering.budgets import is_budget
 
 _log = logging.getLogger(__name__)

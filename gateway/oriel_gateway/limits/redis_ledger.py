@@ -33,7 +33,7 @@ from oriel_gateway.limits.ledger import (
     Presence,
     Question,
 )
-from oriel_policies.ledger import Answer, Ask
+from oriel_policies.bounds.ledger import Answer, Ask
 
 _log = logging.getLogger(__name__)
 PREFIX = "oriel:"

@@ -12,9 +12,9 @@ from oriel_gateway.limits.ledger import Ledger
 from oriel_gateway.limits.ledger_client import BUDGET_S, DEFAULTS, LedgerClient, LedgerClientLimits
 from oriel_gateway.limits.metered import MAX_ACCOUNTS, MeteredLimiter
 from oriel_gateway.limits.meters import Meter
-from oriel_policies.calendar import CalendarClock
-from oriel_policies.ledger import Answer, Ask
-from oriel_policies.limits import Amounts, Bound
+from oriel_policies.bounds.calendar import CalendarClock
+from oriel_policies.bounds.ledger import Answer, Ask
+from oriel_policies.bounds.limits import Amounts, Bound
 
 
 class SharedLimiter(MeteredLimiter):

@@ -6,7 +6,7 @@ A line holds names, sizes, times and outcomes, but no payload, no credential and
 import msgspec
 
 from oriel_gateway.observe.decisions import Decided, Plain, stages
-from oriel_wire.engine.lines import DELAY_S, MAX_QUEUED, LineLog, timestamp
+from oriel_wire.process.lines import DELAY_S, MAX_QUEUED, LineLog, timestamp
 
 
 class _Line(msgspec.Struct, kw_only=True):

@@ -14,7 +14,7 @@ from typing import Final
 from oriel_gateway.observe.budgets import Key, Row
 from oriel_gateway.observe.stats import Stats
 from oriel_gateway.state_file import StateFile
-from oriel_policies.error_budget import LONG, SHORT
+from oriel_policies.promise.error_budget import LONG, SHORT
 
 _log = logging.getLogger(__name__)
 

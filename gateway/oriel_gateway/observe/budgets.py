@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from oriel_policies.error_budget import LONG, SHORT, WINDOWS, BudgetHistory, attainment, burn, left
+from oriel_policies.promise.error_budget import LONG, SHORT, WINDOWS, BudgetHistory, attainment, burn, left
 
 MAX_PAIRS: Final = 500
 IDLE_S: Final = 3600.0

@@ -15,9 +15,9 @@ from oriel_gateway.observe.tracing import Address, Mark
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
 from oriel_policies.metering.budgets import Use
-from oriel_policies.objectives import STAGES, Stamps, Times, divide
+from oriel_policies.promise.objectives import STAGES, Stamps, Times, divide
 from oriel_wire.context import parse_cost
-from oriel_wire.server_timing import read_server_timing
+from oriel_wire.observe.server_timing import read_server_timing
 
 KEPT = 4096
 ANSWERS = 100  # the most decisions that one question returns
@@ -192,7 +192,7 @@ def stages(decided: Decided) -> dict[str, float]:
 
 
 def times_of(decided: Decided) -> Times:
-    """Return the seconds that the request spent in each of `oriel_policies.objectives.STAGES`."""
+    """Return the seconds that the request spent in each of `oriel_policies.promise.objectives.STAGES`."""
     stamps = Stamps(
         decided.received_s,
         decided.limited_s,

@@ -1,8 +1,8 @@
 """Counts which calls kept the promise of their tier, and judges at its end each call that did not.
 
 A call that was answered in time costs one comparison and one addition. For every other one `Objectives.judge` says what
-became of it (`Judged`), and `oriel_policies.objectives` has the rule that names the cause. The judgement is the last
-element of the call's decision: `Decided.judged`, None for a call that kept its promise.
+became of it (`Judged`), and `oriel_policies.promise.objectives` has the rule that names the cause. The judgement is the
+last element of the call's decision: `Decided.judged`, None for a call that kept its promise.
 
 Counts are kept per tenant, tier and target (`Cell`). `flush` passes on what came since the last time: to the counters
 of the metrics, whose names are bounded, and to the history of 30 days (`observe.budgets`).
@@ -17,7 +17,7 @@ from oriel_gateway.http_status import STATUS
 from oriel_gateway.observe.budgets import Budgets, Key
 from oriel_gateway.observe.top_names import NAMED, OTHER, Counts, TopNames
 from oriel_policies.documents import Tenant
-from oriel_policies.objectives import (
+from oriel_policies.promise.objectives import (
     LOOP,
     OUTSIDE,
     REFUSED,
@@ -31,7 +31,7 @@ from oriel_policies.objectives import (
     passed_in,
     place_not_left,
 )
-from oriel_wire.server_timing import read_server_timing
+from oriel_wire.observe.server_timing import read_server_timing
 
 __all__ = ["EXCUSED", "RESULTS", "Cell", "Judged", "Objectives", "result_of"]
 
@@ -63,7 +63,7 @@ class Judged(NamedTuple):
     """The judgement about a call that did not keep its promise.
 
     result: `late`, `missed` or `excused`.
-    cause: one of `oriel_policies.objectives.CAUSES`, "" if it is excused.
+    cause: one of `oriel_policies.promise.objectives.CAUSES`, "" if it is excused.
     excess_s: how many seconds longer than usual the call was in that place; 0.0 for a refusal.
     passed: the place in which the target passed, "" if it did not.
     """

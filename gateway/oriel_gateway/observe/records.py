@@ -15,10 +15,10 @@ from oriel_gateway.observe.tracing import Address, Mark, Recorded
 from oriel_gateway.observe.usage import Usage
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
-from oriel_wire.exemplars import Exemplars
-from oriel_wire.semantics import NOWHERE
-from oriel_wire.telemetry import DURATION_BOUNDS_S
-from oriel_wire.trace import SpanSink
+from oriel_wire.observe.exemplars import Exemplars
+from oriel_wire.observe.semantics import NOWHERE
+from oriel_wire.observe.telemetry import DURATION_BOUNDS_S
+from oriel_wire.observe.trace import SpanSink
 
 _ANSWERED: Final = Outcome.ANSWERED  # compiled, a member of an enum costs a look-up by name each time
 # Asks the server at an address for its spans of a trace, a while later. The last: whether it is an address for gRPC.

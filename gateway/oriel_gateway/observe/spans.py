@@ -11,7 +11,7 @@ from oriel_gateway.http_status import STATUS
 from oriel_gateway.observe.decisions import Decided, Plain
 from oriel_gateway.observe.tracing import Attempt, Mark
 from oriel_wire.context import parse_cost, parse_tokens
-from oriel_wire.semantics import (
+from oriel_wire.observe.semantics import (
     GEN_AI,
     GRPC_SERVICE,
     NOWHERE,
@@ -23,7 +23,7 @@ from oriel_wire.semantics import (
     grpc_server,
     http_server,
 )
-from oriel_wire.trace import Span, TraceContext, internal_span, server_span
+from oriel_wire.observe.trace import Span, TraceContext, internal_span, server_span
 
 
 def spans_of(

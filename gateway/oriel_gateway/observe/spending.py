@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from oriel_gateway.limits import Limiter
 from oriel_gateway.limits.error_text import shown
-from oriel_policies.calendar import Period
+from oriel_policies.bounds.calendar import Period
+from oriel_policies.bounds.limits import Bound, Counts
 from oriel_policies.documents import Snapshot, Tenant
-from oriel_policies.limits import Bound, Counts
 from oriel_policies.metering.budgets import Use, spent
-from oriel_wire.usage import UsageLine
+from oriel_wire.usage.lines import UsageLine
 
 __all__ = ["MAX_SHOWN", "Fill", "Spending", "TokensLeft"]
 

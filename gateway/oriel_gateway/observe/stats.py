@@ -11,8 +11,8 @@ from oriel_gateway.observe.spending import Spending
 from oriel_gateway.observe.usage import Usage
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
-from oriel_policies.objectives import LEARN_EVERY
-from oriel_wire.telemetry import DURATION_BOUNDS_S, Histogram
+from oriel_policies.promise.objectives import LEARN_EVERY
+from oriel_wire.observe.telemetry import DURATION_BOUNDS_S, Histogram
 
 BATCH: Final = 256
 

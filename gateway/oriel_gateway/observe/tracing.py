@@ -5,7 +5,7 @@ from typing import Final, Protocol
 from oriel_gateway.errors import Outcome
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
-from oriel_wire.trace import random_bits
+from oriel_wire.observe.trace import random_bits
 
 
 class Address(Protocol):

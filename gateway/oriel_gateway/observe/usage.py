@@ -18,12 +18,12 @@ from oriel_gateway.observe.decisions import Plain
 from oriel_gateway.observe.spending import Spending
 from oriel_gateway.observe.top_names import OTHER, TopNames
 from oriel_gateway.routing.targets import Target
-from oriel_policies.calendar import Period
+from oriel_policies.bounds.calendar import Period
 from oriel_policies.documents import Tenant
 from oriel_policies.metering.budgets import Budget, Use, spent
 from oriel_policies.metering.usage import UsageBook, UsageKey, counters
 from oriel_wire.context import ANNOUNCED, Used, parse_cost, parse_tokens
-from oriel_wire.usage import COUNTERS, UsageLine
+from oriel_wire.usage.lines import COUNTERS, UsageLine
 
 UNIT = "gateway"
 MAX_ROWS = 100_000

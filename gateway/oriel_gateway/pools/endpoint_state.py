@@ -8,11 +8,11 @@ from time import monotonic
 
 from oriel_gateway.pools.http_probe import CONNECTED, INDEX, MAX_INDEX_BYTES, UNREACHABLE, HttpProbe, states_in
 from oriel_policies.documents import Pool
-from oriel_policies.ejection import SUSPECT_S, Ejection, Record
-from oriel_policies.picking import PeakEwma
-from oriel_wire.engine.discovery import Address
+from oriel_policies.upstreams.ejection import SUSPECT_S, Ejection, Record
+from oriel_policies.upstreams.picking import PeakEwma
+from oriel_wire.discovery.discovery import Address
 from oriel_wire.engine.upstream import Endpoint
-from oriel_wire.h1_response import ResponseMemo
+from oriel_wire.h1.response import ResponseMemo
 
 _READY = {200: True, 204: True, 400: False, 404: False, 503: False}  # Triton answers 400, other servers 404 or 503
 

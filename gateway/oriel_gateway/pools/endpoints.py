@@ -1,9 +1,9 @@
 """Keep the endpoints of one pool: which can be used, which is picked next, and the calls that wait for one.
 
 An endpoint is *usable* unless it refuses connections, its readiness probe fails, it has left the answer of the
-discovery, or it is ejected as worse than the others (`oriel_policies.ejection`; at most half of those that would be
-usable are ejected). `usable` is a list that is updated at every change of a state, so that a pick costs the same for
-two endpoints and for a thousand.
+discovery, or it is ejected as worse than the others (`oriel_policies.upstreams.ejection`; at most half of those that
+would be usable are ejected). `usable` is a list that is updated at every change of a state, so that a pick costs the
+same for two endpoints and for a thousand.
 
 While no endpoint is usable, calls are parked: without a permit, within their own deadline, at most as many as may
 queue.
@@ -24,11 +24,11 @@ from oriel_gateway.pools.grpc_endpoint import GrpcEndpoint
 from oriel_gateway.pools.model_locations import ABSENT_S, ModelLocations
 from oriel_gateway.routing.sticky import StickyChoice
 from oriel_policies.documents import Tenant
-from oriel_policies.ejection import ERROR_RATE, MIN_ANSWERS, SUSPECT_S, Cause, Record, most_ejected
-from oriel_policies.picking import two_of
-from oriel_policies.shares import Holding, Shares
-from oriel_wire.engine.discovery import Address
-from oriel_wire.engine.endpoint_slices import Listed
+from oriel_policies.upstreams.ejection import ERROR_RATE, MIN_ANSWERS, SUSPECT_S, Cause, Record, most_ejected
+from oriel_policies.upstreams.picking import two_of
+from oriel_policies.waiting.shares import Holding, Shares
+from oriel_wire.discovery.discovery import Address
+from oriel_wire.discovery.endpoint_slices import Listed
 
 _log = logging.getLogger(__name__)
 TRIAL_ANSWERS = 5
@@ -50,7 +50,7 @@ class Parked(Protocol):
         """An endpoint is usable: acquire a permit."""
 
     def displaced(self) -> None:
-        """Another call has taken the place, by the rule of `oriel_policies.shares`."""
+        """Another call has taken the place, by the rule of `oriel_policies.waiting.shares`."""
 
 
 PoolEndpoint = HttpEndpoint | GrpcEndpoint

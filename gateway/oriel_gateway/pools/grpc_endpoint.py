@@ -11,7 +11,7 @@ from oriel_gateway.pools.endpoint_state import EndpointState, Reach
 from oriel_gateway.pools.grpc_answers import GrpcAnswer, GrpcExchange
 from oriel_gateway.pools.http_probe import MAX_INDEX_BYTES
 from oriel_policies.documents import Pool
-from oriel_wire.engine.discovery import Address
+from oriel_wire.discovery.discovery import Address
 from oriel_wire.engine.h2_upstream import H2Endpoint
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable
 from oriel_wire.h2.grpc import DEADLINE_EXCEEDED, NOT_FOUND, UNAVAILABLE, UNIMPLEMENTED, encode_timeout, prefix

@@ -30,9 +30,9 @@ from typing import Any
 from oriel_gateway.pools.endpoint_state import HttpEndpoint, Reach, patience_s
 from oriel_gateway.pools.endpoints import EndpointSet, PoolEndpoint
 from oriel_gateway.pools.pool import PoolGate
-from oriel_policies.ejection import SUSPECT_S, Cause, outliers_by_model, silent_for_too_long
-from oriel_wire.engine.discovery import Address, Discovery, DiscoveryFailed, DnsDiscovery
-from oriel_wire.engine.endpoint_slices import KUBERNETES, EndpointSlices
+from oriel_policies.upstreams.ejection import SUSPECT_S, Cause, outliers_by_model, silent_for_too_long
+from oriel_wire.discovery.discovery import Address, Discovery, DiscoveryFailed, DnsDiscovery
+from oriel_wire.discovery.endpoint_slices import KUBERNETES, EndpointSlices
 
 _log = logging.getLogger(__name__)
 TICK_S = 0.1

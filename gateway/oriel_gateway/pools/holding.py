@@ -8,7 +8,7 @@ from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
-from oriel_policies.shares import Holding
+from oriel_policies.waiting.shares import Holding
 
 __all__ = ["held_by", "hold", "judge_request", "no_bytes_for"]
 

@@ -11,7 +11,7 @@ import msgspec
 
 from oriel_wire.engine.upstream import Endpoint, UpstreamConnection
 from oriel_wire.errors import UpstreamError, UpstreamHungUp, UpstreamUnreachable, UpstreamUnread
-from oriel_wire.h1_response import ResponseHead
+from oriel_wire.h1.response import ResponseHead
 
 CONNECTED = 0
 UNREACHABLE = -1

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from oriel_policies.documents import Tenant
-from oriel_policies.exchanges import Exchange
+from oriel_policies.waiting.exchanges import Exchange
 
 Others = tuple[int, frozenset[str]]  # a band, and the tenants of it that are left out
 

@@ -31,8 +31,8 @@ from oriel_gateway.pools.holding import held_by
 from oriel_gateway.pools.pool import LEAST_CHARGE, MOST_CHARGE, PoolGate
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
-from oriel_policies.exchanges import Exchange
-from oriel_policies.flows import Ticket
+from oriel_policies.waiting.exchanges import Exchange
+from oriel_policies.waiting.flows import Ticket
 
 
 class PermitLending:

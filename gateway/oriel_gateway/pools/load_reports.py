@@ -1,7 +1,7 @@
 """Reads the load reports (ORCA) that servers add to their answers."""
 
 from oriel_wire.errors import BadMessage
-from oriel_wire.orca import parse_report
+from oriel_wire.observe.orca import parse_report
 
 __all__ = ["load_direction"]
 

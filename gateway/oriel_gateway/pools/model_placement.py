@@ -1,10 +1,10 @@
 """Places models on the servers of the pools with `place_models`, and reads how far the models of a start are loaded.
 
-The rule is `oriel_policies.placement`. Its input comes from the servers: each reports its models, their bytes and their
-work at `/v2/repository/memory`. One gateway at a time decides, for as long as it keeps a role in the ledger that ends
-after LEASE_S: it reads the reports, publishes where every model shall be, and has the servers load and unload. The
-other gateways read what it has published, so that a call for a model that nobody has comes to the same server whichever
-gateway it takes. Without the role nothing is moved; without a ledger a gateway decides alone.
+The rule is `oriel_policies.upstreams.placement`. Its input comes from the servers: each reports its models, their bytes
+and their work at `/v2/repository/memory`. One gateway at a time decides, for as long as it keeps a role in the ledger
+that ends after LEASE_S: it reads the reports, publishes where every model shall be, and has the servers load and
+unload. The other gateways read what it has published, so that a call for a model that nobody has comes to the same
+server whichever gateway it takes. Without the role nothing is moved; without a ledger a gateway decides alone.
 
 A server takes a model out of memory LEAVE_S after that was published: until then no gateway sends it calls for the
 model any more, which would load it again.
@@ -36,7 +36,15 @@ from oriel_gateway.pools.server_reports import (
     read_report,
     server_name,
 )
-from oriel_policies.placement import PlacedModel, PlacedServer, Step, first_of, memory_replicas, next_steps, place
+from oriel_policies.upstreams.placement import (
+    PlacedModel,
+    PlacedServer,
+    Step,
+    first_of,
+    memory_replicas,
+    next_steps,
+    place,
+)
 
 if TYPE_CHECKING:
     import httpx

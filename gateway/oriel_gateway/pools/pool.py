@@ -14,17 +14,17 @@ from oriel_gateway.pools.grpc_endpoint import GrpcEndpoint
 from oriel_gateway.pools.lendable import Lendable, Others, others_than
 from oriel_gateway.pools.load_reports import load_direction
 from oriel_gateway.routing.targets import Target
-from oriel_policies.admission import Admission, Charges
-from oriel_policies.budget import RetryBudget
-from oriel_policies.concurrency import LearnedLimit
 from oriel_policies.documents import Pool, Tenant
-from oriel_policies.exchanges import Habits
-from oriel_policies.fallback import Prospect
-from oriel_policies.feasibility import PROBE, AnswerTimes, Verdict
-from oriel_policies.flows import Ticket
-from oriel_policies.queue import Pushed, SlaQueue
-from oriel_policies.shares import Holding, Shares
-from oriel_wire.h1_response import ResponseMemo
+from oriel_policies.upstreams.budget import RetryBudget
+from oriel_policies.upstreams.fallback import Prospect
+from oriel_policies.waiting.admission import Admission, Charges
+from oriel_policies.waiting.concurrency import LearnedLimit
+from oriel_policies.waiting.exchanges import Habits
+from oriel_policies.waiting.feasibility import PROBE, AnswerTimes, Verdict
+from oriel_policies.waiting.flows import Ticket
+from oriel_policies.waiting.queue import Pushed, SlaQueue
+from oriel_policies.waiting.shares import Holding, Shares
+from oriel_wire.h1.response import ResponseMemo
 
 SUSPEND_AFTER_S: Final = 0.5
 LEAST_CHARGE: Final = 0.1  # the least charge of a call that reports no cost, as a part of its share
@@ -48,7 +48,7 @@ class Waiter(Protocol):
         """A permit is acquired; release it with `PoolGate.release_permit`."""
 
     def displaced(self) -> None:
-        """Another call has taken the place, by the rule of `oriel_policies.shares`."""
+        """Another call has taken the place, by the rule of `oriel_policies.waiting.shares`."""
 
 
 class PoolGate:

@@ -19,7 +19,7 @@ from oriel_gateway.pools.demand import PoolDemand
 from oriel_gateway.pools.endpoint_state import Reach
 from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.pool import PoolGate
-from oriel_policies.calendar import CalendarClock
+from oriel_policies.bounds.calendar import CalendarClock
 from oriel_policies.documents import Scaling, Tier
 from oriel_policies.errors import UnreadableRecords
 from oriel_policies.scaling import (

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from oriel_policies.assignment import Rendezvous
+from oriel_policies.upstreams.assignment import Rendezvous
 
 E = TypeVar("E")
 

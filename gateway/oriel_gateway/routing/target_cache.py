@@ -10,8 +10,8 @@ from oriel_gateway.identity.tenant_buckets import OtherRequests
 from oriel_gateway.routing.targets import Kind, Target, resolve, resolve_grpc
 from oriel_policies.documents import Route, Snapshot, Tenant
 from oriel_policies.documents.promises import served_by
-from oriel_policies.routing import RouteTable
-from oriel_policies.tiers import flex, lowered, offered, on_route
+from oriel_policies.promise.routing import RouteTable
+from oriel_policies.promise.tiers import flex, lowered, offered, on_route
 from oriel_wire.h2.hpack import literal
 
 _TARGETS: Final = 8192  # in each of two generations

@@ -16,11 +16,11 @@ from urllib.parse import unquote_to_bytes
 
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity.named_models import unknown_model
-from oriel_policies.assignment import Sides
 from oriel_policies.documents import Allowance, Route, Split, Tenant
 from oriel_policies.documents.promises import takes_tokens
-from oriel_policies.fallback import passed_over
-from oriel_policies.routing import RouteTable
+from oriel_policies.promise.routing import RouteTable
+from oriel_policies.upstreams.assignment import Sides
+from oriel_policies.upstreams.fallback import passed_over
 from oriel_wire.near_names import did_you_mean, near_path
 
 Kind = Literal["service", "model", "server"]

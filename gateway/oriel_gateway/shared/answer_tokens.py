@@ -7,9 +7,9 @@ is not reported is estimated: of a stream, an event is taken for a token; of oth
 from json import JSONDecoder
 from typing import Any, Final
 
-from oriel_policies.tokens import MAX_TOKENS, prompt_tokens
+from oriel_policies.bounds.tokens import MAX_TOKENS, prompt_tokens
 from oriel_wire.context import parse_cost
-from oriel_wire.h1_response import ResponseHead
+from oriel_wire.h1.response import ResponseHead
 
 TAIL_BYTES: Final = 16 * 1024
 MAX_KEYS: Final = 64  # the most keys `usage` in these bytes

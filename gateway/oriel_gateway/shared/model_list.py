@@ -3,7 +3,7 @@
 from oriel_gateway.call.http import Call
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity.named_models import filtered, unknown_model
-from oriel_wire.h1_response import ResponseHead
+from oriel_wire.h1.response import ResponseHead
 
 LISTED_BYTES = 1024 * 1024  # of a server's list
 ACCEPT_JSON = b"accept: application/json\r\n"  # all that the server gets of the client's head: no encoding, no range

@@ -23,8 +23,8 @@ from oriel_gateway.routing.targets import Target
 from oriel_gateway.shared.agreement import Body, Compared
 from oriel_gateway.shared.state import KEPT_BYTES, SHADOWS, RoutingState
 from oriel_policies.documents import Tenant
-from oriel_policies.shares import Holding
-from oriel_wire.sampling import without_threshold
+from oriel_policies.waiting.shares import Holding
+from oriel_wire.observe.sampling import without_threshold
 
 LOWEST_BAND = 255
 _COMPARED_BYTES = KEPT_BYTES

@@ -29,7 +29,7 @@ from oriel_gateway.call.http import Call
 from oriel_gateway.call.lifecycle import ANSWERING, COLLECT, DONE, JOINED
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.shared.state import KEPT_BYTES, KeptAnswer, Member, RoutingState
-from oriel_policies.flights import Flight
+from oriel_policies.upstreams.flights import Flight
 
 ABOUT_THE_CLIENT = ("user-agent",)
 VARYING = frozenset(  # fields that a shared answer may vary by: they reach the upstream exactly as the key has them

@@ -19,9 +19,9 @@ from oriel_gateway.shared.answer_tokens import AnswerTokens
 from oriel_gateway.shared.shadow import Fingerprint, send_copy, share_of_copies
 from oriel_gateway.shared.single_flight import answer_from, answer_key, join, operator_lines
 from oriel_gateway.shared.state import REPLAY_BYTES, Member, RoutingState
-from oriel_policies.assignment import unit
-from oriel_policies.limits import Counts
-from oriel_policies.tokens import MAX_NAME, prompt_tokens, reserved, wanted
+from oriel_policies.bounds.limits import Counts
+from oriel_policies.bounds.tokens import MAX_NAME, prompt_tokens, reserved, wanted
+from oriel_policies.upstreams.assignment import unit
 from oriel_wire.context import with_tokens
 
 FLEX_BYTES: Final = 4 * 1024 * 1024  # of a body that is read for its `service_tier`

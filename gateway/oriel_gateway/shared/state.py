@@ -6,9 +6,9 @@ from typing import Protocol
 from oriel_gateway.call.http import Call
 from oriel_gateway.shared.agreement import Agreement
 from oriel_gateway.shared.canaries import Canaries
-from oriel_policies.answer_cache import AnswerCache
 from oriel_policies.documents import Tenant
-from oriel_policies.flights import Flight, Flights
+from oriel_policies.upstreams.answer_cache import AnswerCache
+from oriel_policies.upstreams.flights import Flight, Flights
 
 CACHE_BYTES = 64 * 1024 * 1024  # of kept answers, over all routes
 KEPT_BYTES = 1024 * 1024  # of one answer that is kept or given to more than one caller

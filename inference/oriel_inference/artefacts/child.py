@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oriel_inference.errors import InferenceError, LoadFailed
-from oriel_wire.engine.child import restrict_self
+from oriel_wire.process.child import restrict_self
 
 if TYPE_CHECKING:
     from collections.abc import Callable

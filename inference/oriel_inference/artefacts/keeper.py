@@ -36,8 +36,8 @@ from oriel_inference.artefacts.session import CompiledSession
 from oriel_inference.backends import Session
 from oriel_inference.backends.compilers import compiles_on_gpu
 from oriel_inference.batching.batcher import Batcher
+from oriel_inference.catalog import Catalog, ServingModel
 from oriel_inference.errors import CompilerMissing, InferenceError, LoadFailed
-from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_inference.repository.compiling import Compilation, Samples
 from oriel_policies.artefacts.lease import BEAT_S, EXPIRE_S, LeaseVerdict, LeaseWatch
 from oriel_policies.artefacts.lifecycle import ArtefactEvent, ArtefactLife, ArtefactState

@@ -27,7 +27,7 @@ from oriel_inference.repository.compiling import Compilation, Samples
 from oriel_policies.artefacts.comparison import OutputError, agreement, disagreement
 from oriel_policies.artefacts.fingerprint import ArtefactKey
 from oriel_policies.artefacts.refusals import Circumstances, Refusal, RefusalKind
-from oriel_wire.engine.child import Child
+from oriel_wire.process.child import Child
 from oriel_wire.v2.datatypes import DATATYPES, decode_raw, raw_view
 
 _log = logging.getLogger(__name__)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from oriel_inference.artefacts.folder import ArtefactFolder
 from oriel_inference.artefacts.group_store import GroupStore
 from oriel_inference.artefacts.process import BuildBounds
-from oriel_inference.lifecycle import ServingModel
+from oriel_inference.catalog import ServingModel
 from oriel_inference.repository.compiling import Compilation, Samples
 from oriel_policies.artefacts.fingerprint import ArtefactKey
 from oriel_policies.artefacts.lifecycle import ArtefactLife, ArtefactState
 from oriel_policies.artefacts.refusals import Circumstances
-from oriel_wire.trace import Span, SpanSink, new_trace
+from oriel_wire.observe.trace import Span, SpanSink, new_trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

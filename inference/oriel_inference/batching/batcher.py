@@ -1,8 +1,8 @@
 """The batcher of one model version: one queue, its instances, and the rules that decide which call runs when.
 
 Rules.
-1. `oriel_policies.queue` decides the order: band, tenant by rows, deadline. `oriel_policies.batch` decides when a batch
-   runs and how large it is.
+1. `oriel_policies.waiting.queue` decides the order: band, tenant by rows, deadline. `oriel_policies.waiting.batch`
+   decides when a batch runs and how large it is.
 2. Every call that `submit` accepts is finished exactly once: answered, failed, expired or left. The code that finishes
    a call sets `Call.finished` first and then calls the reply; nothing else acts on a finished call.
 3. Expiry has its own timers, independent of what runs: one for the earliest deadline in the queue, and one per running
@@ -50,10 +50,10 @@ from oriel_inference.batching.workers import Workers
 from oriel_inference.clock import Clock, Timer
 from oriel_inference.errors import CallerLeft, DeadlineTooShort, InferenceError, QueueFull, ServerStopping
 from oriel_inference.model import ModelSpec
-from oriel_policies.batch import BatchBounds, Decision, Fill, Idle, Run, ServiceCurve, WaitUntil
-from oriel_policies.batch_queue import BatchQueue
-from oriel_policies.flows import Ticket
-from oriel_policies.queue import Pushed, SlaQueue
+from oriel_policies.waiting.batch import BatchBounds, Decision, Fill, Idle, Run, ServiceCurve, WaitUntil
+from oriel_policies.waiting.batch_queue import BatchQueue
+from oriel_policies.waiting.flows import Ticket
+from oriel_policies.waiting.queue import Pushed, SlaQueue
 from oriel_wire.v2.messages import Array
 
 _log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from typing import Protocol
 import msgspec
 
 from oriel_inference.errors import BackendFailed, DeadlineExceeded, InferenceError, QueueTimeout
-from oriel_policies.flows import Ticket
 from oriel_policies.metering.usage import UsageRow
+from oriel_policies.waiting.flows import Ticket
 from oriel_wire.context import CallContext
 from oriel_wire.v2.messages import Array, InferRequest
 

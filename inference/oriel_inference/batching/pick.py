@@ -1,4 +1,4 @@
-"""Picks the waiting calls of the next batch. It acts on the queue as `oriel_policies.batch.Fill` decides.
+"""Picks the waiting calls of the next batch. It acts on the queue as `oriel_policies.waiting.batch.Fill` decides.
 
 Calls join in queue order. If more rows wait than one batch holds, a call that a full batch would make late is put
 aside, as long as other calls of its tier or of more urgent tiers fill the batch without it. It then goes back behind
@@ -11,9 +11,9 @@ aside too, but keeps its rank, so that the next batch is its turn.
 from collections.abc import Callable
 
 from oriel_inference.batching.call import Call
-from oriel_policies.batch import Fill
-from oriel_policies.flows import Ticket
-from oriel_policies.queue import SlaQueue
+from oriel_policies.waiting.batch import Fill
+from oriel_policies.waiting.flows import Ticket
+from oriel_policies.waiting.queue import SlaQueue
 
 MAX_ASIDE = 1024  # calls put aside for one batch; takes some milliseconds
 MAX_APART = 64

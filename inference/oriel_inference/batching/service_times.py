@@ -1,8 +1,8 @@
 """Service-time statistics of one model's batcher, and the time that callers give it. Single writer: the loop."""
 
-from oriel_policies.batch import BatchBounds, RecentMinimum, ServiceCurve
-from oriel_policies.feasibility import LowQuantile, ServiceFloor
-from oriel_policies.returns import Returns, pays
+from oriel_policies.waiting.batch import BatchBounds, RecentMinimum, ServiceCurve
+from oriel_policies.waiting.feasibility import LowQuantile, ServiceFloor
+from oriel_policies.waiting.returns import Returns, pays
 
 INLINE_S = 0.0003
 INLINE_SAMPLES = 8

@@ -14,7 +14,7 @@ from typing import Protocol
 from oriel_inference.batching.call import BatchTimes, Call
 from oriel_inference.errors import Outcome
 from oriel_inference.model import ModelSpec
-from oriel_wire.telemetry import DURATION_BOUNDS_S, Histogram
+from oriel_wire.observe.telemetry import DURATION_BOUNDS_S, Histogram
 from oriel_wire.v2.messages import Array
 from oriel_wire.v2.proto import v2_pb2
 

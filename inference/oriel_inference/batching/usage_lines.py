@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from oriel_inference.batching.device import Devices
 from oriel_policies.metering.usage import counters
-from oriel_wire.usage import UsageLine
+from oriel_wire.usage.lines import UsageLine
 
 UNIT = "inference"
 

@@ -5,9 +5,9 @@ from typing import Protocol
 
 from oriel_inference.batching.call import Call
 from oriel_inference.clock import Clock
-from oriel_policies.batch import ServiceCurve
-from oriel_policies.queue import SlaQueue
-from oriel_policies.wait import best_rate, expected_wait_s
+from oriel_policies.waiting.batch import ServiceCurve
+from oriel_policies.waiting.queue import SlaQueue
+from oriel_policies.waiting.wait import best_rate, expected_wait_s
 
 
 class _Batch(Protocol):

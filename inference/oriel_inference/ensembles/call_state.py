@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from oriel_inference.batching.call import Answer, Call, StepRun
+from oriel_inference.catalog import ServingModel
 from oriel_inference.clock import Timer
 from oriel_inference.ensembles.graph import Graph
-from oriel_inference.lifecycle import ServingModel
-from oriel_policies.flows import Ticket
+from oriel_policies.waiting.flows import Ticket
 from oriel_wire.v2.messages import Array
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from oriel_inference.catalog import Catalog, ServingModel
 from oriel_inference.ensembles.graph import check_models
 from oriel_inference.errors import ConfigInvalid, InferenceError
-from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_inference.model import ModelSpec, ModelState
 from oriel_wire.v2.datatypes import quoted
 

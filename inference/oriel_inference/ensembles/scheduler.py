@@ -28,6 +28,7 @@ from oriel_inference.batching.assemble import reshaped_if_it_fits
 from oriel_inference.batching.call import NOTHING_KEPT, Answer, BatchTimes, Call, StepRun, deliver
 from oriel_inference.batching.device import Accounts, Devices
 from oriel_inference.batching.statistics import Statistics
+from oriel_inference.catalog import ServingModel
 from oriel_inference.clock import Clock
 from oriel_inference.ensembles.call_state import CallState
 from oriel_inference.ensembles.graph import Graph, fit_rank
@@ -42,9 +43,8 @@ from oriel_inference.errors import (
     ServerStopping,
     StepFailed,
 )
-from oriel_inference.lifecycle import ServingModel
 from oriel_inference.model import ModelSpec
-from oriel_policies.flows import Ticket
+from oriel_policies.waiting.flows import Ticket
 from oriel_wire.context import CallContext
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.messages import Array, InferRequest, ParameterValue, RequestedOutput, Tensor

@@ -2,8 +2,8 @@
 
 from typing import Generic, TypeVar
 
-from oriel_policies.flows import Ticket
-from oriel_policies.queue import SlaQueue
+from oriel_policies.waiting.flows import Ticket
+from oriel_policies.waiting.queue import SlaQueue
 
 Waiter = TypeVar("Waiter")
 

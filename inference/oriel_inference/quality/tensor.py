@@ -12,7 +12,7 @@ import numpy as np
 from oriel_inference.quality.rows import entropy, probabilities
 from oriel_policies.quality.drift import BINS, MIN_BIN_ROWS, MIN_ROWS, counts, edges, noise, outwards, psi
 from oriel_policies.quality.reference import MAX_CLASSES, TensorReference
-from oriel_wire.telemetry import Histogram
+from oriel_wire.observe.telemetry import Histogram
 from oriel_wire.v2.messages import Array
 
 SLOT_ROWS = 500

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from oriel_inference.errors import ConfigInvalid
-from oriel_wire.engine.shared_settings import cache_folder
+from oriel_wire.process.shared_settings import cache_folder
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
 Convert = Callable[[str], str]

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions
-from oriel_wire.engine.child import Child
+from oriel_wire.process.child import Child
 
 __all__ = ["CheckPool", "CheckProcess", "ModelCheck", "start_ahead"]
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from oriel_inference.errors import InferenceError, LoadFailed
 from oriel_inference.model import EngineOptions
 from oriel_inference.repository.check import NICENESS
-from oriel_wire.engine.child import restrict_self
+from oriel_wire.process.child import restrict_self
 
 if TYPE_CHECKING:
     from oriel_inference.backends import Backend

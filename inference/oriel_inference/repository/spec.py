@@ -9,7 +9,7 @@ from oriel_inference.repository.config import parameter
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.repository.engines import default_file
 from oriel_inference.repository.queueing import queue_rules
-from oriel_policies.batch import BatchBounds
+from oriel_policies.waiting.batch import BatchBounds
 from oriel_wire.v2.datatypes import from_config_name, to_config_name
 from oriel_wire.v2.proto import model_config_pb2 as pb
 

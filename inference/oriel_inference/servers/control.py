@@ -14,19 +14,19 @@ from starlette.routing import Route
 
 from oriel_inference.artefacts.records import ArtefactCounts
 from oriel_inference.backends.nvml import GpuLoads
+from oriel_inference.catalog import Entry
 from oriel_inference.errors import InferenceError
 from oriel_inference.host import HostLoad
-from oriel_inference.lifecycle import Entry
 from oriel_inference.metrics import ServerCounts, exposition
 from oriel_inference.quality.sampler import VersionQuality
 from oriel_inference.servers.surface import Surface
 from oriel_inference.stores.remote import counts_of
 from oriel_policies.quality.drift import MIN_ROWS
-from oriel_wire.engine.control import health_routes, metrics_response
-from oriel_wire.engine.exposition import exposition as registry_text
 from oriel_wire.engine.families import Reading
-from oriel_wire.engine.span_metrics import span_metrics
-from oriel_wire.telemetry import wants_openmetrics
+from oriel_wire.observe.exposition import exposition as registry_text
+from oriel_wire.observe.span_metrics import span_metrics
+from oriel_wire.observe.telemetry import wants_openmetrics
+from oriel_wire.process.control import health_routes, metrics_response
 
 
 def control_app(surface: Surface, gpus: GpuLoads | None) -> Starlette:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from oriel_inference.dataplane import Completion
+from oriel_inference.dataplane.dataplane import Completion
 from oriel_inference.errors import InferenceError, NotLoaded, NotSupported
 from oriel_inference.model import ModelSpec, TensorSpec
 from oriel_inference.servers.http_call import JSON, begin, check_expanded, json_object, refuse, wait
@@ -22,7 +22,7 @@ from oriel_inference.servers.surface import Surface
 from oriel_wire.context import COST, COST_US, CallContext
 from oriel_wire.engine.buffered import Exchange
 from oriel_wire.errors import BadMessage
-from oriel_wire.h1_response import UNBUFFERED
+from oriel_wire.h1.response import UNBUFFERED
 from oriel_wire.v2.datatypes import lookup, quoted
 from oriel_wire.v2.jsondata import decode_data, encode_data
 from oriel_wire.v2.messages import MAX_PARAMETERS, InferRequest, InferResponse, Tensor, too_many

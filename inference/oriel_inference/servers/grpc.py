@@ -26,10 +26,10 @@ from oriel_inference.servers.surface import SERVER_VERSION, Surface, extensions
 from oriel_wire.engine.grpc_port import Http2Front
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
-from oriel_wire.engine.recall import KEEP_METHOD
 from oriel_wire.errors import BadMessage
 from oriel_wire.h2.limits import H2Limits
-from oriel_wire.unsampled import MAX_TRACES
+from oriel_wire.observe.recall import KEEP_METHOD
+from oriel_wire.observe.unsampled import MAX_TRACES
 from oriel_wire.v2.grpc import HEALTH_METHODS, HEALTH_SERVICE, METHODS, SERVICE
 from oriel_wire.v2.metadata import metadata_message
 from oriel_wire.v2.proto import health_pb2, v2_pb2

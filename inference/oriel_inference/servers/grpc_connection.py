@@ -5,7 +5,7 @@ from oriel_inference.servers.statuses import head_refusal
 from oriel_wire.engine.grpc_port import PortConnection
 from oriel_wire.engine.limits import reason_phrase
 from oriel_wire.engine.listener import HttpServer
-from oriel_wire.h1 import RequestHead
+from oriel_wire.h1.request import RequestHead
 from oriel_wire.h2.known_fields import Field
 from oriel_wire.h2.limits import H2Limits
 from oriel_wire.h2.streams import Stream

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from oriel_inference.backends import Outputs
 from oriel_inference.batching.call import Answer, Call
-from oriel_inference.dataplane import Completion, positions, respond
+from oriel_inference.catalog import ServingModel
+from oriel_inference.dataplane.dataplane import Completion, positions, respond
 from oriel_inference.errors import BackendFailed, CallerLeft, InferenceError, NotLoaded
 from oriel_inference.fitting import Fitted
-from oriel_inference.lifecycle import ServingModel
 from oriel_inference.servers.grpc_call import Body, GrpcCall
 from oriel_inference.servers.request_record import RequestRecord
 from oriel_inference.servers.spans import Requested

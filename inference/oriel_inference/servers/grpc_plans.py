@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from oriel_wire.context import REQUEST_ID, TENANT, TIMEOUT_MS, CallContext, ContextPlan, read_headers
 from oriel_wire.h2.grpc import parse_timeout_s
 from oriel_wire.h2.known_fields import PER_REQUEST, Field
-from oriel_wire.orca import LOAD_FORMAT, report_form
-from oriel_wire.sampling import NEVER, Sampling
+from oriel_wire.observe.orca import LOAD_FORMAT, report_form
+from oriel_wire.observe.sampling import NEVER, Sampling
 
 MAX_PLANS: Final = 256
 MAX_PLAN_BYTES: Final = 2048

@@ -28,8 +28,8 @@ from oriel_wire.context import ARTEFACT, LOOP_US, PROVIDER, TENANT
 from oriel_wire.engine.buffered import Exchange, Refusal
 from oriel_wire.engine.kernel import thread_busy_s
 from oriel_wire.engine.loopback import page_refusal
-from oriel_wire.engine.recall import KEEP
-from oriel_wire.h1 import RequestHead
+from oriel_wire.h1.request import RequestHead
+from oriel_wire.observe.recall import KEEP
 from oriel_wire.v2.metadata import encode_metadata, message_json
 
 _log = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ from oriel_policies.documents.promises import fits
 from oriel_wire.context import MODELS, CallContext, read_headers
 from oriel_wire.engine.buffered import Exchange
 from oriel_wire.errors import BadMessage, json_fault
-from oriel_wire.h1 import RequestHead
-from oriel_wire.orca import LOAD_FORMAT, report_form
-from oriel_wire.semantics import NOWHERE
+from oriel_wire.h1.request import RequestHead
+from oriel_wire.observe.orca import LOAD_FORMAT, report_form
+from oriel_wire.observe.semantics import NOWHERE
 from oriel_wire.v2.depth import check_depth
 from oriel_wire.v2.document import MAX_LISTS
 from oriel_wire.v2.http import JSON_LIMIT_BYTES

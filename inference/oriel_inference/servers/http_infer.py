@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from oriel_inference.backends import Outputs
 from oriel_inference.batching.call import Answer, Call
-from oriel_inference.dataplane import Completion, positions, respond
+from oriel_inference.catalog import ServingModel
+from oriel_inference.dataplane.dataplane import Completion, positions, respond
 from oriel_inference.errors import BackendFailed, CallerLeft, InferenceError, NotLoaded
 from oriel_inference.fitting import Fitted
-from oriel_inference.lifecycle import ServingModel
 from oriel_inference.servers.encoding import MIN_BYTES, Encodings, negotiate
 from oriel_inference.servers.http_call import JSON, HeadPlan, begin, check_expanded, refuse, wait
 from oriel_inference.servers.large_json import Converted, LargeJson, Task, Then

@@ -1,11 +1,11 @@
-"""Sends the spans of traces that a server in front asks for at their end (`oriel_wire.engine.recall`)."""
+"""Sends the spans of traces that a server in front asks for at their end (`oriel_wire.observe.recall`)."""
 
 from collections.abc import Iterable
 
 from oriel_inference.servers.request_record import note_kept
 from oriel_inference.servers.surface import Surface
-from oriel_wire.engine.recall import keep_requested
-from oriel_wire.unsampled import Noted
+from oriel_wire.observe.recall import keep_requested
+from oriel_wire.observe.unsampled import Noted
 
 
 def keep_traces(surface: Surface, body: bytes) -> bytes | None:

@@ -7,8 +7,8 @@ replaced when it dies or takes too long, and ended after a while without work.
 
 One job runs at a time, and beside it one of a more urgent tier: a text of 64 MiB takes a child for seconds, so that a
 more urgent one would otherwise wait for it, and again with its answer for the next one. Jobs wait in the order of
-`oriel_policies.queue`, with the size of the text as the cost of a turn, so that no tenant and no tier takes the child
-from the others; when too much waits, `oriel_policies.shares` says which job makes room.
+`oriel_policies.waiting.queue`, with the size of the text as the cost of a turn, so that no tenant and no tier takes the
+child from the others; when too much waits, `oriel_policies.waiting.shares` says which job makes room.
 
 Ownership: the event loop owns the queue and every `Job`; a `_Lane` has a thread that owns a child, and gets one job at
 a time. A job
@@ -35,9 +35,9 @@ from oriel_inference.errors import (
     ServerStopping,
 )
 from oriel_inference.servers.large_json_frames import FRAME, Result, Task
-from oriel_policies.flows import Ticket
-from oriel_policies.queue import Pushed, SlaQueue
-from oriel_wire.engine.child import Child
+from oriel_policies.waiting.flows import Ticket
+from oriel_policies.waiting.queue import Pushed, SlaQueue
+from oriel_wire.process.child import Child
 
 __all__ = ["Converted", "LargeJson", "Task", "Then"]
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from oriel_inference.servers.large_json_frames import FRAME, Result, Task
 from oriel_inference.servers.load_body import unpack_files
-from oriel_wire.engine.child import PIECE_BYTES, restrict_self
 from oriel_wire.errors import BadMessage, TooLarge
+from oriel_wire.process.child import PIECE_BYTES, restrict_self
 from oriel_wire.v2.http import to_binary_request, to_json_response
 
 __all__ = ["main"]

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from typing import Any, Final
 
-from oriel_inference.lifecycle import ServingModel
+from oriel_inference.catalog import ServingModel
 from oriel_inference.servers.surface import Surface
 
 _BEGAN_S: Final = time.monotonic()

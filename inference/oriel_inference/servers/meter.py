@@ -10,14 +10,14 @@ from collections import Counter
 from time import monotonic
 
 from oriel_inference.batching.statistics import LATENCY_S, OTHER_TIERS
-from oriel_inference.dataplane import Completion
+from oriel_inference.catalog import Catalog, ServingModel
+from oriel_inference.dataplane.dataplane import Completion
 from oriel_inference.errors import InferenceError, Outcome
-from oriel_inference.lifecycle import Catalog, ServingModel
 from oriel_inference.servers.access_log import AccessLog
 from oriel_wire.context import CallContext
 from oriel_wire.engine.large_messages import LARGE_BYTES, LargeMessages
-from oriel_wire.exemplars import Exemplars
-from oriel_wire.orca import LoadReport, encode_report
+from oriel_wire.observe.exemplars import Exemplars
+from oriel_wire.observe.orca import LoadReport, encode_report
 from oriel_wire.v2.datatypes import quoted
 
 _log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from urllib.parse import unquote
 import msgspec
 from google.protobuf.message import Message
 
+from oriel_inference.catalog import Entry
 from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest, NotSupported, ServerStopping
-from oriel_inference.lifecycle import Entry
 from oriel_inference.model import is_model_name
 from oriel_inference.servers.large_json import LargeJson, Task
 from oriel_inference.servers.load_body import FILE_PREFIX, decode_body, files_behind, from_base64

@@ -5,16 +5,16 @@ import time
 from typing import Any
 
 from oriel_inference.batching.call import Answer
-from oriel_inference.dataplane import Completion
+from oriel_inference.dataplane.dataplane import Completion
 from oriel_inference.errors import InferenceError, Outcome
 from oriel_inference.servers.meter import Meter
 from oriel_inference.servers.spans import Requested, keeps_alone, run_of, spans_of
 from oriel_policies.metering.usage import UsageRow
 from oriel_wire.context import COST, COST_US, REQUEST_ID, CallContext, format_cost
 from oriel_wire.h2.hpack import LENGTHS, field_prefix, literal
-from oriel_wire.orca import LOAD_METRICS
-from oriel_wire.server_timing import server_timing
-from oriel_wire.trace import SpanSink, child, format_traceparent
+from oriel_wire.observe.orca import LOAD_METRICS
+from oriel_wire.observe.server_timing import server_timing
+from oriel_wire.observe.trace import SpanSink, child, format_traceparent
 
 _log = logging.getLogger(__name__)
 

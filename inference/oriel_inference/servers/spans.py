@@ -7,7 +7,7 @@ from typing import NamedTuple
 from oriel_inference.batching.call import Answer
 from oriel_inference.errors import Outcome
 from oriel_inference.servers.statuses import status_number
-from oriel_wire.semantics import (
+from oriel_wire.observe.semantics import (
     GRPC_SERVICE,
     Attributes,
     grpc_code,
@@ -15,7 +15,7 @@ from oriel_wire.semantics import (
     grpc_server,
     http_server,
 )
-from oriel_wire.trace import Span, TraceContext, internal_span, server_span
+from oriel_wire.observe.trace import Span, TraceContext, internal_span, server_span
 
 __all__ = ["Requested", "Run", "Step", "keeps_alone", "run_of", "spans_of"]
 

@@ -8,7 +8,7 @@ from oriel_inference.errors import InferenceError, InvalidRequest, Outcome
 from oriel_wire.context import REQUEST_ID, new_request_id, valid_request_id
 from oriel_wire.engine.buffered import Refusal
 from oriel_wire.errors import BadMessage
-from oriel_wire.h1 import RequestHead
+from oriel_wire.h1.request import RequestHead
 from oriel_wire.h2 import grpc
 
 _STATUSES: dict[Outcome, tuple[int, int]] = {

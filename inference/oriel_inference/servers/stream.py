@@ -16,7 +16,7 @@ from math import inf
 
 from msgspec.structs import replace
 
-from oriel_inference.dataplane import Completion
+from oriel_inference.dataplane.dataplane import Completion
 from oriel_inference.errors import (
     BackendFailed,
     CallerLeft,

@@ -6,18 +6,18 @@ from typing import Literal
 
 from oriel_inference.backends import memory_bytes
 from oriel_inference.batching.device import Devices
-from oriel_inference.control import ModelControl
-from oriel_inference.dataplane import Dataplane
+from oriel_inference.catalog import Catalog
+from oriel_inference.dataplane.dataplane import Dataplane
 from oriel_inference.errors import ModelNotReady, UnknownModel
-from oriel_inference.lifecycle import Catalog
 from oriel_inference.log_settings import LogSettings
+from oriel_inference.models.control import ModelControl
 from oriel_inference.quality.sampler import Quality
 from oriel_inference.servers.meter import Meter
 from oriel_wire.distribution import installed_version
 from oriel_wire.engine.peers import TrustedPeers
-from oriel_wire.semantics import NOWHERE
-from oriel_wire.trace import SpanSink
-from oriel_wire.usage import LedgerCounts
+from oriel_wire.observe.semantics import NOWHERE
+from oriel_wire.observe.trace import SpanSink
+from oriel_wire.usage.lines import LedgerCounts
 from oriel_wire.v2.proto import v2_pb2
 
 SERVER_NAME = "oriel"

@@ -12,10 +12,10 @@ from oriel_inference.stores.cache import Cache
 from oriel_inference.stores.client_errors import load_failed
 from oriel_inference.stores.local import LocalStore
 from oriel_inference.stores.remote import RemoteStore
-from oriel_wire.engine.shared_settings import cache_folder
 from oriel_wire.objects.client import Location, location_of
 from oriel_wire.objects.errors import ObjectStoreError
 from oriel_wire.objects.opening import open_client
+from oriel_wire.process.shared_settings import cache_folder
 
 
 def open_stores(

@@ -10,8 +10,8 @@ import msgspec
 
 from oriel_logic.bodies.messages import MAX_JSON_BYTES, TOO_DEEP
 from oriel_logic.errors import InputTooLarge, Refused
-from oriel_wire.allowed import split_path, with_values
 from oriel_wire.errors import BadMessage, json_fault
+from oriel_wire.process.allowed import split_path, with_values
 from oriel_wire.v2.depth import check_depth
 
 ONE_FIELD = re.compile(r"Object (?:missing required|contains unknown) field `(?P<name>[^`]+)`\Z")

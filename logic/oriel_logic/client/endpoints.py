@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from oriel_wire.discovery.discovery import Address
 from oriel_wire.engine.client import HttpResponse
-from oriel_wire.engine.discovery import Address
 
 DOWN_S = 1.0
 DOWN_MAX_S = 5.0

@@ -22,7 +22,7 @@ from oriel_logic.observe.stages import HopFacts, Ledger, Stage
 from oriel_wire.context import CallContext, GatewayHop, Hop
 from oriel_wire.engine.client import HttpResponse
 from oriel_wire.errors import UpstreamBroken, UpstreamTimedOut, UpstreamUnreachable, UpstreamUnread
-from oriel_wire.trace import TraceContext
+from oriel_wire.observe.trace import TraceContext
 
 STAGE = "infer"
 REFRESH_S = 1.0

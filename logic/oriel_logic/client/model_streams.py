@@ -25,10 +25,10 @@ from oriel_logic.errors import (
 )
 from oriel_logic.observe.stages import HopFacts, Ledger, Stage
 from oriel_wire.context import CallContext, to_headers
-from oriel_wire.engine.discovery import Address
+from oriel_wire.discovery.discovery import Address
 from oriel_wire.engine.grpc_client import GrpcCall, GrpcClient
 from oriel_wire.errors import BadMessage, TooLarge, UpstreamBroken, UpstreamUnreachable, UpstreamUnread
-from oriel_wire.h1_response import read_cost
+from oriel_wire.h1.response import read_cost
 from oriel_wire.h2.grpc import CODES, OK
 from oriel_wire.v2.messages import InferRequest, InferResponse
 

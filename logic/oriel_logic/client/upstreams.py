@@ -8,9 +8,9 @@ from functools import partial
 from oriel_logic.client.endpoints import Client, Endpoints
 from oriel_logic.client.inference import InferenceServers
 from oriel_logic.client.model_streams import StreamServers, stream_client
+from oriel_wire.discovery.discovery import Address, Discovery, DiscoveryFailed, discovery_of
+from oriel_wire.discovery.endpoint_slices import KUBERNETES, EndpointSlices
 from oriel_wire.engine.client import HttpClient
-from oriel_wire.engine.discovery import Address, Discovery, DiscoveryFailed, discovery_of
-from oriel_wire.engine.endpoint_slices import KUBERNETES, EndpointSlices
 
 _log = logging.getLogger(__name__)
 

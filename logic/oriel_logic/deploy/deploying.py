@@ -46,7 +46,7 @@ from oriel_logic.services.serving import Services
 from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.pool import PoolLimits, WorkerPool
 from oriel_wire.context import CallContext, new_request_id
-from oriel_wire.trace import new_trace
+from oriel_wire.observe.trace import new_trace
 
 POLL_S = 0.1
 MAX_PROBLEM = 500

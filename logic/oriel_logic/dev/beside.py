@@ -18,8 +18,8 @@ from time import monotonic
 import msgspec
 
 from oriel_wire.engine.client import HttpClient, HttpResponse
-from oriel_wire.engine.process import LIFELINE_VARIABLE
 from oriel_wire.errors import StartFailed, UpstreamError
+from oriel_wire.process.process import LIFELINE_VARIABLE
 
 Address = tuple[str, int]
 HOST = "127.0.0.1"

@@ -27,8 +27,8 @@ from oriel_logic.dev.target import Target, sample_file
 from oriel_logic.loading.sources import HandlerFile, handler_files
 from oriel_logic.server.registry import Registry
 from oriel_logic.server.releases import Release
-from oriel_wire.engine.process import listen
 from oriel_wire.errors import StartFailed
+from oriel_wire.process.process import listen
 
 NEXT_PORTS = 20
 TRIES = 4  # to list the models of a server that was named or started here

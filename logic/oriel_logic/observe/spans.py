@@ -8,14 +8,14 @@ from typing import Any
 from oriel_logic.errors import Outcome
 from oriel_logic.observe.stages import Stage
 from oriel_wire.context import CallContext
-from oriel_wire.semantics import (
+from oriel_wire.observe.semantics import (
     GRPC_SERVICE,
     Attributes,
     gen_ai_use,
     grpc_code,
     http_server,
 )
-from oriel_wire.trace import Span, TraceContext, server_span
+from oriel_wire.observe.trace import Span, TraceContext, server_span
 
 __all__ = ["keeps_alone", "spans_of", "stage_span"]
 

@@ -8,8 +8,8 @@ from typing import Literal
 
 from oriel_logic.errors import LogicError
 from oriel_wire.context import parse_cost
-from oriel_wire.server_timing import entry_name, read_server_timing
-from oriel_wire.trace import TraceContext, child
+from oriel_wire.observe.server_timing import entry_name, read_server_timing
+from oriel_wire.observe.trace import TraceContext, child
 
 Kind = Literal["client", "internal"]
 

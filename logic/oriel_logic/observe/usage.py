@@ -7,7 +7,7 @@ from oriel_logic.errors import Outcome
 from oriel_logic.observe.stages import Ledger
 from oriel_policies.metering.usage import UsageBook, UsageKey, UsageRow, counters
 from oriel_wire.context import CallContext
-from oriel_wire.usage import UsageLine
+from oriel_wire.usage.lines import UsageLine
 
 UNIT = "logic"
 MAX_KNOWN = 4096

@@ -13,8 +13,8 @@ from msgspec import UNSET, Meta, UnsetType
 
 from oriel_logic.bodies.messages import MAX_JSON_BYTES
 from oriel_logic.errors import InputTooLarge, ParameterWrong
-from oriel_wire.allowed import split_path, with_values
 from oriel_wire.errors import json_fault
+from oriel_wire.process.allowed import split_path, with_values
 
 MAX_CHOICES = 8
 MAX_PROMPTS = 16

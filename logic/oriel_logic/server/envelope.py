@@ -19,9 +19,9 @@ from oriel_logic.server.releases import Release
 from oriel_logic.server.replies import Reply, error_reply, not_ready, reply_of
 from oriel_logic.server.streaming import Primed, close
 from oriel_wire.context import COST, COST_US, REQUEST_ID, TICKET, CallContext, ContextPlan, format_cost, read_headers
-from oriel_wire.h1_response import UNBUFFERED
-from oriel_wire.server_timing import bounded, server_timing
-from oriel_wire.trace import SpanSink, child, format_traceparent
+from oriel_wire.h1.response import UNBUFFERED
+from oriel_wire.observe.server_timing import bounded, server_timing
+from oriel_wire.observe.trace import SpanSink, child, format_traceparent
 
 _log = logging.getLogger(__name__)
 Handler = Callable[[Inbound, "Visit"], Awaitable[Reply]]

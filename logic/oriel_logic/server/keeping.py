@@ -8,9 +8,9 @@ from oriel_logic.server.envelope import Visit
 from oriel_logic.server.inbound import Inbound
 from oriel_logic.server.ingress import nothing_here
 from oriel_logic.server.replies import Reply
-from oriel_wire.engine.recall import Recaller, keep_requested
-from oriel_wire.trace import SpanSink
-from oriel_wire.unsampled import MAX_TRACES, Noted
+from oriel_wire.observe.recall import Recaller, keep_requested
+from oriel_wire.observe.trace import SpanSink
+from oriel_wire.observe.unsampled import MAX_TRACES, Noted
 
 _MOST_BYTES = MAX_TRACES * 33
 

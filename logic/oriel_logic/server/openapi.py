@@ -11,7 +11,7 @@ import msgspec
 
 from oriel_logic.server.replies import Reply
 from oriel_logic.services.definition import SHOWN_BYTES, Definition, Options
-from oriel_wire.engine.api_page import BINARY, ERROR, HTML, MODELS, SAFE, SAMPLE, openai_operation, page
+from oriel_wire.process.api_page import BINARY, ERROR, HTML, MODELS, SAFE, SAMPLE, openai_operation, page
 
 REFUSALS = {
     "406": "none of the media types in Accept is given",

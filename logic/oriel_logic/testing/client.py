@@ -27,7 +27,7 @@ from oriel_logic.services.definition import Definition, definition_of
 from oriel_logic.services.serving import Services
 from oriel_logic.testing.models import FakeModels, fakes_beside
 from oriel_logic.testing.workers import ThreadWorkers
-from oriel_wire.trace import ListSink
+from oriel_wire.observe.trace import ListSink
 
 T = TypeVar("T")
 TIMEOUT_S = 30.0

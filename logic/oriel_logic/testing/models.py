@@ -16,7 +16,7 @@ from oriel_logic.client.tensors import check_inputs, check_outputs
 from oriel_logic.errors import DeadlineExceeded, LogicError, ModelUnavailable
 from oriel_logic.observe.stages import Ledger
 from oriel_wire.context import CallContext
-from oriel_wire.trace import new_trace
+from oriel_wire.observe.trace import new_trace
 from oriel_wire.v2.datatypes import DATATYPES
 
 Fake = Mapping[str, ArrayLike] | Callable[..., Any] | LogicError | Sequence[Mapping[str, ArrayLike]]

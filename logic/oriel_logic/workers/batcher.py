@@ -1,9 +1,9 @@
 """Collects the calls of one batched function until they go to a worker together.
 
-The inference batcher's rule (`oriel_policies.batch.decide`) releases a batch: it is full, its oldest call has waited
-long enough, or the tightest deadline leaves no more time. Its members are chosen only when a worker is free: the most
-urgent calls that wait then, in the order of the SLA queue, whole calls, at most `max_rows`. So a call that has left or
-expired by then is not a member, and one that arrived meanwhile may be.
+The inference batcher's rule (`oriel_policies.waiting.batch.decide`) releases a batch: it is full, its oldest call has
+waited long enough, or the tightest deadline leaves no more time. Its members are chosen only when a worker is free: the
+most urgent calls that wait then, in the order of the SLA queue, whole calls, at most `max_rows`. So a call that has
+left or expired by then is not a member, and one that arrived meanwhile may be.
 
 Released batches wait in the pool like other jobs, each as urgent as its most urgent call at its release; a more urgent
 call that arrives later brings its own release. A release that finds no calls left is skipped.
@@ -26,10 +26,10 @@ from oriel_logic.workers.frames import Kind
 from oriel_logic.workers.job import Done, Job
 from oriel_logic.workers.outcomes import failure, raised
 from oriel_logic.workers.tally import Tally
-from oriel_policies.batch import BatchBounds, Fill, Idle, Run, ServiceCurve
-from oriel_policies.batch_queue import BatchQueue
-from oriel_policies.flows import Ticket
-from oriel_policies.queue import Pushed, SlaQueue
+from oriel_policies.waiting.batch import BatchBounds, Fill, Idle, Run, ServiceCurve
+from oriel_policies.waiting.batch_queue import BatchQueue
+from oriel_policies.waiting.flows import Ticket
+from oriel_policies.waiting.queue import Pushed, SlaQueue
 
 _log = logging.getLogger(__name__)
 NOBODY = Done([], 0)

@@ -13,7 +13,7 @@ from oriel_logic.workers.frames import Frame, Kind, Packed
 from oriel_logic.workers.model_calls import ModelCalls
 from oriel_logic.workers.outcomes import failure, raised
 from oriel_logic.workers.segments import drop, unpack
-from oriel_policies.flows import Ticket
+from oriel_policies.waiting.flows import Ticket
 
 _log = logging.getLogger(__name__)
 WAITED_S = 0.001  # a job that began later than this had to wait, because every worker was busy

@@ -29,8 +29,8 @@ from oriel_logic.workers.long_jobs import LongJobs
 from oriel_logic.workers.segments import drop, unpack
 from oriel_logic.workers.tally import Tally
 from oriel_logic.workers.worker import NOTHING, Worker
-from oriel_policies.flows import Ticket
-from oriel_policies.queue import Pushed, SlaQueue
+from oriel_policies.waiting.flows import Ticket
+from oriel_policies.waiting.queue import Pushed, SlaQueue
 from oriel_wire.context import CallContext
 
 _log = logging.getLogger(__name__)

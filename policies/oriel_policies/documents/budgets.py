@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from decimal import Decimal, InvalidOperation
 
-from oriel_policies.calendar import Period
+from oriel_policies.bounds.calendar import Period
 from oriel_policies.documents.promises import Allowance, Selector
 from oriel_policies.documents.reading import nearest
 from oriel_policies.documents.schema import BudgetTable

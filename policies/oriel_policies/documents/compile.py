@@ -28,9 +28,9 @@ from oriel_policies.documents.schema import (
 )
 from oriel_policies.documents.tenants import Tenants, check_pattern, known_tier, unique
 from oriel_policies.errors import BadDocument
-from oriel_policies.fallback import MODEL_IN_JSON, MOST_POOLS
 from oriel_policies.metering.prices import Price
 from oriel_policies.scaling.schedule import Window, read_window
+from oriel_policies.upstreams.fallback import MODEL_IN_JSON, MOST_POOLS
 
 _HEADER = re.compile(r"[a-z0-9-]{1,64}\Z")
 _VERSION = re.compile(r"(?:0|[1-9][0-9]{0,17})\Z")

@@ -276,7 +276,10 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fallback:
-    """A further pool of a route; see `oriel_policies.fallback`. model: asked for there, "" for the call's own."""
+    """A further pool of a route; see `oriel_policies.upstreams.fallback`.
+
+    model: the name that is asked for there, "" for the call's own.
+    """
 
     pool: str
     model: str = ""

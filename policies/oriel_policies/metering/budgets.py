@@ -8,7 +8,7 @@ device, by the price without a class.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from oriel_policies.calendar import Period
+from oriel_policies.bounds.calendar import Period
 from oriel_policies.metering.prices import NANO, Price, amounts, decimal_text, price_at
 
 UNITS = ("cpu_seconds", "device_seconds", "tokens")  # or the name of a currency

@@ -3,8 +3,8 @@
 from math import ceil, inf
 from typing import Final
 
-from oriel_policies.batch import size_class
 from oriel_policies.scaling.records import WINDOW_S, PoolRecord, TierRecord, deadline_class
+from oriel_policies.waiting.batch import size_class
 
 _SLOTS_PER_S: Final = 8  # resolution of the deadlines of waiting calls
 _CURVE_HALF_LIFE_S: Final = 60.0

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from oriel_policies.batch import non_decreasing
+from oriel_policies.waiting.batch import non_decreasing
 
 
 class ServiceTime:

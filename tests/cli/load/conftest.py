@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from oriel_cli.load import generator
+from oriel_tools.load import generator
 
 
 @pytest.fixture(autouse=True)

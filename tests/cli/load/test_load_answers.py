@@ -13,12 +13,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.gateway.stack import GOLD, documents, gateway, grpc_server
 
-from oriel_cli.load.answers import MAX_JUDGED_BYTES, Events, body_of, stream_fault
-from oriel_cli.load.command import offer
-from oriel_cli.load.report import as_document
-from oriel_cli.load.scenario import Phase, Scenario, Stream
-from oriel_wire.chunked import LAST_CHUNK, chunk
-from oriel_wire.h1_response import ResponseMemo, parse_response_head
+from oriel_tools.load.answers import MAX_JUDGED_BYTES, Events, body_of, stream_fault
+from oriel_tools.load.command import offer
+from oriel_tools.load.report import as_document
+from oriel_tools.load.scenario import Phase, Scenario, Stream
+from oriel_wire.h1.chunked import LAST_CHUNK, chunk
+from oriel_wire.h1.response import ResponseMemo, parse_response_head
 from oriel_wire.v2.grpc import SERVICE
 from oriel_wire.v2.proto import v2_pb2
 

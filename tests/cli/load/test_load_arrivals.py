@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_cli.load.arrivals import bursty, merged, poisson, ramp, replayed, trace_offsets, uniform
 from oriel_gateway.observe.access_log import _Line
+from oriel_tools.load.arrivals import bursty, merged, poisson, ramp, replayed, trace_offsets, uniform
 
 RATES = st.floats(0, 2000)
 SPANS = st.floats(0.01, 2)

@@ -4,8 +4,8 @@ import grpc
 import pytest
 
 from oriel_cli.errors import CommandFailed
-from oriel_cli.load.bodies import prepare
-from oriel_cli.load.scenario import Stream
+from oriel_tools.load.bodies import prepare
+from oriel_tools.load.scenario import Stream
 from oriel_wire.v2.grpc import SERVICE, decode_infer
 from oriel_wire.v2.http import decode_request, parse_header_length
 from oriel_wire.v2.proto import v2_pb2

@@ -13,7 +13,7 @@ import pytest
 
 from oriel_wire.engine.buffered import Exchange, serve
 from oriel_wire.engine.limits import HttpLimits
-from oriel_wire.engine.process import listen
+from oriel_wire.process.process import listen
 from oriel_wire.v2.http import decode_request, parse_header_length
 
 METADATA = (

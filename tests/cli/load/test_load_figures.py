@@ -3,9 +3,9 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_cli.load.histogram import ERROR, Histogram
-from oriel_cli.load.lag import LagRule
-from oriel_cli.load.tally import MAX_BINS, MAX_REASONS, Outcome, Tally, Timeline, total
+from oriel_tools.load.histogram import ERROR, Histogram
+from oriel_tools.load.lag import LagRule
+from oriel_tools.load.tally import MAX_BINS, MAX_REASONS, Outcome, Tally, Timeline, total
 
 DURATIONS = st.floats(1e-6, 1e4)
 

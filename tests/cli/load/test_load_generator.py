@@ -13,16 +13,16 @@ from typing import Any
 import grpc
 import pytest
 
-from oriel_cli import closed_loop
-from oriel_cli.load import generator, report
-from oriel_cli.load.command import offer
-from oriel_cli.load.lag import LagRule
-from oriel_cli.load.report import as_document, as_text
-from oriel_cli.load.scenario import Phase, Scenario, Stream
+from oriel_cli.demo import closed_loop
+from oriel_tools.load import generator, report
+from oriel_tools.load.command import offer
+from oriel_tools.load.lag import LagRule
+from oriel_tools.load.report import as_document, as_text
+from oriel_tools.load.scenario import Phase, Scenario, Stream
 from oriel_wire.engine.buffered import Exchange, serve
 from oriel_wire.engine.client import HttpClient
 from oriel_wire.engine.limits import HttpLimits
-from oriel_wire.engine.process import listen
+from oriel_wire.process.process import listen
 
 from ...waiting import until
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from oriel_cli.errors import CommandFailed
-from oriel_cli.load.command import add_arguments, scenario_of
-from oriel_cli.load.scenario import Scenario, read
+from oriel_tools.load.command import add_arguments, scenario_of
+from oriel_tools.load.scenario import Scenario, read
 
 ROOT = Path(__file__).resolve().parents[3]
 GOOD = """

@@ -11,7 +11,7 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
-from oriel_wire.server_timing import read_server_timing
+from oriel_wire.observe.server_timing import read_server_timing
 
 from ...waiting import until
 from .conftest import Behind, Maker

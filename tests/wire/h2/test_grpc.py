@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oriel_wire.errors import BadMessage
-from oriel_wire.h1 import LineMemo
+from oriel_wire.h1.request import LineMemo
 from oriel_wire.h2.grpc import (
     CODES,
     HEAD,

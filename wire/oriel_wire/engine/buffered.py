@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from oriel_wire.chunked import chunk, last_chunk
 from oriel_wire.engine.in_place import InPlace
 from oriel_wire.engine.limits import HttpLimits, reason_phrase
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.server import BODY, WAIT, ServerConnection
-from oriel_wire.h1 import RequestHead
+from oriel_wire.h1.chunked import chunk, last_chunk
+from oriel_wire.h1.request import RequestHead
 
 Headers = Sequence[tuple[str, str]] | str
 Handler = Callable[["Exchange"], None]

@@ -6,7 +6,7 @@ from time import monotonic
 
 from oriel_wire.engine.upstream import Endpoint, UpstreamConnection
 from oriel_wire.errors import UpstreamError, UpstreamTimedOut
-from oriel_wire.h1_response import ResponseHead
+from oriel_wire.h1.response import ResponseHead
 
 _MAX_BODY = 256 * 1024 * 1024
 _JOIN_BYTES = 64 * 1024

@@ -10,7 +10,7 @@ from typing import TypeVar
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from oriel_wire.telemetry import Histogram
+from oriel_wire.observe.telemetry import Histogram
 
 __all__ = ["Reading", "counter", "gauge", "histogram"]
 

@@ -11,7 +11,7 @@ from mypy_extensions import mypyc_attr
 from oriel_wire.engine.h2_server import H2ServerConnection
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.server import ServerConnection
-from oriel_wire.h1 import RequestHead
+from oriel_wire.h1.request import RequestHead
 from oriel_wire.h2.known_fields import Field
 from oriel_wire.h2.streams import Stream
 

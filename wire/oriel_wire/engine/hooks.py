@@ -4,7 +4,7 @@ import asyncio
 
 from mypy_extensions import mypyc_attr
 
-from oriel_wire.h1 import RequestHead
+from oriel_wire.h1.request import RequestHead
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

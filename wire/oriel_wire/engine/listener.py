@@ -14,8 +14,8 @@ from typing import Protocol
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.pulse import Pulse
 from oriel_wire.engine.tls_handshake import TlsHandshake, TlsListener
-from oriel_wire.h1 import LineMemo
-from oriel_wire.h1_similar import SimilarHeads
+from oriel_wire.h1.request import LineMemo
+from oriel_wire.h1.similar import SimilarHeads
 from oriel_wire.h2.known_fields import FieldMemo
 
 LAME_DUCK_S = 0.4

@@ -15,7 +15,6 @@ from typing import Final, Protocol, cast
 
 from mypy_extensions import mypyc_attr
 
-from oriel_wire.chunked import ChunkedDecoder
 from oriel_wire.engine.kernel import has_input
 from oriel_wire.engine.pulse import connecting_within
 from oriel_wire.errors import (
@@ -26,7 +25,8 @@ from oriel_wire.errors import (
     UpstreamUnreachable,
     UpstreamUnread,
 )
-from oriel_wire.h1_response import ResponseHead, ResponseMemo, parse_response_head, read_cost
+from oriel_wire.h1.chunked import ChunkedDecoder
+from oriel_wire.h1.response import ResponseHead, ResponseMemo, parse_response_head, read_cost
 
 _MAX_HEAD: Final = 64 * 1024
 _MAX_INTERIM: Final = 8

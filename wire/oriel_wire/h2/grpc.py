@@ -10,7 +10,7 @@ from hashlib import sha256
 from typing import Final
 
 from oriel_wire.errors import BadMessage
-from oriel_wire.h1 import Field, LineMemo
+from oriel_wire.h1.request import Field, LineMemo
 from oriel_wire.h2.block_shapes import BlockShape
 from oriel_wire.h2.hpack import literal
 from oriel_wire.h2.known_fields import Field as HeaderField

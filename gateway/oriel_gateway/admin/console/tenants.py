@@ -9,8 +9,8 @@ from typing import Any, Final
 from oriel_gateway.core import Gateway
 from oriel_gateway.limits.error_text import UNITS, shown
 from oriel_policies.documents import ApiKey, Tenant
-from oriel_policies.explain import ExplainedCall, explain
 from oriel_policies.metering.budgets import costs
+from oriel_policies.promise.explain import ExplainedCall, explain
 
 MAX_LIMITS: Final = 64
 MAX_STEPS: Final = 32

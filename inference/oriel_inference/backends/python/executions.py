@@ -31,7 +31,7 @@ from oriel_inference.backends.python.outcomes import error_of
 from oriel_inference.backends.python.process import ModelProcess
 from oriel_inference.errors import BackendFailed, InferenceError
 from oriel_wire.errors import BadMessage
-from oriel_wire.trace import format_traceparent
+from oriel_wire.observe.trace import format_traceparent
 from oriel_wire.v2.messages import Array
 
 MAX_OPEN = 1024

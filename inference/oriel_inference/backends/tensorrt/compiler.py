@@ -16,8 +16,8 @@ from oriel_inference.backends.tensorrt.library import Library, find_library
 from oriel_inference.backends.tensorrt.session import PlanSession
 from oriel_inference.errors import CompilerMissing, LoadFailed
 from oriel_inference.model import EngineOptions
-from oriel_policies.engine_profiles import Profile, Shape, Span, parse_shapes
-from oriel_wire.engine.shared_settings import cache_folder
+from oriel_policies.upstreams.engine_profiles import Profile, Shape, Span, parse_shapes
+from oriel_wire.process.shared_settings import cache_folder
 
 ENTRY = "model.plan"
 MAX_CACHE_BYTES = 256 << 20  # of a timing cache

@@ -17,7 +17,7 @@ from oriel_inference.backends.tensorrt.engine import NO_REASON, Engine
 from oriel_inference.backends.tensorrt.library import PlanLog
 from oriel_inference.backends.tensorrt.plan import PlanTensor
 from oriel_inference.errors import BackendFailed, InvalidRequest, LoadFailed
-from oriel_policies.engine_profiles import Shape, smallest_fitting, why_outside
+from oriel_policies.upstreams.engine_profiles import Shape, smallest_fitting, why_outside
 from oriel_wire.v2.datatypes import name_of
 from oriel_wire.v2.messages import Array
 

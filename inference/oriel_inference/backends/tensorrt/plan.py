@@ -8,7 +8,7 @@ import numpy as np
 
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import TensorInfo
-from oriel_policies.engine_profiles import Profile, Shape, Span, most_rows
+from oriel_policies.upstreams.engine_profiles import Profile, Shape, Span, most_rows
 from oriel_wire.v2.datatypes import DATATYPES
 
 # TensorRT's name -> that of the v2 protocol, which has no other types of at most 8 bits.

@@ -1,0 +1,32 @@
+"""`oriel simulate`: what a load would get, which way of scaling serves it, and what services cost."""
+
+import argparse
+from typing import Protocol
+
+from oriel_tools.simulate import calibrate, cost, scale, serve
+
+
+class _Action(Protocol):
+    def add_arguments(self, parser: argparse.ArgumentParser, /) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+ACTIONS: dict[str, tuple[_Action, str]] = {
+    "serve": (serve, "replay a load against the real queue, limit and batch rules in virtual time"),
+    "profile": (calibrate, "measure how long a model's batches take on a running server, for `simulate serve`"),
+    "cost": (cost, "what services cost an hour on nodes, packed in several ways"),
+    "scale": (scale, "how many replicas each policy takes, and which calls are in time"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The actions and their flags."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, (module, text) in ACTIONS.items():
+        module.add_arguments(actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}."))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run one action; see its module."""
+    return ACTIONS[args.action][0].run(args)

@@ -1,0 +1,132 @@
+"""Writes the page of a simulated load: the charts of a measured one, and beside them devices, queues and batches.
+
+Pure: the document in, text out. The page fetches nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from oriel_tools.load.chart import Line, chart
+from oriel_tools.load.plot import COLOURS, as_html, spans_of
+from oriel_tools.simulate.used import cost_lines, replicas_text
+
+_STYLE = """
+.tiles { display: flex; flex-wrap: wrap; gap: .6rem; margin: 1rem 0; }
+.tiles div { flex: 1 1 9rem; border: 1px solid var(--grid); border-radius: .5rem; padding: .6rem .8rem; }
+.tiles b { display: block; font-size: 1.5rem; font-weight: 600; font-variant-numeric: tabular-nums; }
+.tiles span { color: var(--soft); font-size: .85rem; }
+rect[class^="t"] { stroke: none; }
+""" + "".join(f"rect.t{index} {{ fill: {colour}; }}\n" for index, colour in enumerate(COLOURS))
+_WIDTH, _BAR, _LEFT = 960, 22, 90
+
+
+def as_page(document: Mapping[str, Any]) -> str:
+    """A whole page for the document of `serve.simulate`."""
+    found = document["simulation"]
+    way = "through a gateway" if found["through_gateway"] else "without a gateway"
+    about = (
+        f'<p class="soft">Simulated by oriel {escape(document["oriel"])}, seed {document["seed"]}: '
+        f"{replicas_text(found)} {way}. "
+        "Queues, limits and batches decide as they do in production; executions take the times of the profiles. "
+        "Warm-ups (grey) are not quoted.</p>" + _figures(document)
+    )
+    return as_html(
+        {**document, "title": document["title"] or "oriel simulate"},
+        about=about,
+        sections=_sections(document),
+        style=_STYLE,
+    )
+
+
+def _figures(document: Mapping[str, Any]) -> str:
+    """The figures that matter most, as tiles."""
+    found = document["simulation"]
+    tiles = [(f"{found['utilisation']:.0%}", "of the time the devices are busy")]
+    quoted = [phase for phase in document["phases"] if not phase["warm_up"]]
+    scheduled = sum([phase["all"]["scheduled"] for phase in quoted])
+    kept = sum([(phase["all"]["attainment"] or 0.0) * phase["all"]["scheduled"] for phase in quoted])
+    if scheduled:
+        tiles.insert(0, (f"{kept / scheduled:.2%}", "of all arrivals answered in time"))
+    refused = sum([sum(phase["all"]["refused"].values()) for phase in quoted])
+    tiles.append((f"{refused:,}", "refused"))
+    tiles += [
+        (f"{each['replicas_per_hour']:.4g} {each['currency']}", f"an hour for {each['device_class']}")
+        for each in found["cost"]
+    ]
+    cells = "".join(f"<div><b>{escape(figure)}</b><span>{escape(text)}</span></div>" for figure, text in tiles)
+    return f'<div class="tiles">{cells}</div>'
+
+
+def _sections(document: Mapping[str, Any]) -> list[str]:
+    found, spans = document["simulation"], spans_of(document)
+    timeline = found["timeline"]
+    styles = {name: f"t{index % len(COLOURS)}" for index, name in enumerate(found["models"])}
+    busy = [
+        Line(label=name, values=[100.0 * each for each in bins], width_s=timeline["width_s"], style=styles[name])
+        for name, bins in timeline["busy"].items()
+    ]
+    queues = {"gateway": "dash", "servers": ""}
+    waiting = [
+        Line(label=place, values=list(bins), width_s=timeline["width_s"], style=f"t0 {queues[place]}")
+        for place, bins in timeline["waiting"].items()
+    ]
+    scaled = Line(label="replicas", values=list(timeline["replicas"]), width_s=timeline["width_s"], style="t0")
+    dashed = ", dashed at the gateway" if "gateway" in timeline["waiting"] else ""
+    costs = "".join(f"<p>{escape(line)}.</p>" for line in cost_lines(found))
+    return [
+        f'<h2>Devices</h2><p class="soft">share of the time in which batches run, by model: {_legend(styles)}</p>',
+        chart("devices over time", "%", busy, spans, top=100.0),
+        f'<h2>Waiting</h2><p class="soft">the most calls at once, solid for a batch{dashed}</p>',
+        chart("waiting calls over time", "calls", waiting, spans),
+        *(
+            [
+                '<h2>Replicas</h2><p class="soft">ready and starting ones</p>',
+                chart("replicas over time", "", [scaled], spans),
+            ]
+            if timeline["replicas"]
+            else []
+        ),
+        *[_bars(name, each, styles[name]) for name, each in found["models"].items() if each["batches"]],
+        *(["<h2>Cost</h2>", costs] if costs else []),
+    ]
+
+
+def _legend(styles: Mapping[str, str]) -> str:
+    return "".join(
+        f'<span class="key" style="background:{COLOURS[int(style[1:])]}"></span>{escape(name)}'
+        for name, style in styles.items()
+    )
+
+
+def _bars(name: str, found: Mapping[str, Any], style: str) -> str:
+    """The sizes of one model's batches, as bars: how many rows were executed in batches of which size."""
+    rows = _grouped([(int(size), count) for size, count in found["sizes"].items()])
+    whole = found["rows"]
+    most = max([executed for _, executed in rows])
+    height = _BAR * len(rows) + 6
+    room = _WIDTH - _LEFT - 70
+    title = f"batches of {name}"
+    parts = [f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(title)}">']
+    for index, (label, executed) in enumerate(rows):
+        y, width = index * _BAR, room * executed / most
+        parts.append(f'<text x="{_LEFT - 8}" y="{y + 15}" class="end">{label}</text>')
+        parts.append(f'<rect class="{style}" x="{_LEFT}" y="{y + 3}" width="{width:.1f}" height="{_BAR - 6}" rx="2"/>')
+        parts.append(f'<text x="{_LEFT + width + 6:.1f}" y="{y + 15}">{executed / whole:.1%}</text>')
+    mean = found["rows"] / found["batches"]
+    return (
+        f'<h2>Batches of {escape(name)}</h2><p class="soft">share of the rows that ran in batches of so many rows; '
+        f"{found['batches']:,} batches of {mean:.1f} rows on average</p>" + "\n".join(parts) + "</svg>"
+    )
+
+
+def _grouped(sizes: Sequence[tuple[int, int]]) -> list[tuple[str, int]]:
+    """(label, rows) in groups that double: 1, 2, 3 to 4, 5 to 8 and so on."""
+    found: dict[int, int] = {}
+    for size, count in sizes:
+        group = (size - 1).bit_length()
+        found[group] = found.get(group, 0) + size * count
+    return [
+        (str(1 << group) if group < 2 else f"{(1 << group - 1) + 1} to {1 << group}", rows)
+        for group, rows in sorted(found.items())
+    ]

@@ -1,0 +1,62 @@
+"""Writes the metrics of a registry of `prometheus_client` as text, as the library does, in a fraction of its time.
+
+The library checks each character of a name in each line, which holds the event loop for longer than any request
+(docs/decisions, 114). Between two pieces a caller on the loop lets it go on.
+"""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.samples import Sample
+from prometheus_client.utils import floatToGoString
+
+from oriel_wire.observe.telemetry import head, label_text, pieces
+
+__all__ = ["exposition"]
+
+PIECE_LINES = 500
+_number: Callable[[float], str] = floatToGoString
+
+
+def exposition(registry: CollectorRegistry, *, openmetrics: bool) -> Iterator[str]:
+    """Yield the text in pieces of at most PIECE_LINES lines. OpenMetrics needs `telemetry.END` behind them.
+
+    Families are counters, gauges and histograms.
+    """
+    for metric in registry.collect():
+        yield from pieces(_lines(metric, openmetrics), size=PIECE_LINES)
+
+
+def _lines(metric: Metric, openmetrics: bool) -> Iterator[str]:
+    name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+    yield from head(name, metric.type, metric.documentation, openmetrics=openmetrics).splitlines(keepends=True)
+    if openmetrics:
+        for sample in metric.samples:
+            yield f"{_series(sample)} {_number(sample.value)}{_exemplar(sample)}\n"
+        return
+    created = f"{metric.name}_created"
+    apart = []
+    for sample in metric.samples:
+        line = f"{_series(sample)} {_number(sample.value)}\n"
+        if sample.name == created:
+            apart.append(line)
+        else:
+            yield line
+    if apart:
+        yield from head(created, "gauge", metric.documentation, openmetrics=False).splitlines(keepends=True)
+        yield from apart
+
+
+def _series(sample: Sample) -> str:
+    labels = sample.labels
+    if not labels:
+        return sample.name
+    return f"{sample.name}{{{label_text(dict(sorted(labels.items())))}}}"
+
+
+def _exemplar(sample: Sample) -> str:
+    exemplar = sample.exemplar
+    if exemplar is None:
+        return ""
+    return f" # {{{label_text(exemplar.labels)}}} {_number(exemplar.value)} {exemplar.timestamp}"
