@@ -32,13 +32,17 @@ def run(words: list[str], stack: Stack) -> str:
     return done.stdout
 
 
-TRITON = [block for block in blocks("python") if "tritonclient" in block]
+(TRITON,) = [block for block in blocks("python") if "tritonclient" in block]
 (OPENAI,) = [block for block in blocks("python") if "openai" in block]
 (SERVICE,) = [block for block in blocks("python") if block.startswith("# ")]
 
 
-@pytest.mark.parametrize("snippet", TRITON, ids=["http", "grpc"])
-def test_the_triton_snippets_run(stack: Stack, snippet: str) -> None:
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_the_triton_snippet_runs_over_both_protocols(stack: Stack, protocol: str) -> None:
+    snippet = TRITON
+    if protocol == "grpc":
+        assert "`tritonclient.grpc` and port 8081" in README
+        snippet = snippet.replace("tritonclient.http", "tritonclient.grpc").replace(":8080", ":8081")
     assert re.fullmatch(r"\[\[\d\]\]\n", run([sys.executable, "-c", here(snippet, stack)], stack))
 
 
@@ -48,7 +52,7 @@ def test_the_openai_snippet_runs(stack: Stack) -> None:
 
 
 def test_every_snippet_is_run_here() -> None:
-    assert len(blocks("python")) == len(TRITON) + 2 and len(TRITON) == 2
+    assert sorted(blocks("python")) == sorted([TRITON, OPENAI, SERVICE])
 
 
 def test_what_the_clients_need_is_named_and_is_what_they_are_tested_with() -> None:
