@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 
 from oriel_gateway.settings import Settings
-from oriel_wire.engine.environment import take_secret
 from oriel_wire.errors import StartFailed
+from oriel_wire.process.environment import take_secret
 from oriel_wire.process.flags import add_flags, values
 from oriel_wire.process.shared_settings import state_folder, usage_folder
 

@@ -41,7 +41,6 @@ from oriel_logic.workers.launch import ALSO, ForkServer
 from oriel_logic.workers.pool import PoolLimits, WorkerPool
 from oriel_logic.workers.tally import Totals
 from oriel_policies.metering.usage import by_label, unbilled_ns
-from oriel_wire.engine.environment import STORES, forget_others
 from oriel_wire.engine.families import counter, gauge
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.peers import TrustedPeers
@@ -51,6 +50,7 @@ from oriel_wire.observe.spans import open_sink
 from oriel_wire.observe.trace import SpanSink
 from oriel_wire.process.api_page import DOCS, OPENAPI
 from oriel_wire.process.control import health_routes, serve_control
+from oriel_wire.process.environment import STORES, forget_others
 from oriel_wire.process.process import listen
 from oriel_wire.usage.ledger import UsageLedger, open_ledger
 from oriel_wire.usage.lines import LedgerCounts

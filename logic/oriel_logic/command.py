@@ -62,7 +62,7 @@ def launch(settings: Settings, dev: "Session | None" = None) -> int:
     server = ForkServer.launch(files, max_frame_bytes=settings.max_frame_bytes)
     scratch = ForkServer.launch(files, sets_up_all=True, max_frame_bytes=settings.max_frame_bytes)
     from oriel_logic.app import serve_unit
-    from oriel_wire.engine.output import LimitedStream
+    from oriel_wire.process.output import LimitedStream
     from oriel_wire.process.process import configure_logging, run_unit
 
     configure_logging("logic")
@@ -81,7 +81,7 @@ def launch(settings: Settings, dev: "Session | None" = None) -> int:
 def pass_on(names: str) -> None:
     """Let services see further variables. names: of the flag, "" without it. Raises StartFailed."""
     from oriel_logic.workers.launch import ALSO
-    from oriel_wire.engine.environment import names_of
+    from oriel_wire.process.environment import names_of
 
     names = names or os.environ.get(ALSO, "")
     if names and names_of(names) is None:

@@ -78,7 +78,7 @@ OPERATORS = {
     "policies/oriel_policies/quality/reference.py": "_INDEX",
     "policies/oriel_policies/scaling/schedule.py": "_CLOCK",
     "wire/oriel_wire/discovery/endpoint_slices.py": "_SERVICE",
-    "wire/oriel_wire/engine/environment.py": "_NAME",
+    "wire/oriel_wire/process/environment.py": "_NAME",
 }
 # Texts of authors of models and services, and of this project.
 AUTHORS = {

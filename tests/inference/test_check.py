@@ -1,6 +1,5 @@
 """The process that tries model files first: it may die, the server does not."""
 
-import json
 import os
 import signal
 import threading
@@ -12,7 +11,7 @@ import pytest
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions
 from oriel_inference.repository.check import NICENESS, CheckPool, CheckProcess
-from oriel_wire.process.child import Child
+from oriel_wire.process.helper import Helper
 
 from ..waiting import wait_until
 from . import models
@@ -54,14 +53,14 @@ def test_a_crash_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     os.kill(pid, signal.SIGSTOP)
     os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)  # a crash would overtake a stop that has not taken effect
     os.kill(pid, signal.SIGSEGV)  # takes effect when it goes on
-    write = Child.write
+    write = Helper._write
 
-    def doomed(child: Child, *given: Any) -> None:
-        write(child, *given)
+    def doomed(helper: Helper, *given: Any) -> None:
+        write(helper, *given)
         os.kill(pid, signal.SIGCONT)
 
     with monkeypatch.context() as patch, pytest.raises(LoadFailed, match=r"crashes the runtime .* ended with -11\)"):
-        patch.setattr(Child, "write", doomed)
+        patch.setattr(Helper, "_write", doomed)
         check.check(path, "m", "onnxruntime", OPTIONS)
     check.check(path, "m", "onnxruntime", OPTIONS)
     assert check.pid not in (None, pid)
@@ -143,20 +142,20 @@ def test_engines_are_not_built_twice(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """
     asked: list[dict[str, Any]] = []
 
-    def ask(self: CheckProcess, line: bytes, wanted: object) -> dict[str, Any]:
-        asked.append(json.loads(line))
-        return {"reason": "", "runs": True}
+    def ask(self: Helper, request: dict[str, Any], **_: object) -> tuple[Any, list[bytes]]:
+        asked.append(request)
+        return ("", True), []
 
-    monkeypatch.setattr(CheckProcess, "_ask", ask)
+    monkeypatch.setattr(Helper, "ask", ask)
     providers = (("TensorrtExecutionProvider", {"device_id": "0"}), ("CUDAExecutionProvider", {"device_id": "0"}))
     path = put(tmp_path, models.double())
     assert CheckProcess(120).check(path, "m", "onnxruntime", EngineOptions(providers=providers))
-    assert asked[0]["options"]["providers"] == [["CUDAExecutionProvider", {"device_id": "0"}]]
+    assert asked[0]["options"]["providers"] == [("CUDAExecutionProvider", {"device_id": "0"})]
     assert asked[0]["memory_bytes"] == 0  # CUDA maps more than an address space limit would allow
 
 
 def test_a_check_that_a_stop_ends_is_no_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, check = put(tmp_path, models.double()), CheckProcess(60)
-    monkeypatch.setattr(Child, "read_line", lambda *_: check.kill() or b"")
+    monkeypatch.setattr(Helper, "_wait_for_answer", lambda *_: check.kill())
     with pytest.raises(LoadFailed, match="the server is shutting down"):
         check.check(path, "m", "onnxruntime", OPTIONS)

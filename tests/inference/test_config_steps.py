@@ -6,7 +6,7 @@ import pytest
 
 from oriel_inference.errors import ConfigInvalid
 from oriel_inference.repository.config import parse
-from oriel_wire.engine.environment import names_of, selected
+from oriel_wire.process.environment import names_of, selected
 
 from ..steps import linear
 

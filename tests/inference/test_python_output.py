@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_wire.engine.output import MAX_BYTES, MAX_LINE_BYTES, MAX_LINES, LogLimit, Output, OutputPipe
+from oriel_wire.process.output import MAX_BYTES, MAX_LINE_BYTES, MAX_LINES, LogLimit, Output, OutputPipe
 
 from ..waiting import until
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oriel_wire.engine.output import MAX_LINE_BYTES, MAX_LINES
+from oriel_wire.process.output import MAX_LINE_BYTES, MAX_LINES
 
 from ..waiting import until
 from .processes import is_gone

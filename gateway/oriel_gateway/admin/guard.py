@@ -12,9 +12,9 @@ from hmac import compare_digest
 from pathlib import Path
 from typing import Any
 
-from oriel_wire.engine.environment import take_secret
 from oriel_wire.engine.loopback import is_loopback, page_refusal
 from oriel_wire.errors import StartFailed
+from oriel_wire.process.environment import take_secret
 
 TOKEN_VARIABLE = "ORIEL_ADMIN_TOKEN"
 TOKEN_FILE_VARIABLE = "ORIEL_ADMIN_TOKEN_FILE"

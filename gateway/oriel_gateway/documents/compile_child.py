@@ -1,20 +1,18 @@
-"""Compile documents and write the packed snapshot to standard output.
-
-Usage: `python -m oriel_gateway.documents.compile_child FOLDER [POOL]...`
+"""The child process that compiles documents for `compiler`.
 
 This is a process of its own, because compiling a hundred thousand tenants blocks the interpreter for seconds and leaves
-some hundred megabytes behind. Standard input is the previous output, or empty: what has not changed since is taken from
-there, so that a revoked key is refused within a second, however many tenants there are. If the documents have mistakes,
-or lack one of these pools, the output is a line of JSON (`Mistakes`), followed by what is left in force of the previous
-output: see `oriel_policies.documents.withdrawn`.
+some hundred megabytes behind. It writes the packed snapshot into a file that it inherits. It may inherit the previous
+output too: what has not changed since is taken from there, so that a revoked key is refused within a second, however
+many tenants there are. If the documents have mistakes, or lack a pool, the answer names them (`Mistakes`), and the
+file has what is left in force of the previous output: see `oriel_policies.documents.withdrawn`.
 """
 
 import gc
 import mmap
 import os
-import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -24,6 +22,8 @@ from oriel_policies.documents.packed import pack, pools_of
 from oriel_policies.documents.renewed import renewed, wrong_lines
 from oriel_policies.documents.withdrawn import withdrawn
 from oriel_policies.errors import BadDocument
+from oriel_wire.process.helper import Parts
+from oriel_wire.process.served import Requests
 
 LARGE_BYTES = 4 * 1024 * 1024
 MAX_NAMES = 20  # the most withdrawn names that are logged
@@ -38,26 +38,36 @@ class Mistakes(msgspec.Struct):
     mark: str = ""
 
 
-def main(folder: str, pools: Sequence[str] = ()) -> None:
-    """Write the output. The exit code is 0 whether the documents are good or not."""
+def main() -> None:
+    """Answer requests: folder, names of pools, descriptors of the file to write and of the previous output."""
     gc.disable()  # all objects live until the end, which is near
-    size = os.fstat(0).st_size
-    last = memoryview(mmap.mmap(0, size, access=mmap.ACCESS_READ)) if size else None
+    requests = Requests(file_bytes=None)
+    while (given := requests.next()) is not None:
+        request, _ = given
+        requests.answer(*_compile(request))
+
+
+def _compile(request: dict[str, Any]) -> tuple[Any, Parts]:
+    """Write the output; return the mistakes, None if there are none."""
+    last, folder = None, Path(request["folder"])
+    if request["last"] is not None:
+        size = os.fstat(request["last"]).st_size
+        last = memoryview(mmap.mmap(request["last"], size, access=mmap.ACCESS_READ))
     files: dict[str, bytes] | None = None
     unreadable: list[BadDocument] = []
+    mistakes = None
     try:
-        files, unreadable = FolderSource(Path(folder)).readable()
+        files, unreadable = FolderSource(folder).readable()
         if unreadable:
             unreadable[0].others = tuple(unreadable[1:])
             raise unreadable[0]
-        answer = _compiled(files, last, _Addressed(Path(folder).name, pools))
+        parts = _compiled(files, last, _Addressed(folder.name, request["pools"]))
     except BadDocument as bad:
         mistakes = Mistakes([(each.file, each.path, each.reason) for each in (bad, *bad.others)])
-        answer = _refused(mistakes, files, unreadable, last)
-    with open(1, "wb", closefd=False) as out:
-        out.writelines(answer)
-    # Exit without the clean-up of a hundred thousand objects.
-    os._exit(0)
+        parts = _left(mistakes, files, unreadable, last)
+    with open(request["out"], "wb", closefd=False) as out:
+        out.writelines(parts)
+    return msgspec.to_builtins(mistakes), ()
 
 
 class _Addressed:
@@ -98,15 +108,16 @@ def _compiled(files: dict[str, bytes], last: memoryview | None, addressed: _Addr
     return [pack(snapshot, files)]
 
 
-def _refused(
+def _left(
     mistakes: Mistakes, files: dict[str, bytes] | None, unreadable: Sequence[BadDocument], last: memoryview | None
-) -> Sequence[bytes | memoryview]:
+) -> Parts:
+    """Return the output that is left in force, and add what was withdrawn to `mistakes`."""
     if files is None or last is None:
-        return [msgspec.json.encode(mistakes), b"\n"]
+        return ()
     left = withdrawn(last, files, {each.file for each in unreadable})
     mistakes.withdrawn, mistakes.keys, mistakes.mark = left.names[:MAX_NAMES], left.keys, left.mark
-    return [msgspec.json.encode(mistakes), b"\n", *left.parts.block()]
+    return left.parts.block()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main()

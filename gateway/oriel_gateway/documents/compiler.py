@@ -1,11 +1,9 @@
 """Compiles documents without holding up the event loop: a child process compiles, this one maps its output."""
 
-import asyncio
 import mmap
 import os
-import subprocess
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import IO, Self
 
@@ -15,12 +13,10 @@ from oriel_gateway.documents.compile_child import Mistakes
 from oriel_policies.documents import Snapshot
 from oriel_policies.documents.packed import unpack
 from oriel_policies.errors import BadDocument
-from oriel_wire.process.child import spawn
+from oriel_wire.process.helper import Helper, HelperEnded, HelperLate
 
 CHILD = "oriel_gateway.documents.compile_child"
 COMPILE_TIMEOUT_S = 120.0
-_MAX_STDERR = 4096
-_MAX_LINE = 1024 * 1024  # a hundred mistakes are a tenth of that
 
 
 class BadFolder(BadDocument):
@@ -78,11 +74,11 @@ class FolderCompiler:
             raise BadDocument(folder.name, "", f"there is no place to compile to: {error.strerror}") from error
         try:
             try:
-                await _fill(out, folder, self._pools, self._last, self._timeout_s)
+                mistakes = await self._fill(out)
             except BadDocument:
                 self.close()  # start from nothing after a child that failed
                 raise
-            snapshot = _read(out.fileno(), folder)
+            snapshot = _read(out.fileno(), mistakes, folder)
         except BaseException:
             out.close()
             raise
@@ -90,23 +86,25 @@ class FolderCompiler:
         self._last = out
         return snapshot
 
-
-async def _fill(out: IO[bytes], folder: Path, pools: Sequence[str], last: IO[bytes] | None, timeout_s: float) -> None:
-    """Let the child write to `out`. Raises BadDocument if it fails."""
-    try:
-        # In a thread: asyncio would fork on the event loop, which stops while a large process is copied.
-        child = await _started(folder, pools, out, last)
-    except OSError as error:
-        raise BadDocument(folder.name, "", f"the compiler cannot be started: {error.strerror}") from error
-    try:
-        stderr = await _stderr_of(child, timeout_s)
-    except subprocess.TimeoutExpired as error:
-        child.kill()
-        await _stderr_of(child)
-        raise BadDocument(folder.name, "", f"compiling took more than {timeout_s:g} s") from error
-    if child.returncode != 0:
-        end = stderr[-_MAX_STDERR:].decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise BadDocument(folder.name, "", f"the compiler ended with code {child.returncode}: {end[:300]}")
+    async def _fill(self, out: IO[bytes]) -> Mistakes | None:
+        """Let the child write to `out`; return the mistakes in the documents. Raises BadDocument if it fails."""
+        request = {"folder": str(self._folder), "pools": self._pools, "out": out.fileno(), "last": None}
+        descriptors = [out.fileno()]
+        if self._last is not None:
+            request["last"] = self._last.fileno()
+            descriptors.append(self._last.fileno())
+        name = self._folder.name
+        try:
+            answer, _ = await Helper(CHILD, descriptors=descriptors).ask_once(request, timeout_s=self._timeout_s)
+            return msgspec.convert(answer, Mistakes | None)
+        except HelperLate:
+            raise BadDocument(name, "", f"compiling took more than {self._timeout_s:g} s") from None
+        except HelperEnded as ended:
+            raise BadDocument(name, "", f"the compiler {ended}") from None
+        except msgspec.ValidationError as error:
+            raise BadDocument(name, "", "the compiler's answer cannot be read") from error
+        except OSError as error:
+            raise BadDocument(name, "", f"the compiler cannot be started: {error.strerror}") from error
 
 
 def _unnamed_file() -> IO[bytes]:
@@ -120,60 +118,18 @@ def _unnamed_file() -> IO[bytes]:
         return os.fdopen(os.memfd_create("oriel-policies"), "w+b")
 
 
-async def _started(
-    folder: Path, pools: Sequence[str], out: IO[bytes], last: IO[bytes] | None
-) -> "subprocess.Popen[bytes]":
-    starting = asyncio.ensure_future(asyncio.to_thread(_start, folder, pools, out, last))
+def _read(descriptor: int, mistakes: Mistakes | None, folder: Path) -> Snapshot:
+    """Map the output. Raises BadFolder if there are mistakes."""
     try:
-        return await asyncio.shield(starting)
-    except asyncio.CancelledError:
-        child = await starting  # the thread goes on, and its child must be ended
-        child.kill()
-        await _stderr_of(child)
-        raise
-
-
-async def _stderr_of(child: "subprocess.Popen[bytes]", timeout_s: float | None = None) -> bytes:
-    """Wait in a thread for the end of the child and return its error output. Raises TimeoutExpired.
-
-    If the wait is cancelled, the child is killed, and is waited for all the same: a call that is cancelled while no
-    thread is free would never run.
-    """
-    waiting = asyncio.ensure_future(asyncio.to_thread(child.communicate, timeout=timeout_s))
-    try:
-        _, stderr = await asyncio.shield(waiting)
-    except asyncio.CancelledError:
-        child.kill()
-        await waiting
-        raise
-    return stderr
-
-
-def _start(folder: Path, pools: Sequence[str], out: IO[bytes], last: IO[bytes] | None) -> "subprocess.Popen[bytes]":
-    return spawn(
-        CHILD,
-        str(folder),
-        *pools,
-        stdin=subprocess.DEVNULL if last is None else last,
-        stdout=out,
-        stderr=subprocess.PIPE,
-        environment=os.environ,
-    )
-
-
-def _read(descriptor: int, folder: Path) -> Snapshot:
-    size = os.fstat(descriptor).st_size
-    try:
-        block = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
-        if bytes(block[:1]) != b"{":
-            return unpack(block)
-        line = os.pread(descriptor, min(size, _MAX_LINE), 0).partition(b"\n")[0]
-        report = msgspec.json.decode(line, type=Mistakes)
-        rest = block[len(line) + 1 :]
-        remaining = unpack(rest) if rest else None
+        empty = not os.fstat(descriptor).st_size
+        snapshot = None if empty else unpack(memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)))
     except (ValueError, msgspec.DecodeError) as error:
-        raise BadDocument(folder.name, "", "the compiler's answer cannot be read") from error
-    bad = BadFolder(*report.mistakes[0])
-    bad.others = tuple(BadDocument(*mistake) for mistake in report.mistakes[1:])
-    bad.remaining, bad.withdrawn, bad.keys, bad.mark = remaining, report.withdrawn, report.keys, report.mark
-    raise bad
+        raise BadDocument(folder.name, "", "the compiler's output cannot be read") from error
+    if mistakes is not None:
+        bad = BadFolder(*mistakes.mistakes[0])
+        bad.others = tuple(BadDocument(*mistake) for mistake in mistakes.mistakes[1:])
+        bad.remaining, bad.withdrawn, bad.keys, bad.mark = snapshot, mistakes.withdrawn, mistakes.keys, mistakes.mark
+        raise bad
+    if snapshot is None:
+        raise BadDocument(folder.name, "", "the compiler has written nothing")
+    return snapshot

@@ -16,8 +16,8 @@ from oriel_gateway.identity.keys import unauthenticated
 from oriel_policies.documents import ApiKey, Snapshot, Tenant
 from oriel_policies.documents.promises import by_ticket
 from oriel_wire.context import TICKET, TICKET_SCHEME
-from oriel_wire.engine.environment import take_secret
 from oriel_wire.errors import StartFailed
+from oriel_wire.process.environment import take_secret
 from oriel_wire.process.shared_settings import TICKET_KEYS
 
 _MIN_KEY: Final = 32

@@ -6,29 +6,25 @@ A child is started when it is needed, reused, replaced after a failure or after 
 while without checks. It has a low priority, and a check is given up when its files are gone or have changed.
 """
 
-import json
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions
-from oriel_wire.process.child import Child
+from oriel_wire.process.helper import Helper, HelperEnded, HelperLate, HelperUnwanted
 
 __all__ = ["CheckPool", "CheckProcess", "ModelCheck", "start_ahead"]
 
 MAX_CHECKS = 100
-MAX_ANSWER_BYTES = 64 * 1024
 BASE_MEMORY_BYTES = 2 << 30
 MEMORY_PER_BYTE = 4
 NICENESS = 10  # serving goes first
-POLL_S = 0.5  # between two tests whether the file is still wanted
 _CHILD = "oriel_inference.repository.check_child"
 _BUILDS = "TensorrtExecutionProvider"
-_ahead: list[Child] = []  # single writer: the process's main thread before it serves; taken by any thread
+_ahead: list[Helper] = []  # single writer: the process's main thread before it serves; taken by any thread
 
 
 def _always() -> bool:
@@ -57,15 +53,14 @@ class CheckProcess:
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._child: Child | None = None
+        self._helper = _ahead.pop() if _ahead else Helper(_CHILD)
         self._checked = 0
         self._killed = False
 
     @property
     def pid(self) -> int | None:
         """The child's process id while there is one."""
-        child = self._child
-        return None if child is None else child.pid
+        return self._helper.pid
 
     def check(
         self, path: Path, shown: str, backend: str, options: EngineOptions, wanted: Callable[[], bool] = _always
@@ -80,28 +75,27 @@ class CheckProcess:
             "shown": shown,
             "backend": backend,
             "memory_bytes": memory,
-            "timeout_s": int(self._timeout_s) + 5,
             "options": {**asdict(options), "providers": tried, "intra_op_threads": 1, "inter_op_threads": 1},
         }
         with self._lock:
-            answer = self._ask(json.dumps(request).encode() + b"\n", wanted)
-            if answer is None:
-                code = self._end()
+            try:
+                (reason, runs), _ = self._helper.ask(request, timeout_s=self._timeout_s, wanted=wanted)
+            except HelperLate:
+                raise LoadFailed(f"{shown} could not be opened within {self._timeout_s:g} s") from None
+            except HelperUnwanted:
+                raise LoadFailed(f"{shown} was changed or removed while it was being checked") from None
+            except HelperEnded as ended:
                 if self._killed:
-                    raise LoadFailed(STOPPING)
-                if not wanted():
-                    raise LoadFailed(f"{shown} was changed or removed while it was being checked")
-                if code is None:
-                    raise LoadFailed(f"{shown} could not be opened within {self._timeout_s:g} s")
-                raise LoadFailed(f"{shown} crashes the runtime (the process that tried it ended with {code})")
+                    raise LoadFailed(STOPPING) from None
+                crash = f"{shown} crashes the runtime (the process that tried it ended with {ended.code})"
+                raise LoadFailed(crash) from None
             self._checked += 1
-            reason, runs = str(answer.get("reason", "")), bool(answer.get("runs"))
             # A child that has opened a plan keeps memory of the GPU as long as it lives.
             if reason or not runs or self._checked >= MAX_CHECKS or backend == "tensorrt":
                 self._end()
         if reason:
             raise LoadFailed(reason)
-        return runs
+        return bool(runs)
 
     def end(self) -> None:
         """End the child unless it is checking a file."""
@@ -114,47 +108,18 @@ class CheckProcess:
     def kill(self) -> None:
         """End the child for good; a check under way fails."""
         self._killed = True
-        child = self._child
-        if child is not None:
-            child.kill()
+        self._helper.close()
 
-    def _ask(self, line: bytes, wanted: Callable[[], bool]) -> dict[str, Any] | None:
-        """The child's answer to `line`; None if it died, took too long, or is not wanted any more."""
-        child = self._child
-        if child is None or not child.running:
-            self._end()
-            child = self._child = _ahead.pop() if _ahead else Child(_CHILD)
-        if self._killed:
-            return None
-        deadline = time.monotonic() + self._timeout_s
-        try:
-            child.write(line, deadline)
-            while not _answers(child, min(deadline, time.monotonic() + POLL_S)):
-                if time.monotonic() >= deadline or not wanted():
-                    return None
-            answer = json.loads(child.read_line(MAX_ANSWER_BYTES, deadline))
-        except (OSError, ValueError):
-            return None
-        return answer if isinstance(answer, dict) else None
-
-    def _end(self) -> int | None:
-        """End the child; its exit code if it had ended by itself."""
-        child, self._child, self._checked = self._child, None, 0
-        return None if child is None else child.end()
-
-
-def _answers(child: Child, until_s: float) -> bool:
-    """Wait for an answer until then; return whether there is one."""
-    try:
-        child.wait(until_s)
-    except TimeoutError:
-        return False
-    return True
+    def _end(self) -> None:
+        self._checked = 0
+        self._helper.end()
 
 
 def start_ahead(backend: str) -> None:
     """Start a child before there is a file to check; the first check takes it. backend: the one that it imports."""
-    _ahead.append(Child(_CHILD, backend))
+    helper = Helper(_CHILD, backend)
+    helper.start()
+    _ahead.append(helper)
 
 
 class CheckPool:

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from oriel_wire.engine.environment import names_of
 from oriel_wire.errors import StartFailed
+from oriel_wire.process.environment import names_of
 
 AUTO_MAX_BATCH_SIZE = 4
 MAX_VALUE = 1_000_000

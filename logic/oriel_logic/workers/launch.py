@@ -20,7 +20,7 @@ import oriel_wire
 from oriel_logic.loading.sources import HandlerFile
 from oriel_logic.workers.bootstrap import build
 from oriel_logic.workers.records import BROKEN, EXITED, RECORD, SPAWN, STARTED, kill_group
-from oriel_wire.engine.environment import selected
+from oriel_wire.process.environment import selected
 
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 PACKAGES = {each.__name__: each.__path__[0] for each in (oriel_logic, oriel_policies, oriel_wire)}

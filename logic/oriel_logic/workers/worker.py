@@ -22,7 +22,7 @@ from oriel_logic.workers.job import Job
 from oriel_logic.workers.model_calls import CallServer
 from oriel_logic.workers.records import cpu_ns, kill_group
 from oriel_logic.workers.segments import drop
-from oriel_wire.engine.output import OutputPipe
+from oriel_wire.process.output import OutputPipe
 
 ANSWERS = (Kind.RESULT, Kind.REFUSED, Kind.FAILED, Kind.UNFIT, Kind.EXHAUSTED)
 FAILURES = 4  # jobs of several services that fail in a row

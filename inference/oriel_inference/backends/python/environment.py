@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from oriel_wire.engine.environment import selected
+from oriel_wire.process.environment import selected
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 

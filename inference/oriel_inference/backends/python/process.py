@@ -28,7 +28,7 @@ from oriel_inference.backends.python.guard import Guard
 from oriel_inference.backends.python.messages import (
     Message,
 )
-from oriel_wire.engine.output import OutputPipe
+from oriel_wire.process.output import OutputPipe
 
 _log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from oriel_inference.backends.python.messages import (
     Say,
 )
 from oriel_inference.backends.python.pb_errors import printed
-from oriel_wire.engine.output import WINDOW_S, LogLimit
+from oriel_wire.process.output import WINDOW_S, LogLimit
 
 MAX_PIECES = 512
 
