@@ -84,7 +84,7 @@ lint: $(DEV)
 lock: $(DEV)
 	UV=$(BIN)/uv requirements/lock
 
-# One entry point of benchmarks/: make bench BENCH=gateway_soak ARGS="--seconds 60"
+# One entry point of benchmarks/: make bench BENCH=soak ARGS="gateway --seconds 60"
 BENCH ?= gateway_hop
 bench: $(DEV)
 	@exec $(BIN)/python benchmarks/$(BENCH).py $(ARGS)

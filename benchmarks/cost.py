@@ -7,9 +7,6 @@ inference-grpc  the same as a unary gRPC call
 logic      a request of a logic service with one model call, without sockets
 gateway    an HTTP/1.1 request of the gateway, without sockets
 grpc       a unary gRPC call of the gateway, without sockets
-console    the page of the console, and what a viewer costs the gateway while 10,000 calls wait
-tracing    what tracing adds to an HTTP/1.1 request of the gateway: not kept, one in a hundred kept, kept
-scrape     time and size of the gateway's /metrics with 50 tenants that call 20 models
 refusals   a request that the gateway refuses, beside one that it forwards (needs wrk)
 """
 
@@ -21,9 +18,6 @@ CASES = {
     "logic": "logic_bench.cost",
     "gateway": "gateway_bench.http_cost",
     "grpc": "gateway_bench.grpc_cost",
-    "console": "gateway_bench.console",
-    "scrape": "gateway_bench.scrape",
-    "tracing": "gateway_bench.tracing_cost",
     "refusals": "gateway_bench.refusals",
 }
 

@@ -69,7 +69,7 @@ LOADS = {
     "clients": Load(heads="clients"),
     "grpc": Load(contenders=(*PROXIES, "grpc.aio"), connections=8, streams=8),
     "tls": Load(tls=True, contenders=(*OURS, "nginx", "haproxy", "tcp floor")),
-    "same": Load(heads="same", contenders=(*FAST, "starlette+aiohttp", "starlette+httpx")),
+    "same": Load(heads="same", contenders=(*FAST, "starlette+aiohttp")),
     "grpc repeated": Load(contenders=PROXIES, heads="same", connections=8, streams=8),
     "one": Load(connections=1),
     "big": Load(heads="same", connections=16, size_bytes=600_000),

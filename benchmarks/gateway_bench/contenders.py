@@ -19,7 +19,7 @@ __all__ = ["CONTENDERS", "Contender", "start", "upstream"]
 FILES = PEERS / "gateway"
 CONTENDERS = (
     *("oriel", "oriel compiled", "nginx", "haproxy", "envoy"),
-    *("tcp floor", "grpc.aio", "starlette+aiohttp", "starlette+httpx"),
+    *("tcp floor", "grpc.aio", "starlette+aiohttp"),
 )
 Contender = tuple[int, int]  # process id, port
 
@@ -136,9 +136,8 @@ def _command(name: str, folder: Path, port: int, upstream: int, tls: bool, grpc:
         return command + ([str(cert), str(key)] if tls else [])
     if name == "grpc.aio":
         return [str(python_of("proxies")), str(FILES / "naive_grpc.py"), str(port), str(upstream)]
-    app = "naive_" + name.partition("+")[2]
     return [
-        *(str(python_of("proxies")), "-m", "uvicorn", f"{app}:app", "--app-dir", str(FILES), "--no-access-log"),
+        *(str(python_of("proxies")), "-m", "uvicorn", "naive_aiohttp:app", "--app-dir", str(FILES), "--no-access-log"),
         *("--loop", "uvloop", "--http", "httptools", "--port", str(port), "--log-level", "error"),
     ]
 

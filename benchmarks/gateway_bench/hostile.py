@@ -1,4 +1,4 @@
-"""Attacks by tenants with small limits on a running platform: `python benchmarks/neighbours.py hostile`.
+"""Attacks by tenants with small limits on a running platform: `python benchmarks/soak.py hostile`.
 
     [--only WORD] [--quiet-s 2] [--out benchmarks/results]
 
@@ -18,7 +18,6 @@ Ends with status 1 if a promise is broken. --out: write a page of the results th
 
 import argparse
 import asyncio
-import http.client
 import os
 import re
 import signal
@@ -27,14 +26,12 @@ import struct
 import threading
 import time
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 
-import grpc
 from harness.environments import commit, machine
 from harness.pages import conditions, table, write_page
 from harness.processes import cpu_s
@@ -46,20 +43,16 @@ from tests.wire.http2_attacks import (
     PREFACE,
     SETTINGS,
     frame,
-    header_bombs,
     literal,
     request_head,
 )
-from tritonclient.grpc import service_pb2
 
 from gateway_bench.canary import Call, Sample, canary
 from gateway_bench.hostile_platform import HOST, MIB, Rig, platform, small
 
-BOUND_MS, CPU_MS, MEMORY_MIB = 500.0, 50.0, 64.0
+BOUND_MS, CPU_MS = 500.0, 50.0
 CROWD = "authorization: Bearer crowd"
 INFER = b"/inference.GRPCInferenceService/ModelInfer"
-STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
-SCALER = b"/externalscaler.ExternalScaler/"
 
 
 class H2:
@@ -117,13 +110,12 @@ def small_frames(count: int, *, compressed: bool = False) -> Callable[[Rig], int
     return attack
 
 
-def endless_text(kilobytes: int, path: str = "/v1/chat/completions") -> Callable[[Rig], int]:
+def endless_text(kilobytes: int) -> Callable[[Rig], int]:
     """A text of escaped quotes that never ends, below brackets."""
 
     def attack(rig: Rig) -> int:
-        status, said = rig.post(
-            path, "small", b'{"model":"double","x":' + b"[" * 65 + b'"' + b'\\"' * (500 * kilobytes)
-        )
+        text = b'{"model":"double","x":' + b"[" * 65 + b'"' + b'\\"' * (500 * kilobytes)
+        status, said = rig.post("/v1/chat/completions", "small", text)
         rig.want(status == 400, f"a text without end was answered {status}: {said[:200]!r}")
         return 1
 
@@ -196,87 +188,6 @@ def large_json(rig: Rig) -> int:
     return 4
 
 
-def token_prompt(rig: Rig) -> int:
-    """A prompt of two million tokens, of a tenant whose tokens are limited and of one without limits."""
-    body = b'{"model":"tiny","prompt":[' + b"1," * (2 * MIB - 40) + b"1]}"
-    tenants = ("counted", "crowd") * 2
-    print("   ", [rig.post("/v1/completions", tenant, body)[0] for tenant in tenants])
-    return len(tenants)
-
-
-def no_calls(rig: Rig) -> int:
-    """Requests that become no calls: a path and a model that there are not, usage, limits, documentation."""
-    found: Counter[tuple[bool, int]] = Counter()
-    begun = time.monotonic()
-    paths = ("/no/such", "/v2/models/absent/infer", "/v1/usage", "/v1/limits", "/docs")
-    connection = http.client.HTTPConnection(HOST, rig.http, timeout=60)
-    for number in range(4500):
-        connection.request("GET", paths[number % len(paths)], headers={"authorization": "Bearer small"})
-        answer = connection.getresponse()
-        answer.read()
-        found[paths[number % len(paths)] == "/docs", answer.status] += 1
-    served = sum(count for (page, status), count in found.items() if not page and status != 429)
-    most = 1000 + 110 * (time.monotonic() - begun)
-    print("   ", f"{served} of 3,600 without the pages of /docs, which are bounded by connection: {most:.0f} may be")
-    rig.want(served <= most, f"{served} of 3,600 requests that are no calls were served")
-    return 4500
-
-
-def long_name(kilobytes: int) -> Callable[[Rig], int]:
-    """A field with a name of many kilobytes that looks like a sentence of the JSON library."""
-
-    def attack(rig: Rig) -> int:
-        body = b'{"model":"tiny","messages":[{"role":"user","content":"a"}],"%b":1}'
-        status, said = rig.post("/v1/chat/completions", "small", body % (b" - at $" * (kilobytes * 1024 // 7)))
-        rig.want(
-            status in (400, 429) and len(said) < 4096, f"an unknown field was answered {status} with {len(said)} bytes"
-        )
-        return 1
-
-    return attack
-
-
-def metadata(rig: Rig) -> int:
-    """A call with 40,000 bytes of metadata beside a stream on the same connection."""
-    more, key = threading.Event(), (("authorization", "Bearer canary"),)
-    with grpc.insecure_channel(f"{HOST}:{rig.grpc}") as channel:
-        tensor = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 1])
-        message = service_pb2.ModelInferRequest(model_name="double", inputs=[tensor], raw_input_contents=[bytes(4)])
-
-        def messages() -> Iterator[bytes]:
-            yield message.SerializeToString()
-            more.wait(30.0)
-            yield message.SerializeToString()
-
-        stream = channel.stream_stream(STREAM)(messages(), metadata=key, timeout=60)
-        next(stream)
-        status = ""
-        try:
-            channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", metadata=(*key, ("x", "y" * 40_000)))
-        except grpc.RpcError as error:
-            status = error.code().name
-        more.set()
-        try:
-            next(stream)
-        except (grpc.RpcError, StopIteration) as error:
-            rig.want(False, f"a stream ended with a call beside it: {error!r}")
-        rig.want(status == "RESOURCE_EXHAUSTED", f"40,000 bytes of metadata: {status}")
-    return 1
-
-
-def long_model(rig: Rig) -> int:
-    """A name of a model that does not end within what is looked at."""
-    begun, key = time.monotonic(), (("authorization", "Bearer canary"),)
-    with grpc.insecure_channel(f"{HOST}:{rig.grpc}") as channel:
-        try:
-            message = service_pb2.ModelInferRequest(model_name="m" * 65_530).SerializeToString()
-            channel.unary_unary(INFER.decode())(message, metadata=key, timeout=5)
-        except grpc.RpcError as error:
-            rig.want(error.code() == grpc.StatusCode.INVALID_ARGUMENT, f"a long name was {error.code().name}")
-    rig.want(time.monotonic() - begun < 2.0, "a long name was not answered at once")
-    return 1
-
-
 def log_mib(pid: int) -> float:
     return os.stat(f"/proc/{pid}/fd/2").st_size / MIB
 
@@ -300,51 +211,6 @@ def breaking(rig: Rig) -> int:
     print("   ", answers, after)
     rig.want(after == [200] * 8, f"a service beside a broken one was answered {after}")
     return 4
-
-
-def rss_mib(pid: int) -> float:
-    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
-    return int(found[1]) / 1024 if found else 0.0
-
-
-def scaler(kind: str) -> Callable[[Rig], int]:
-    """Without a credential at the scaler's port: header bombs, 5,000 pushes on one connection, 20,000 streams."""
-
-    async def bombs(port: int) -> int:
-        path = SCALER + b"IsActive"
-        many = [
-            header_bombs(HOST, port, path, seconds=5.0, bytes_per_s=1e6, acknowledges=flag) for flag in (True, False)
-        ]
-        return sum(each.streams for each in await asyncio.gather(*many))
-
-    def streams(port: int, path: bytes, count: int, flags: int, data: bytes) -> int:
-        client = H2(port)
-        for number in range(count):
-            block = frame(HEADERS, END_HEADERS | flags, 2 * number + 1, request_head(SCALER + path))
-            try:
-                client.sock.sendall(block + (frame(DATA, END_STREAM, 2 * number + 1, data) if data else b""))
-            except ConnectionError:
-                return number
-        time.sleep(2.0)
-        client.sock.close()
-        return count
-
-    def attack(rig: Rig) -> int:
-        gateway = rig.pids["gateway"]
-        before, log = rss_mib(gateway), log_mib(gateway)
-        if kind == "bombs":
-            made = asyncio.run(bombs(rig.scaler))
-        elif kind == "pushes":
-            made = streams(rig.scaler, b"StreamIsActive", 5000, 0, b"\0\0\0\0\0")
-        else:
-            made = streams(rig.scaler, b"IsActive", 20_000, 0, b"" if kind == "streams" else b"\0\0\0\0\x02\xff\xff")
-        more, written = rss_mib(gateway) - before, log_mib(gateway) - log
-        print("   ", f"{made} streams, {more:.1f} MiB of memory, {written:.2f} MiB of log more")
-        rig.want(more < MEMORY_MIB, f"the gateway grew by {more:.0f} MiB")
-        rig.want(written < 1.0, f"its log grew by {written:.1f} MiB")
-        return max(1, made)
-
-    return attack
 
 
 def runs(pid: int) -> bool:
@@ -374,25 +240,16 @@ def forking(rig: Rig) -> int:
 LARGE = Call(body=small(50_000))
 OWN_WORK = frozenset(("large_json", "printing", "breaking", "forking"))
 CASES: dict[str, tuple[Callable[[Rig], int], Call]] = {
-    **{f"gRPC message, {n} one-byte frames": (small_frames(n), Call(body=small())) for n in (200, 1000, 5000)},
-    **{f"the same compressed, {n}": (small_frames(n, compressed=True), Call(body=small())) for n in (100, 400)},
-    **{f"text without end, {n} KB": (endless_text(n), Call(body=small())) for n in (32, 48, 900)},
+    **{f"gRPC message, {n} one-byte frames": (small_frames(n), Call(body=small())) for n in (1000, 5000)},
+    "the same compressed, 400": (small_frames(400, compressed=True), Call(body=small())),
+    **{f"text without end, {n} KB": (endless_text(n), Call(body=small())) for n in (48, 900)},
     "64 MiB announced, bronze": (announced("small", 3), LARGE),
     "64 MiB announced, gold": (announced("small_gold", 4), LARGE),
     "64 MiB announced, empty pool": (empty_pool, Call(path="/v2/models/empty/infer", body=b"{}", held_ms=1000)),
     "1,250 connections": (full_queue, Call(body=small(), tenant="quiet", path="/v2/models/slow/infer", every_s=0.3)),
     "JSON of 53 MiB": (large_json, Call(tenant="first", body=small(600_000), every_s=0.5)),
-    "prompt of 2 million tokens": (token_prompt, Call(body=small())),
-    "requests that are no calls": (no_calls, Call(body=small())),
-    **{f"field name of {n} KB": (long_name(n), Call(path="/v1/services/well", body=b"")) for n in (32, 3900)},
-    "metadata of 40,000 bytes": (metadata, Call(body=small())),
-    "model name of 65,530 bytes": (long_model, Call(body=small())),
     "service that prints": (printing, Call(path="/v1/services/well", body=b"")),
     "service that breaks its process": (breaking, Call(path="/v1/services/well", body=b"")),
-    **{
-        f"scaler port, {kind}": (scaler(kind), Call(body=small()))
-        for kind in ("bombs", "pushes", "streams", "no protobuf")
-    },
     "service that forks": (forking, Call(body=small())),
 }
 HEADING = ("attack", "requests", "CPU ms of one: inference, logic, gateway", "call before", "call", "health", "refused")
@@ -487,7 +344,7 @@ def main() -> int:
         found = {name: measured(rig, name, args.quiet_s) for name in CASES if args.only in name}
     if args.out:
         held = conditions(where, commit(), "worst of all answers of the canary; processor time of one run")
-        about = "`python benchmarks/neighbours.py hostile`, whose help says what each attack is and what is wanted."
+        about = "`python benchmarks/soak.py hostile`, whose help says what each attack is and what is wanted."
         rows = [row for row, _ in found.values()]
         broken = [f"- {name}: {each}" for name, (_, wrong) in found.items() for each in wrong]
         text = table(HEADING, rows) + "\n\nBroken promises:\n\n" + ("\n".join(broken) or "none") + "\n"

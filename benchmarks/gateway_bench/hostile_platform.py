@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-from harness.processes import ROOT, accepts, free_ports, gateway_command, inference_command, serving, status_of
+from harness.processes import accepts, free_ports, gateway_command, inference_command, serving, status_of
 from tests.inference import models
-from tests.logic.openai_api.conftest import loaded
 
 __all__ = ["HOST", "MIB", "Rig", "platform", "small"]
 
@@ -24,7 +23,6 @@ TENANTS = {  # their keys are their names
     "crowd": 'tier = "bronze"',
     "small": 'tier = "bronze"\nlimit = { requests_per_s = 1, burst = 1, concurrency = 1 }',
     "small_gold": 'tier = "gold"\nlimit = { requests_per_s = 1, burst = 1, concurrency = 1 }',
-    "counted": 'tier = "bronze"\nlimit = { tokens_per_minute = 90000 }',
 }
 DOCUMENTS = """
 [tiers]
@@ -116,7 +114,6 @@ class Rig:
 
     http: int
     grpc: int
-    scaler: int
     pids: dict[str, int]
     wrong: list[str] = field(default_factory=list)
 
@@ -147,18 +144,18 @@ def small(values: int = 1, name: str = "x") -> bytes:
 def platform() -> Iterator[Rig]:
     with tempfile.TemporaryDirectory() as root, ExitStack() as opened:
         folder = Path(root)
-        loaded(ROOT / "examples" / "language" / "make.py").write_all(folder)
+        (folder / "services").mkdir()
         models.put(folder / "models", "double", models.double(("n", "m")), CONFIG)
         slow = models.put(
             folder / "models", "slow", None, CONFIG.replace("double", "slow").replace("onnxruntime", "python")
         )
         (slow / "1" / "model.py").write_text(SLOW)
         (folder / "services" / "own.py").write_text(SERVICES)
-        names = ("public", "grpc", "scaler", "http", "model_grpc", "logic", "logic_admin", "closed")
+        names = ("public", "grpc", "http", "model_grpc", "logic", "logic_admin", "closed")
         ports = dict(zip(names, free_ports(len(names)), strict=True))
         text = DOCUMENTS.format(**{**ports, "grpc": ports["model_grpc"]})
         for name, lines in TENANTS.items():
-            allowed = '["*"]' if name != "small" else '["double", "tiny"]'
+            allowed = '["*"]' if name != "small" else '["double"]'
             key = f'keys = [{{ sha256 = "{sha256(name.encode()).hexdigest()}" }}]'
             text += f'[tenants.{name}]\n{lines}\n{key}\nmodels = {allowed}\nservices = ["*"]\n'
         (folder / "policies").mkdir()
@@ -167,7 +164,7 @@ def platform() -> Iterator[Rig]:
         logic = [sys.executable, "-m", "oriel_cli.main", "logic", "--services", str(folder / "services"), "--no-watch"]
         logic += ["--inference", f"{HOST}:{ports['http']}", "--inference-grpc", f"{HOST}:{ports['model_grpc']}"]
         logic += ["--http-port", str(ports["logic"]), "--admin-port", str(ports["logic_admin"]), "--workers", "2"]
-        gateway = gateway_command(folder / "policies", ports["public"], "--scaler-port", str(ports["scaler"]))
+        gateway = gateway_command(folder / "policies", ports["public"])
         gateway[gateway.index("--grpc-port") + 1] = str(ports["grpc"])
         pids = {}
         ready = f"http://{HOST}:{ports['http']}/v2/health/ready"
@@ -175,4 +172,4 @@ def platform() -> Iterator[Rig]:
         health = f"http://{HOST}:{ports['logic_admin']}/health/ready"
         pids["logic"] = opened.enter_context(serving(logic, lambda: status_of(health) == 200))
         pids["gateway"] = opened.enter_context(serving(gateway, lambda: accepts(ports["public"])))
-        yield Rig(http=ports["public"], grpc=ports["grpc"], scaler=ports["scaler"], pids=pids)
+        yield Rig(http=ports["public"], grpc=ports["grpc"], pids=pids)

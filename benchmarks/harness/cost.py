@@ -1,18 +1,17 @@
-"""CPU time per request of a server's own code in this process, without sockets: in rounds, or at depths of a queue."""
+"""CPU time per request of a server's own code in this process, without sockets, in rounds."""
 
 import argparse
 import asyncio
 import cProfile
-import json
 import pstats
 import statistics
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Protocol
 
 import uvloop
 
-__all__ = ["Transport", "compare_depths", "options", "per_call", "rounds", "turn"]
+__all__ = ["Transport", "options", "per_call", "rounds", "turn"]
 
 
 class Connection(Protocol):
@@ -98,35 +97,3 @@ def per_call(
         pstats.Stats(profile).sort_stats("tottime").print_stats(60)
         return
     print(f"{min(found):.1f} us per {what} at best, {statistics.median(found):.1f} median of {len(found)}")
-
-
-def compare_depths(
-    doc: str | None, cases: Mapping[str, object], measure: Callable[[str, int, int], Coroutine[Any, Any, float]]
-) -> None:
-    """A command that prints what every case costs at every depth.
-
-    measure: case, depth, requests -> microseconds of CPU per request.
-    """
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--depths", default="10,1000,10000", help="the first one is what the others are compared with")
-    parser.add_argument("--requests", type=int, default=20_000)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--case", choices=cases, action="append")
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
-    depths = [int(depth) for depth in args.depths.split(",")]
-    found: dict[str, dict[int, float]] = {}
-    for case in args.case or cases:
-        # Depths take turns, so that a noisy moment of the machine meets all of them.
-        runs: dict[int, list[float]] = {depth: [] for depth in depths}
-        for _ in range(args.repeats):
-            for depth in depths:
-                runs[depth].append(uvloop.run(measure(case, depth, args.requests)))
-        found[case] = {depth: statistics.median(times) for depth, times in runs.items()}
-    if args.json:
-        print(json.dumps(found))
-        return
-    print(f"{'us CPU per request':24}" + "".join(f"{depth:>10,}" for depth in depths) + f"{'ratio':>8}")
-    for case, times in found.items():
-        cells = "".join(f"{times[depth]:10.1f}" for depth in depths)
-        print(f"{case:24}{cells}{times[depths[-1]] / times[depths[0]]:8.2f}")

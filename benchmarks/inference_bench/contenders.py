@@ -119,23 +119,6 @@ def mlserver(folder: Path, model: Model, file: Path, threads: int) -> Contender:
     return Contender(command=command, environment=environment, http_port=http_port, grpc_port=grpc_port, path=path)
 
 
-def litserve(folder: Path, model: Model, file: Path, threads: int) -> Contender:
-    """Its own batching; its own path and no gRPC."""
-    port = free_port()
-    command = [str(python_of("litserve")), str(FILES / "litserve_app.py"), str(file), str(threads), str(port)]
-    return Contender(command=command, http_port=port, path="/predict")
-
-
-def kserve(folder: Path, model: Model, file: Path, threads: int) -> Contender:
-    """Its Python model server, one worker."""
-    python = python_of("kserve")
-    http_port, grpc_port = free_ports(2)
-    command = [str(python), str(FILES / "kserve_app.py"), str(file), str(threads), model.name]
-    command += ["--http_port", str(http_port), "--grpc_port", str(grpc_port), "--model_name", model.name]
-    path = f"/v2/models/{model.name}/infer"
-    return Contender(command=command, http_port=http_port, grpc_port=grpc_port, path=path)
-
-
 def echo(folder: Path, model: Model, file: Path, threads: int) -> Contender:
     """Start grpc.aio with a ModelInfer that does nothing: the cost of grpc.aio itself."""
     port = free_port()
@@ -147,7 +130,5 @@ CONTENDERS: dict[str, Callable[[Path, Model, Path, int], Contender]] = {
     "oriel compiled": compiled,
     "triton-python": triton,
     "mlserver": mlserver,
-    "litserve": litserve,
-    "kserve": kserve,
     "grpc.aio echo": echo,
 }

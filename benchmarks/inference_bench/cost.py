@@ -5,7 +5,7 @@
 
 The inference unit's own connection class, frontend and batcher with ONNX Runtime behind them; each round hands every
 connection one whole request and lets the loop turn until all are answered. What is missing against a real server is
-the kernel's share and uvloop's. Use it to compare two states of the code; `inference_server.py peers` compares servers.
+the kernel's share and uvloop's. Use it to compare two states of the code; `inference_server.py` compares servers.
 """
 
 import argparse

@@ -32,8 +32,6 @@ class _Ratio:
 RATIOS = (
     _Ratio("tiny over HTTP: rate beside Triton Python", "tiny-http", 64, "rate", "triton-python", 1.2),
     _Ratio("tiny over HTTP: rate beside MLServer", "tiny-http", 64, "rate", "mlserver", 8.0),
-    _Ratio("tiny over HTTP: rate beside LitServe", "tiny-http", 64, "rate", "litserve", 8.0),
-    _Ratio("tiny over HTTP: rate beside KServe", "tiny-http", 64, "rate", "kserve", 8.0),
     _Ratio("tiny over HTTP: CPU beside Triton Python", "tiny-http", 64, "cpu_us", "triton-python", 0.7, False),
     _Ratio("tiny over HTTP, 1 connection: p99 beside Triton", "tiny-http", 1, "p99_ms", "triton-python", 2.0, False),
     _Ratio("tiny over HTTP, 1 connection: p50 beside Triton", "tiny-http", 1, "p50_ms", "triton-python", 1.0, False),

@@ -1,19 +1,14 @@
 """`oriel inference` for the bench: optionally as a plain FIFO, optionally with an audit of what is executed.
 
-    python serve.py [--fifo] [--audit FILE] [--busy FILE] --model-repository DIR ...
+    python serve.py [--fifo] [--audit FILE] --model-repository DIR ...
 
 --fifo: calls go in order of arrival, whatever their deadline and tier; batches wait for the configuration's
 `max_queue_delay_microseconds`; nothing expires, nothing is refused for being late. All else is the same server.
 --audit: counts, where a batch begins to run, the calls whose deadline has passed by then; written to FILE at the end.
---busy: appends the beginning and the end of each use of a device, nanoseconds as two u64, to FILE at once.
 """
 
 import argparse
 import json
-import os
-import struct
-import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -75,46 +70,14 @@ class Audit:
         return self._run(session, spec, names, calls, now, device)
 
 
-def log_busy(path: Path) -> None:
-    """Write down when each use of a device begins and ends. The files of the kernel survive a kill of the process."""
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    init, start, end = Device.__init__, Device.start, Device.end
-    own = threading.local()
-
-    def read_ns() -> int:
-        own.ns = time.monotonic_ns()
-        return own.ns
-
-    def made(self: Device, name: str, device_class: str, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        init(self, name, device_class, read_ns)
-
-    def logged_start(self: Device) -> int:
-        started = start(self)
-        own.began_ns = own.ns
-        return started
-
-    def logged_end(self: Device, started: int, unbilled: str = "") -> int:
-        charge = end(self, started, unbilled)
-        os.write(file, struct.pack("<QQ", own.began_ns, own.ns))
-        return charge
-
-    Device.__init__ = made  # type: ignore[method-assign]
-
-    Device.start = logged_start  # type: ignore[method-assign]
-    Device.end = logged_end  # type: ignore[method-assign]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fifo", action="store_true")
     parser.add_argument("--audit", type=Path, metavar="FILE")
-    parser.add_argument("--busy", type=Path, metavar="FILE")
     add_arguments(parser)
     args = parser.parse_args()
     if args.fifo:
         app.Batcher = FifoBatcher  # type: ignore[misc]
-    if args.busy:
-        log_busy(args.busy)
     audit = Audit()
     assemble._run = audit.run
     code = run(args)

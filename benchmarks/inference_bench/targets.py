@@ -1,6 +1,5 @@
 """The address, headers and body of a request to one contender, and a check of its answer."""
 
-import asyncio
 import json
 import urllib.error
 import urllib.request
@@ -13,14 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference_bench.models import Model
-from oriel_tools.load.bodies import prepare
-from oriel_tools.load.scenario import Stream
 from oriel_wire.v2.grpc import SERVICE, decode_infer_response, encode_infer_request
 from oriel_wire.v2.http import decode_response, encode_request
 from oriel_wire.v2.messages import InferRequest, Tensor
 from oriel_wire.v2.proto import v2_pb2
 
-__all__ = ["Target", "Wrong", "ask", "from_url", "grpc_target", "http_target", "is_listening"]
+__all__ = ["Target", "Wrong", "ask", "grpc_target", "http_target", "is_listening"]
 
 Array = NDArray[Any]
 HEADER_LENGTH = "inference-header-content-length"
@@ -80,26 +77,6 @@ def grpc_target(name: str, port: int, model: Model, *, pid: int | None = None) -
         headers=[],
         body=encode_infer_request(_request(model)).SerializeToString(),
         encoding="raw",
-        pid=pid,
-    )
-
-
-def from_url(name: str, url: str, *, rows: int, body: str, encoding: str, pid: int | None) -> Target:
-    """Any v2 model by its URL, http://host:port/v2/models/M/infer or grpc://host:port/v2/models/M.
-
-    Without a body its metadata says what it takes. Raises CommandFailed.
-    """
-    stream = Stream(url=url, rows=0 if body else rows, body=body, encoding="raw" if body else encoding)  # type: ignore[arg-type]
-    found = asyncio.run(prepare(stream))
-    return Target(
-        name=name,
-        protocol="grpc" if found.grpc else "http",
-        host=found.host,
-        port=found.port,
-        path=found.path,
-        headers=[(field, value) for field, value in found.fields if field != "traceparent"],
-        body=found.body,
-        encoding="raw" if found.grpc else encoding,
         pid=pid,
     )
 

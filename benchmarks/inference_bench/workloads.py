@@ -41,7 +41,7 @@ class Workload:
     json: bool = False
 
 
-_ALL = ("oriel", "oriel compiled", "triton-python", "mlserver", "kserve", "litserve")
+_ALL = ("oriel", "oriel compiled", "triton-python", "mlserver")
 WORKLOADS = {
     each.name: each
     for each in (
@@ -50,14 +50,14 @@ WORKLOADS = {
             name="tiny-grpc",
             model="tiny",
             protocol="grpc",
-            contenders=("oriel", "oriel compiled", "grpc.aio echo", *_ALL[2:5]),
+            contenders=("oriel", "oriel compiled", "grpc.aio echo", *_ALL[2:]),
             connections=(1, 64),
         ),
         Workload(name="encoder-http", model="encoder", protocol="http", contenders=_ALL, connections=(64,)),
-        Workload(name="encoder-grpc", model="encoder", protocol="grpc", contenders=_ALL[:5], connections=(64,)),
+        Workload(name="encoder-grpc", model="encoder", protocol="grpc", contenders=_ALL, connections=(64,)),
         Workload(name="image-http", model="image", protocol="http", contenders=_ALL[:3], connections=(16,)),
         Workload(name="image-json", model="image", protocol="http", contenders=_ALL, connections=(16,), json=True),
-        Workload(name="image-grpc", model="image", protocol="grpc", contenders=_ALL[:5], connections=(16,)),
+        Workload(name="image-grpc", model="image", protocol="grpc", contenders=_ALL, connections=(16,)),
     )
 }
 
@@ -91,9 +91,8 @@ def measure(
     seconds: int,
     rounds: int,
     folder: Path,
-    more: Sequence[Target] = (),
 ) -> list[Measured]:
-    """Measure workloads that share a model; more: other targets of that model, already running."""
+    """Measure workloads that share a model."""
     model = MODELS[workloads[0].model]
     file = write(model, folder / f"{model.name}.onnx")
     expected = ort.InferenceSession(str(file), providers=["CPUExecutionProvider"]).run(None, {"x": model.row()})[0]
@@ -123,7 +122,7 @@ def measure(
                 if name in made and name in workload.contenders
                 for target in _targets(name, made[name], model, json_only=workload.json)
                 if target.protocol == workload.protocol
-            ] + [_given(target, model, workload) for target in more if target.protocol == workload.protocol]
+            ]
             measured = side_by_side(
                 workload.name, targets, workload.connections, seconds=seconds, rounds=rounds, folder=folder,
                 expected=expected, in_process=None if model.name == "tiny" else (model, file, threads),
@@ -131,15 +130,6 @@ def measure(
             measured.left_out |= {name: why for name, why in left_out.items() if name in workload.contenders}
             found.append(measured)
         return found
-
-
-def _given(target: Target, model: Model, workload: Workload) -> Target:
-    """The target of a server from `--url`, with this workload's request."""
-    if target.protocol == "grpc":
-        made = grpc_target(target.name, target.port, model)
-    else:
-        made = http_target(target.name, target.port, target.path, model, binary=not workload.json)
-    return replace(made, host=target.host, pid=target.pid)
 
 
 def _targets(name: str, contender: Contender, model: Model, *, json_only: bool) -> list[Target]:

@@ -26,7 +26,6 @@ CONTENDERS = (
     "oriel, untyped",
     "fastapi+tritonclient.aio",
     "asgi+grpc.aio",
-    "asgi+aiohttp",
     "litserve",
     "bentoml",
     DIRECT,
@@ -92,8 +91,7 @@ def start(name: str, servers: tuple[int, int, int], folder: Path) -> Iterator[Ru
     home = folder / name.replace("+", "-").replace(", ", "-")
     home.mkdir()
     command = list(_command(name, port, http_port))
-    target = http_port if name == "asgi+aiohttp" else grpc_port
-    environment = {"TARGET": f"127.0.0.1:{target}", "BENTOML_HOME": str(home), "BENTOML_DO_NOT_TRACK": "True"}
+    environment = {"TARGET": f"127.0.0.1:{grpc_port}", "BENTOML_HOME": str(home), "BENTOML_DO_NOT_TRACK": "True"}
     path = OURS.get(name, "/label")
     with serving(command, lambda: status_of(f"http://127.0.0.1:{port}{path}") > 0, environment) as started:
         body = json.dumps({"image": picture()}).encode()
@@ -116,9 +114,7 @@ def _command(name: str, port: int, http_port: int) -> Sequence[str]:
         serve = ["serve", "bentoml_app:Label", "--working-dir", str(FILES), "--host", "127.0.0.1"]
         # Started through its interpreter: the script's first line would name where the environment was made.
         return [str(python), str(python.parent / "bentoml"), *serve, "--port", str(port)]
-    app = {"fastapi+tritonclient.aio": "fastapi_app", "asgi+grpc.aio": "asgi_app", "asgi+aiohttp": "asgi_http_app"}[
-        name
-    ]
+    app = "fastapi_app" if name == "fastapi+tritonclient.aio" else "asgi_app"
     python = python_of("logic-fastapi" if app == "fastapi_app" else "logic-asgi")
     return [
         *(str(python), "-m", "uvicorn", f"{app}:app", "--app-dir", str(FILES), "--no-access-log"),

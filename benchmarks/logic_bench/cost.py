@@ -5,7 +5,7 @@
 The logic server's own connection class, dispatch, pipeline and inference client; only the sockets are missing: heads
 and bodies are handed to the connection, and a model server's answer, recorded once, to the client. What is missing
 against a real server is the kernel's share and uvloop's. Use it to compare two states of the code;
-`logic_server.py call` compares frameworks.
+`logic_server.py` compares frameworks.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""Figures of the logic bench as a table, a verdict on each target, and a page of bars. Pure."""
+"""Figures of the logic bench as tables and a verdict on each target. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from harness.pages import Bar, Panel, Verdict, html_page, table, word
+from harness.pages import Verdict, table, word
 
 from logic_bench.contenders import DIRECT
 
-__all__ = ["Figures", "as_html", "as_markdown", "verdicts"]
+__all__ = ["Figures", "as_markdown", "verdicts"]
 
 # connections -> contender -> what -> value
 Figures = Mapping[int, Mapping[str, Mapping[str, float]]]
@@ -70,20 +70,3 @@ def as_markdown(figures: Figures) -> str:
     found = [(each.target, each.found, word(each.met)) for each in verdicts(figures)]
     parts.append(f"## Targets\n\n{table(('target', 'found', ''), found)}")
     return "\n\n".join(parts) + "\n"
-
-
-def as_html(figures: Figures, about: str) -> str:
-    """Bars of the CPU per request, with a third of FastAPI's marked, and of the p50 at one connection."""
-    panels: list[Panel] = []
-    for connections, by_name in figures.items():
-        names = [name for name in by_name if name != DIRECT]
-        mark = by_name[FASTAPI]["cpu_us"] * FASTAPI_SHARE if FASTAPI in by_name else None
-        title = f"CPU of the logic process per request, {connections} connection{'s' * (connections > 1)}"
-        panels.append(Panel(title=title, unit="us", bars=_bars(by_name, names, "cpu_us"), mark=mark))
-    if 1 in figures:
-        panels.append(Panel(title="p50, 1 connection", unit="ms", bars=_bars(figures[1], list(figures[1]), "p50_ms")))
-    return html_page("A service with one model call", about, panels)
-
-
-def _bars(by_name: Mapping[str, Mapping[str, float]], names: Sequence[str], what: str) -> list[Bar]:
-    return [Bar(label=name, value=by_name[name][what], own=name.startswith("oriel")) for name in names]

@@ -16,6 +16,6 @@ def test_a_page_names_its_conditions(page: Path) -> None:
 
 def test_figures_of_the_table_of_benchmarks_are_marked_as_bounds() -> None:
     """The table says what is measured; a figure in it that has no mark would be read as a measurement."""
-    table = (RESULTS.parent / "README.md").read_text().split("\nAn entry point without cases")[0]
+    table = (RESULTS.parent / "README.md").read_text().split("\nBehaviour is shown by tests")[0]
     figures = re.findall(r"\(([^()]*?\d[^()]* (?:%|us|ms|s|MB)[^()]*)\)", table)
     assert figures and [each for each in figures if not each.startswith("bound: ")] == []

@@ -1,11 +1,11 @@
-"""What `benchmarks/goodput.py prediction` computes from its figures."""
+"""Errors and verdicts that `benchmarks/prediction.py` computes from its figures."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 from inference_bench.goodput_cells import Deadlines, Served
-from inference_bench.prediction import between, compared, kept, mean_of, report, scenario
+from prediction import between, compared, kept, mean_of, report, scenario
 
 from oriel_tools.load.scenario import read
 from oriel_tools.simulate.profile import Profile, Size, mean_ms

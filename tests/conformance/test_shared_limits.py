@@ -2,7 +2,7 @@
 replaced.
 
 The calls are counted over seconds of real time, so the bounds leave room for a busy machine.
-benchmarks/shared_limits.py measures how long calls wait.
+benchmarks/results/2026-11-21-shared-limits.md says how long calls wait.
 """
 
 import asyncio

@@ -36,7 +36,7 @@ async def test_idle_connections_without_number_leave_room_for_those_who_ask(tmp_
     """Two thousand connections, five times the process's files: the idlest are closed, and all files are free again in
     the end.
 
-    benchmarks/neighbours.py gateway measures how long other requests wait meanwhile.
+    benchmarks/results/2026-11-21-gateway-together.md says how long other requests wait meanwhile.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

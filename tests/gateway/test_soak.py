@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-import gateway_soak as soak
 import pytest
+from gateway_bench import soak
 
 
 def test_figures_of_a_made_up_run() -> None:

@@ -17,7 +17,7 @@ from oriel_wire.v2.proto import v2_pb2
 from . import models
 from .attacks import INFER, X
 
-# Catches a hang; a second per answer is not asserted but measured: benchmarks/neighbours.py hostile-requests.
+# Catches a hang; a second per answer is not asserted but was measured: benchmarks/results/2026-11-21-promises.md.
 ANSWER_S = 60.0
 
 

@@ -1,5 +1,5 @@
 """Attacks on one running server, over HTTP and gRPC: each is refused by name within ANSWER_S, and the next request is
-served. How long each takes is measured by `benchmarks/neighbours.py hostile-requests`. See also tests/fuzz for the
+served. How long each takes is in benchmarks/results/2026-11-21-promises.md. See also tests/fuzz for the
 codecs alone.
 """
 

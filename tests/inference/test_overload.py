@@ -5,13 +5,13 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
-from inference_bench.goodput_simulation import DEVICES, Device, most_in_time, poisson, simulate
 
 from oriel_inference.batching.service_times import USEFUL_EVERY
 from oriel_inference.errors import DeadlineExceeded, DeadlineTooShort, QueueFull
 from oriel_policies.waiting.feasibility import PROBE, SAMPLES
 
 from .bench import Bench, Linear, spec
+from .loads import DEVICES, Device, most_in_time, poisson, simulate
 
 LONGEST = (4.0, "weight-bound MLP")  # simulates as many calls as all the others together
 

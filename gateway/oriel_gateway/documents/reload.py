@@ -119,7 +119,7 @@ class Reloader:
         """Keep tenants that became objects out of garbage collection, because they live as long as their snapshot.
 
         A hundred thousand of them would keep the collector, and the loop with it, busy for 100 ms and more at a time
-        (benchmarks/policy_reload.py).
+        (benchmarks/results/2026-11-21-reload.md).
         """
         count = sum(map(len, decoded(self._gateway.snapshot)))
         if not 0 <= count - self._spared < _SPARED:

@@ -1,8 +1,8 @@
 """Soak of one gateway: whether memory, descriptors, latency and answers stay as they were, over ten minutes.
 
-    make bench BENCH=gateway_soak                                  ten minutes
-    make bench BENCH=gateway_soak ARGS="--seconds 60 --json out.json"
-    make bench BENCH=gateway_soak ARGS="--collector blackhole"     the same while the trace collector never answers
+    python benchmarks/soak.py gateway                          ten minutes
+    python benchmarks/soak.py gateway --seconds 60 --json out.json
+    python benchmarks/soak.py gateway --collector blackhole    the same while the trace collector never answers
 
 A real `oriel gateway` process stands in front of a small upstream in this process; closed-loop clients send 1 KB
 requests of three tiers, unauthorised, unknown and cancelled ones among them. Prints a table, writes JSON with --json,
@@ -289,7 +289,3 @@ def main() -> int:
         }
         args.json.write_text(json.dumps(said, indent=1) + "\n")
     return 1 if wrong and not args.report_only else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

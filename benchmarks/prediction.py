@@ -1,6 +1,6 @@
 """How far `oriel simulate serve` is from the truth: attainment and p99 of loads that its profile has not seen.
 
-    python benchmarks/goodput.py prediction [--models encoder shallow mlp] [--factors 0.5 0.75 1.0 1.25 1.5]
+    python benchmarks/prediction.py [--models encoder shallow mlp] [--factors 0.5 0.75 1.0 1.25 1.5]
         [--arrivals poisson bursty] [--seconds 15] [--profile-seconds 1] [--passes 2] [--threads 1] [--json FILE]
 
 For each model a server is started. `oriel load` offers open loops to it in a process of its own, two tiers (30 % gold,
@@ -32,10 +32,10 @@ from typing import Any
 
 import msgspec
 from harness.load import open_loop
-
 from inference_bench.goodput_cells import TIERS, Deadlines, Served
 from inference_bench.goodput_servers import running
 from inference_bench.models import MODELS, write
+
 from oriel_cli.table import columns
 from oriel_tools.load.scenario import read
 from oriel_tools.simulate.calibrate import as_text, measured
@@ -268,3 +268,7 @@ def main() -> None:
         ]
         args.json.write_text(json.dumps({"models": models, "figures": figures}, indent=1) + "\n")
     sys.exit(0 if kept(found) else 1)
+
+
+if __name__ == "__main__":
+    main()
