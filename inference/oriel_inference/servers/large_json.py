@@ -19,7 +19,6 @@ all once its caller has left. A job that is answered while it waits is not conve
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -34,10 +33,10 @@ from oriel_inference.errors import (
     RequestTooLarge,
     ServerStopping,
 )
-from oriel_inference.servers.large_json_frames import FRAME, Result, Task
+from oriel_inference.servers.large_json_child import Result, Task
 from oriel_policies.waiting.flows import Ticket
 from oriel_policies.waiting.queue import Pushed, SlaQueue
-from oriel_wire.process.child import Child
+from oriel_wire.process.helper import Helper, HelperEnded, HelperLate
 
 __all__ = ["Converted", "LargeJson", "Task", "Then"]
 
@@ -96,15 +95,22 @@ class LargeJson:
     ) -> None:
         self._clock = clock
         self._waiting = SlaQueue(max_items=max_waiting, max_bytes=max_waiting_bytes)
-        # A few seconds more than ours: a child ends itself only if this process is no longer there to kill it.
-        limits = (memory_bytes, int(timeout_s) + 5, limit_bytes)
-        self._lanes = [_Lane(self._ended_in_thread, limits, timeout_s, idle_s) for _ in range(LANES)]
+        self._lanes = [
+            _Lane(
+                # The memory of the child bounds its answers too.
+                Helper(_CHILD, str(memory_bytes), str(limit_bytes), max_body_bytes=memory_bytes),
+                self._ended_in_thread,
+                timeout_s=timeout_s,
+                idle_s=idle_s,
+            )
+            for _ in range(LANES)
+        ]
         self.converted = 0  # jobs that succeeded
 
     @property
     def pids(self) -> list[int]:
         """The process ids of the children that there are."""
-        return [child.pid for lane in self._lanes if (child := lane.child) is not None]
+        return [pid for lane in self._lanes if (pid := lane.helper.pid) is not None]
 
     def submit(
         self,
@@ -219,26 +225,27 @@ class LargeJson:
 
 
 class _Lane:
-    """A thread and its child, which convert one job at a time. job: the one that runs; the loop's.
+    """A thread and its child, which convert one job at a time.
 
-    ended: called in the thread with the result of each job. limits: the child's arguments.
+    job: the job that runs; it belongs to the loop. helper: the child, which the thread uses.
+    ended: called in the thread with the result of each job.
     """
 
     def __init__(
         self,
+        helper: Helper,
         ended: Callable[["_Lane", Converted | InferenceError], None],
-        limits: Sequence[int],
+        *,
         timeout_s: float,
         idle_s: float,
     ) -> None:
+        self.helper = helper
         self._ended = ended
-        self._limits = limits
         self._timeout_s = timeout_s
         self._idle_s = idle_s
         # the next one for the thread; without parts it only starts the child, after None it ends
         self._queue: SimpleQueue[tuple[Job | None, _Parts] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self.child: Child | None = None
         self.closed = False
         self.job: Job | None = None
 
@@ -249,7 +256,7 @@ class _Lane:
 
     def prepare(self) -> None:
         """Start the child if the lane is free and has none."""
-        if self.job is None and self.child is None:
+        if self.job is None and self.helper.pid is None:
             self._put(None, ())
 
     def _put(self, job: Job | None, parts: _Parts) -> None:
@@ -261,9 +268,7 @@ class _Lane:
     def close(self) -> None:
         """End the child, and the thread."""
         self.closed = True
-        child = self.child
-        if child is not None:
-            child.kill()
+        self.helper.close()
         self._queue.put(None)
 
     def join(self) -> None:
@@ -276,52 +281,32 @@ class _Lane:
     def _work(self) -> None:
         while True:
             try:
-                given = self._queue.get(timeout=self._idle_s if self.child is not None else None)
+                given = self._queue.get(timeout=self._idle_s if self.helper.pid is not None else None)
             except Empty:
-                self._end()
+                self.helper.end()
                 continue
             if given is None:
                 break
             job, parts = given
             if job is None:
-                with suppress(OSError):
-                    self._running()
+                with suppress(OSError, HelperEnded):
+                    self.helper.start()
             else:
                 self._ended(self, ServerStopping() if self.closed else self._convert(job, parts))
             del given, job, parts  # not until the next one comes
-        self._end()
+        self.helper.end()
 
     def _convert(self, job: Job, parts: _Parts) -> Converted | InferenceError:
-        deadline = time.monotonic() + self._timeout_s
         try:
-            child = self._running()
-            child.write(FRAME.pack(job.task, job.length, job.size), deadline)
-            for part in parts:
-                child.write(part, deadline)
-            code, length, size = FRAME.unpack(b"".join(child.read(FRAME.size, deadline)))
-            pieces = child.read(size, deadline)
-        except TimeoutError:
-            self._end()
+            answer, pieces = self.helper.ask((job.task, job.length), parts, timeout_s=self._timeout_s)
+        except HelperLate:
             return RequestTooLarge(f"the JSON took more than {self._timeout_s:g} s: send tensors as binary data")
-        except OSError:
-            _log.warning("the process that converts large JSON ended in the middle of a request")
-            self._end()
-            return ServerStopping() if self.closed else BackendFailed("the process that converts large JSON ended")
-        if code == Result.DONE:
-            return pieces if job.task is Task.RESPONSE else [b"".join(pieces)], length
-        text = b"".join(pieces).decode(errors="replace")
-        return InvalidRequest(text) if code == Result.INVALID else RequestTooLarge(text)
-
-    def _running(self) -> Child:
-        child = self.child
-        if child is None or not child.running:
-            self._end()
-            child = self.child = Child(_CHILD, *map(str, self._limits))
+        except (OSError, HelperEnded) as ended:
             if self.closed:
-                child.kill()
-        return child
-
-    def _end(self) -> None:
-        child, self.child = self.child, None
-        if child is not None:
-            child.end()
+                return ServerStopping()
+            _log.warning("the process that converts large JSON failed in the middle of a request: it %s", ended)
+            return BackendFailed("the process that converts large JSON ended")
+        result, found = answer
+        if result == Result.DONE:
+            return pieces if job.task is Task.RESPONSE else [b"".join(pieces)], found
+        return InvalidRequest(found) if result == Result.INVALID else RequestTooLarge(found)
