@@ -12,6 +12,7 @@ from oriel_gateway.clock import DeadlineClock
 from oriel_gateway.errors import Refused
 from oriel_gateway.identity.tickets import Tickets
 from oriel_gateway.limits import Limiter
+from oriel_gateway.observe.record import Record
 from oriel_gateway.observe.records import Records
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.pool import PoolGate
@@ -144,5 +145,5 @@ class RouteHooks(Protocol):
     def abandoned(self, call: Any, now: float) -> tuple[bool, float]:
         """Return whether a call that leaves its flight was executed, and the seconds it has to pay for that."""
 
-    def ended(self, call: Any) -> None:
-        """The call is over, however it ended."""
+    def ended(self, call: Any, record: Record | None) -> None:
+        """The call is over, however it ended. record: of the call; None if it has none, because it has no client."""

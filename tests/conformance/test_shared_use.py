@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_gateway.errors import Outcome
 from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
 from oriel_gateway.limits.ledger import Ledger, LedgerLost
 from oriel_gateway.limits.redis_ledger import RedisLedger
 from oriel_gateway.observe import shared_use
 from oriel_gateway.observe.budgets import Budgets
-from oriel_gateway.observe.decisions import Decided
-from oriel_gateway.observe.objectives import Judged, Objectives
+from oriel_gateway.observe.objectives import Objectives
+from oriel_gateway.observe.record import Judged
 from oriel_gateway.observe.shared_use import SharedUse
 from oriel_gateway.observe.stats import Stats
 from oriel_gateway.observe.usage import Usage
 from oriel_policies.promise.error_budget import WINDOWS
 
+from ..gateway.records import record
 from ..waiting import until
 from .desk import Desk
 from .memory_ledger import MemoryLedger
@@ -44,9 +44,8 @@ class Seat:
         who = SimpleNamespace(name=tenant, tier=SimpleNamespace(name="gold"), caller="", budgets=())
         plan = SimpleNamespace(name="r")
         what = SimpleNamespace(name=target, route="r", version="", pool="p", plan=plan, kind=kind, executes=True)
-        asked: Any = (who, what, Outcome.ANSWERED, 200, "", 1.0)
-        ended = Decided(3.0, None, "POST", "http", *asked)  # type: ignore[arg-type]
-        self.usage.count([ended._replace(sent_s=2.0, bytes_in=1, bytes_out=2, used=COST.format(ns, device_class))])
+        facts = {"status": 200, "sent_s": 2.0, "ended_s": 3.0, "bytes_in": 1, "bytes_out": 2}
+        self.usage.count([record(who, what, used=COST.format(ns, device_class), **facts)])
 
     def seen(self, tenant: str) -> dict[str, Any]:
         found = self.usage.of(tenant)

@@ -26,8 +26,9 @@ from oriel_gateway.command import trace_link
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome
 from oriel_gateway.limits import SharedLimiter
-from oriel_gateway.observe.decisions import NOT_REACHED, Decided, Decisions
-from oriel_gateway.observe.objectives import Judged, result_of
+from oriel_gateway.observe.decisions import Decisions
+from oriel_gateway.observe.objectives import result_of
+from oriel_gateway.observe.record import Judged, Record
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.endpoint_state import Reach
 from oriel_gateway.pools.model_locations import ABSENT_S
@@ -38,6 +39,7 @@ from oriel_wire.errors import StartFailed
 from ..conformance.memory_ledger import MemoryLedger
 from ..waiting import until
 from .cold_pools import cold
+from .records import record
 from .stack import BRONZE, LIMITED, Client, Seen, documents, gateway, upstream
 
 TOKEN = "an-operators-token"
@@ -95,16 +97,16 @@ KEPT = compile_documents(documents([1]))
 GOLD_TENANT, BRONZE_TENANT = KEPT.tenants["g"], KEPT.tenants["b"]
 
 
-def decision(ended_s: float, tenant: Any, outcome: Outcome, took_s: float) -> tuple[Any, ...]:
+def decision(ended_s: float, tenant: Any, outcome: Outcome, took_s: float) -> Record:
     mark = Mark("r", "0" * 32, "1" * 16, "2" * 16)
     status = 200 if outcome is Outcome.ANSWERED else 503
-    first = (ended_s, mark, "POST", "http", tenant, None, outcome, status, "", ended_s - took_s)
     judged = None
     if outcome is not Outcome.ANSWERED:
         judged = None if tenant is None else Judged(result_of(outcome, status), "queue")
     elif tenant is not None and took_s > tenant.tier.target_s:
         judged = Judged("late", "model")
-    return tuple(Decided(*first, *NOT_REACHED)._replace(answered_s=ended_s, judged=judged))
+    times = {"received_s": ended_s - took_s, "answered_s": ended_s, "ended_s": ended_s}
+    return record(tenant, None, outcome, mark=mark, status=status, judged=judged, **times)
 
 
 ENDED = st.tuples(
@@ -431,7 +433,7 @@ async def test_servers_are_asked_for_batches_version_provider_and_artefact() -> 
     async with upstream() as up, gateway(documents([up.port])) as (port, core), Client(port) as client:
         up.answer = answer
         await client.ask(INFER, b"{}")
-        decided = core.records.decisions.latest(1)[0][5]
+        decided = core.records.decisions.latest(1)[0].target
         reports = Reports()
         for rows in (2.0, 3.0, 2.0, 2.0):
             # since its start, since the time before, after a restart of the server, and after an answer without a model
@@ -460,7 +462,7 @@ async def test_logic_servers_are_asked_for_the_versions_of_services(described: d
     async with upstream() as up, gateway(documents([up.port])) as (port, core), Client(port) as client:
         up.answer = answer
         await client.ask("/v1/services/resize", b"{}")
-        decided = core.records.decisions.latest(1)[0][5]
+        decided = core.records.decisions.latest(1)[0].target
         reports = Reports()
         await reports.ask([decided], core.pools)
         assert reports.targets == {"service:resize": Report(version=version)}

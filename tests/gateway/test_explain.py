@@ -13,7 +13,7 @@ from tritonclient.utils import InferenceServerException
 from oriel_gateway.admin.guard import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, admin_token
 from oriel_gateway.errors import Outcome
 from oriel_gateway.observe.access_log import AccessLog
-from oriel_gateway.observe.decisions import Decided, Decisions, explain, stages
+from oriel_gateway.observe.decisions import Decisions, explain, stages
 from oriel_gateway.observe.tracing import Mark
 from oriel_policies.documents import compile_documents
 from oriel_wire.errors import StartFailed
@@ -21,6 +21,7 @@ from oriel_wire.errors import StartFailed
 from ..waiting import until
 from .grpc_stack import Backend, infer, stack
 from .operators import admin, decision, held
+from .records import record
 from .stack import BRONZE, GOLD, LIMITED, Client, Seen, documents, gateway, upstream
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -298,7 +299,7 @@ def test_the_ring_keeps_the_latest() -> None:
     kept = Decisions(max_kept=3)
     for number in range(5):
         outcome = Outcome.INVALID_REQUEST if number % 2 else Outcome.TOO_LARGE
-        kept.append((float(number), mark(f"r{number}"), "GET", "http", None, None, outcome, 400, "why", 0.5))
+        kept.append(record(None, None, outcome, mark=mark(f"r{number}")))
     assert [one.mark.request_id for one in kept.where()] == ["r4", "r3", "r2"]
     assert [one.mark.request_id for one in kept.where(reason="bad_request")] == ["r3"]
     assert len(kept.where(limit=1)) == len(kept.where(limit=0)) == 1
@@ -308,7 +309,7 @@ def test_the_ring_keeps_the_latest() -> None:
 
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_every_outcome_can_be_explained(outcome: Outcome) -> None:
-    refused = Decided(3.0, mark("r"), "GET", "http", None, None, outcome, 400, "why", 1.0)
+    refused = record(None, None, outcome, mark=mark("r"), ended_s=3.0)
     assert explain(refused, 100.0)["reason"] == outcome.value
     assert explain(refused, 100.0)["ended_at"] == 103.0 and stages(refused) == {"receive": 2000.0, "total": 2000.0}
     assert explain(refused, 0.0)["budget_ms"] == {}

@@ -16,10 +16,12 @@ from oriel_gateway.errors import Outcome
 from oriel_gateway.observe.budget_file import BudgetFile
 from oriel_gateway.observe.budgets import Budgets
 from oriel_gateway.observe.objectives import CAUSE, EXCUSED, Objectives
+from oriel_gateway.observe.record import Record
 from oriel_gateway.observe.stats import Stats
 from oriel_gateway.observe.usage import Usage
 
 from .operators import admin, decision, held
+from .records import record
 from .stack import BRONZE, LIMITED, Client, Seen, documents, gateway, upstream
 
 NOW = 1_800_000_000.0
@@ -145,11 +147,12 @@ async def test_a_full_queue_is_the_cause_of_a_refusal_and_limits_are_the_callers
         assert counted["other", "bronze", "other"][CAUSE + "queue"] == 1
 
 
-def call(outcome: Outcome, **times: float) -> Any:
-    tier = SimpleNamespace(name="gold", target_s=0.5)
-    at = {"received_s": 10.0, "queued_s": 0.0, "permit_s": 0.0, "sent_s": 0.0, "response_s": 0.0, "deadline": 12.0}
-    given = {"tenant": SimpleNamespace(name="t", tier=tier), "outcome": outcome, "status": 0, "timing": ""}
-    return SimpleNamespace(**(at | given | times))
+GOLD: Any = SimpleNamespace(name="gold", target_s=0.5)
+
+
+def call(outcome: Outcome, **times: float) -> Record:
+    at = {"received_s": 10.0, "deadline": 12.0, "answered_s": 12.0, "ended_s": 12.0}
+    return record(SimpleNamespace(name="t", tier=GOLD), None, outcome, **at | times)
 
 
 @pytest.mark.parametrize(
@@ -165,27 +168,27 @@ def call(outcome: Outcome, **times: float) -> Any:
         (call(Outcome.INFEASIBLE, queued_s=10.1), "queue"),
     ],
 )
-def test_a_missed_call_is_lost_where_it_never_left_or_by_its_reason(ended: Any, cause: str) -> None:
-    judged = Objectives().judge(ended, "model:m", 12.0, 0.0, 0.0)
+def test_a_missed_call_is_lost_where_it_never_left_or_by_its_reason(ended: Record, cause: str) -> None:
+    judged = Objectives().judge(ended, GOLD, "model:m")
     assert (judged.result, judged.cause) == ("missed", cause)
     ended.deadline = 10.4  # the client's own
     excused = ended.outcome in (Outcome.DEADLINE_EXCEEDED, Outcome.INFEASIBLE)
-    assert (Objectives().judge(ended, "model:m", 12.0, 0.0, 0.0) is EXCUSED) == excused
+    assert (Objectives().judge(ended, GOLD, "model:m") is EXCUSED) == excused
 
 
 @pytest.mark.parametrize(("stood_still_s", "cause"), [(0.0, "body"), (0.5, "body"), (1.2, "loop")])
 def test_a_loop_that_stood_still_itself_is_the_cause_and_not_the_client(stood_still_s: float, cause: str) -> None:
     objectives = Objectives()
     objectives.stood_still_s = lambda began_s, ended_s: stood_still_s
-    assert objectives.judge(call(Outcome.DEADLINE_EXCEEDED), "model:m", 12.0, 0.0, 0.0).cause == cause
+    assert objectives.judge(call(Outcome.DEADLINE_EXCEEDED), GOLD, "model:m").cause == cause
     waits = call(Outcome.DEADLINE_EXCEEDED, queued_s=10.1)
-    assert objectives.judge(waits, "model:m", 12.0, 0.0, 0.0).cause == "queue"
+    assert objectives.judge(waits, GOLD, "model:m").cause == "queue"
 
 
 def test_a_deadline_that_passed_in_a_server_that_tells_where_names_that_place() -> None:
     ended = call(Outcome.ANSWERED, queued_s=10.0, permit_s=10.0, sent_s=10.0, response_s=12.0)
     ended.status, ended.timing = 504, "logic;dur=1990, logic-wait;dur=1900"
-    assert Objectives().judge(ended, "service:s", 12.0, 0.0, 0.0)[:2] == ("missed", "logic_wait")
+    assert Objectives().judge(ended, GOLD, "service:s")[:2] == ("missed", "logic_wait")
 
 
 # The history ---------------------------------------------------------------------------------------------------

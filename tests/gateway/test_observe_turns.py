@@ -9,8 +9,9 @@ from oriel_gateway.errors import Outcome
 from oriel_gateway.observe import spending as spending_module
 from oriel_gateway.observe import usage as usage_module
 from oriel_gateway.observe.budgets import BAD, CALLS, SEPARATOR, Budgets
-from oriel_gateway.observe.decisions import Decided, Decisions, explain, stages
-from oriel_gateway.observe.objectives import EXCUSED, Cell, Judged, Objectives, result_of
+from oriel_gateway.observe.decisions import Decisions, explain, stages
+from oriel_gateway.observe.objectives import EXCUSED, Cell, Objectives, result_of
+from oriel_gateway.observe.record import Judged, Record
 from oriel_gateway.observe.records import kept_for
 from oriel_gateway.observe.spans import span_count
 from oriel_gateway.observe.spending import Spending, _note
@@ -18,6 +19,8 @@ from oriel_gateway.observe.stats import Stats
 from oriel_gateway.observe.top_names import OTHER, TopNames
 from oriel_gateway.observe.tracing import Mark, new_span
 from oriel_gateway.observe.usage import Usage
+
+from .records import record
 
 HOUR = 3600
 
@@ -35,10 +38,10 @@ TARGET: Any = Named(**KNOWN, plan=PLAN, executes=True)
 MARK: Any = SimpleNamespace(request_id="i", trace="t", kept="", attempts=())
 
 
-def decided(request_id: str = "i", outcome: Outcome = Outcome.ANSWERED, status: int = 200, **more: Any) -> Decided:
+def decided(request_id: str = "i", outcome: Outcome = Outcome.ANSWERED, status: int = 200, **more: Any) -> Record:
     mark = SimpleNamespace(request_id=request_id, trace="t", kept="", attempts=())
-    call = Decided(12.0, mark, "POST", "http", TENANT, TARGET, outcome, status, "", 10.0)  # type: ignore[arg-type]
-    return call._replace(**more)
+    facts = {"mark": mark, "status": status, "received_s": 10.0, "ended_s": 12.0} | more
+    return record(facts.pop("tenant", TENANT), facts.pop("target", TARGET), outcome, **facts)
 
 
 # Names of metrics -----------------------------------------------------------------------------------------------------
@@ -89,7 +92,7 @@ def test_a_question_about_decisions_has_1_to_100_answers(limit: int, count: int)
     found = it.where(limit=limit)
     assert [each.status for each in found] == list(range(159, 159 - count, -1))
     assert len(it.of("same")) == 100 and it.of("other") == []
-    assert [each[7] for each in it.latest(2)] == [158, 159] and len(it.latest(1000)) == 150
+    assert [each.status for each in it.latest(2)] == [158, 159] and len(it.latest(1000)) == 150
     assert len(it.where()) == 20 and len(it.where(tenant="a")) == 20 and it.where(tenant="b") == []
     assert len(it.where(reason="answered")) == 20 and it.where(reason="displaced") == []
     it.append(decided(tenant=None))
@@ -143,11 +146,9 @@ def test_a_call_is_missed_from_status_500_on(outcome: Outcome, status: int, resu
     assert result_of(outcome, status) == result
 
 
-def ended(outcome: Outcome, status: int = 0, *, give_s: float = 8.0, timing: str = "") -> Any:
-    facts = {"received_s": 10.0, "queued_s": 10.0, "permit_s": 10.0, "sent_s": 10.0, "response_s": 0.0}
-    return SimpleNamespace(
-        outcome=outcome, status=status, tenant=TENANT, deadline=10.0 + give_s, timing=timing, **facts
-    )
+def ended(outcome: Outcome, status: int = 0, *, give_s: float = 8.0, answered_s: float = 12.0) -> Record:
+    facts = {"queued_s": 10.0, "permit_s": 10.0, "sent_s": 10.0, "deadline": 10.0 + give_s, "answered_s": answered_s}
+    return decided(outcome=outcome, status=status, **facts)
 
 
 @pytest.mark.parametrize(("give_s", "excused"), [(1.9, True), (1.99999, True), (2.0 - 1e-7, False), (2.0, False)])
@@ -163,15 +164,15 @@ def ended(outcome: Outcome, status: int = 0, *, give_s: float = 8.0, timing: str
 def test_a_deadline_of_the_client_before_the_target_breaks_no_promise(
     outcome: Outcome, status: int, give_s: float, excused: bool
 ) -> None:
-    found = Objectives().judge(ended(outcome, status, give_s=give_s), "/v2/m", 12.0, 0.0, 0.0)
+    found = Objectives().judge(ended(outcome, status, give_s=give_s), TENANT.tier, "/v2/m")
     assert (found is EXCUSED) is excused and found.result == ("excused" if excused else "missed")
 
 
 @pytest.mark.parametrize("status", [400, 499, 500])
 def test_an_error_is_no_late_answer(status: int) -> None:
-    found = Objectives().judge(ended(Outcome.ANSWERED, status, give_s=0.1), "/v2/m", 15.0, 0.0, 0.0)
+    found = Objectives().judge(ended(Outcome.ANSWERED, status, give_s=0.1, answered_s=15.0), TENANT.tier, "/v2/m")
     assert found.result == ("missed" if status == 500 else "excused")
-    assert Objectives().judge(ended(Outcome.ANSWERED, 399), "/v2/m", 15.0, 0.0, 0.0).result == "late"
+    assert Objectives().judge(ended(Outcome.ANSWERED, 399, answered_s=15.0), TENANT.tier, "/v2/m").result == "late"
 
 
 def test_counts_of_a_key_tell_causes_of_what_counts_and_none_of_what_is_excused() -> None:
@@ -199,7 +200,7 @@ def test_counts_of_a_key_tell_causes_of_what_counts_and_none_of_what_is_excused(
 def test_a_trace_is_kept_for_a_broken_promise_or_a_failed_server(
     judged: Judged | None, outcome: Outcome, why: str
 ) -> None:
-    assert kept_for(judged, outcome) == why
+    assert kept_for(decided(outcome=outcome, judged=judged)) == why
 
 
 # Histories of 30 days -------------------------------------------------------------------------------------------------
@@ -356,8 +357,8 @@ def test_calls_are_counted_by_the_first_digit_of_their_status_and_waits_apart() 
     assert (found[2].upstream.total, sum(found[2].upstream.counts), sum(found[3].upstream.counts)) == (0.25, 1, 0)
     (waits,) = stats.waits.values()
     assert (waits.total, sum(waits.counts)) == (1.5, 2)
-    stats.turned_away(Outcome.RATE_LIMITED, TENANT, TARGET, EXCUSED)
-    stats.turned_away(Outcome.RATE_LIMITED)
+    stats.turned_away(decided(outcome=Outcome.RATE_LIMITED, judged=EXCUSED))
+    stats.turned_away(decided(outcome=Outcome.RATE_LIMITED, tenant=None, target=None))
     assert stats.ended == 6 and stats.refused == {Outcome.RATE_LIMITED: 2}
     for reason in ("full", "full", "down"):
         stats.spilled("r", "p", "q", reason)
@@ -374,13 +375,13 @@ def test_a_mark_keeps_the_latest_eight_attempts() -> None:
     for number in range(9):
         mark.attempted(where, float(number), number + 0.5, "503")
         spans.append(mark.onward)
-    assert [attempt[2] for attempt in mark.attempts] == list(range(1, 9))
-    assert [attempt[0] for attempt in mark.attempts] == spans[1:9] and len(set(spans)) == 10
+    assert [attempt.start_s for attempt in mark.attempts] == list(range(1, 9))
+    assert [attempt.span for attempt in mark.attempts] == spans[1:9] and len(set(spans)) == 10
     assert (mark.trace_id, mark.span_id, mark.parent_id) == (int("1" * 32, 16), int("2" * 16, 16), 15)
     assert mark.forward_id == int(spans[-1], 16) and Mark("i", "1", "2", "3").parent_id == 0
     assert mark.traceparent() == f"00-{'1' * 32}-{spans[-1]}-02"
     assert mark.traceresponse() == f"00-{'1' * 32}-{'2' * 16}-02"
-    assert span_count(mark, 0.0, -1) == 9 and span_count(mark, 1.0, 0) == 11
+    assert span_count(decided(mark=mark)) == 9 and span_count(decided(mark=mark, permit_s=1.0, ahead=0)) == 11
 
 
 def test_the_id_of_a_span_is_never_zero(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from oriel_gateway.errors import Outcome
-from oriel_gateway.observe.decisions import Decided
-from oriel_gateway.observe.objectives import Judged
+from oriel_gateway.observe.record import Judged, Record
 from oriel_gateway.observe.usage import MAX_CLASSES, Usage
 
 from ..steps import steps
+from .records import record
 from .stack import LIMITED, Client, Seen, documents, gateway, upstream
 
 NOON = datetime(2026, 11, 24, 12, tzinfo=UTC)
@@ -32,9 +32,13 @@ def target(name: str, executes: bool = True) -> Any:
 
 
 def note(usage: Usage, who: str, what: str, used: str = "", busy_s: float = 0.0, caller: str = "") -> None:
-    asked = (tenant(who, caller), target(what), Outcome.ANSWERED, 200, "", 1.0)
-    ended = Decided(2.0 + busy_s, None, "POST", "http", *asked)  # type: ignore[arg-type]
-    usage.count([ended._replace(sent_s=2.0, bytes_in=10, bytes_out=20, used=used, beside=1)], NOON)
+    usage.count([call(tenant(who, caller), what, ended_s=2.0 + busy_s, bytes_out=20, used=used)], NOON)
+
+
+def call(who: Any = None, what: str = "m", outcome: Outcome = Outcome.ANSWERED, **facts: Any) -> Record:
+    """Return the record of a call that was sent at second 2 and is answered with status 200."""
+    known = {"status": 200, "sent_s": 2.0, "ended_s": 3.0, "bytes_in": 10, "beside": 1, "target": target(what)} | facts
+    return record(who or tenant("a"), known.pop("target"), outcome, **known)
 
 
 def test_what_answers_said_is_the_tenants_and_what_they_did_not_say_is_estimated() -> None:
@@ -83,8 +87,7 @@ def test_what_a_client_cuts_off_is_its_own_and_what_a_server_breaks_off_is_not(
     how: dict[str, Any], requests: int, device_ns: int
 ) -> None:
     usage = Usage(NOON)
-    call = Decided(2.5, None, "POST", "http", tenant("a"), target("m"), LEFT, 0, "", 1.0)  # type: ignore[arg-type]
-    usage.count([call._replace(sent_s=2.0, answered_s=2.5, bytes_in=10, beside=1)._replace(**how)], NOON)
+    usage.count([call(**{"status": 0, "ended_s": 2.5, "answered_s": 2.5} | how)], NOON)
     day = usage.of("a", NOON)["day"]
     assert (day["requests"], day["device_ns"], day["bytes_in"]) == (requests, device_ns, 10 * requests)
     lines = usage.added("2026-11-24T12:00")
@@ -100,8 +103,7 @@ def test_what_a_client_cuts_off_is_its_own_and_what_a_server_breaks_off_is_not(
 @pytest.mark.parametrize("used", ["dev=7;cpu=0;class=h100", ""])
 def test_errors_are_charged_to_nobody(status: int, requests: int, used: str) -> None:
     usage = Usage(NOON)
-    call = Decided(3.0, None, "POST", "http", tenant("a"), target("m"), Outcome.ANSWERED, status, "", 1.0)  # type: ignore[arg-type]
-    usage.count([call._replace(sent_s=2.0, bytes_in=10, bytes_out=20, used=used, beside=1)], NOON)
+    usage.count([call(status=status, bytes_out=20, used=used)], NOON)
     day = usage.of("a", NOON)["day"]
     assert (day["requests"], day["bytes_out"]) == (requests, 20 * requests)
     assert (day["device_ns"] > 0) is bool(requests)
@@ -121,8 +123,7 @@ def test_errors_are_charged_to_nobody(status: int, requests: int, used: str) -> 
 def test_only_what_was_executed_is_estimated(change: dict[str, Any], device_ns: int) -> None:
     """Lists and metadata were charged as device time: 265 of them spent a budget of one device second."""
     usage = Usage(NOON)
-    call = Decided(3.0, None, "POST", "http", tenant("a"), target("m"), Outcome.ANSWERED, 200, "", 1.0)  # type: ignore[arg-type]
-    usage.count([call._replace(sent_s=2.0, bytes_in=10, beside=4)._replace(**change)], NOON)
+    usage.count([call(**{"beside": 4} | change)], NOON)
     (shown,) = usage.of("a", NOON)["day"]["targets"]
     assert (shown["requests"], shown["bytes_in"], shown["device_ns"]) == (1, 10, device_ns)
     assert shown["estimated"] is bool(device_ns)
@@ -139,13 +140,11 @@ def test_only_what_was_executed_is_estimated(change: dict[str, Any], device_ns: 
 )
 def test_a_stream_that_is_cut_off_before_its_cost_came_is_estimated(used: str, device_ns: int, tokens: int) -> None:
     usage = Usage(NOON)
-    call = Decided(2.5, None, "POST", "http", tenant("a"), target("m"), LEFT, 200, "", 1.0)  # type: ignore[arg-type]
-    usage.count([call._replace(sent_s=2.0, response_s=2.1, answered_s=2.5, beside=1, used=used)], NOON)
+    usage.count([call(outcome=LEFT, response_s=2.1, answered_s=2.5, ended_s=2.5, used=used)], NOON)
     day = usage.of("a", NOON)["day"]
     assert (day["device_ns"], day["tokens_out"]) == (device_ns, tokens)
-    metadata = call._replace(target=target("m", executes=False), sent_s=2.0, response_s=2.1, beside=1)
     usage = Usage(NOON)
-    usage.count([metadata], NOON)
+    usage.count([call(outcome=LEFT, target=target("m", executes=False), response_s=2.1)], NOON)
     assert usage.of("a", NOON)["day"]["device_ns"] == 0
 
 
@@ -172,15 +171,14 @@ def test_a_stream_whose_trailers_were_lost_is_estimated_but_not_billed(used: str
 def test_of_a_batch_only_calls_that_were_sent_for_their_own_tenant_are_cut_off() -> None:
     """A service's model call is part of its own call, and one that was not sent has used nothing."""
     usage = Usage(NOON)
-    call = Decided(2.5, None, "POST", "http", tenant("a"), target("m"), LEFT, 0, "", 1.0)  # type: ignore[arg-type]
-    call = call._replace(sent_s=2.0, answered_s=2.5, bytes_in=10, beside=1)
+    ended = {"status": 0, "ended_s": 2.5, "answered_s": 2.5}
     others = (
-        call._replace(sent_s=0.0),
-        call._replace(tenant=tenant("a", caller="service")),
-        call._replace(outcome=BROKEN, response_s=2.1, status=200),
-        call._replace(outcome=LATE, response_s=2.1, status=503),
+        call(outcome=LEFT, **ended | {"sent_s": 0.0}),
+        call(tenant("a", caller="service"), outcome=LEFT, **ended),
+        call(outcome=BROKEN, **ended | {"response_s": 2.1, "status": 200}),
+        call(outcome=LATE, **ended | {"response_s": 2.1, "status": 503}),
     )
-    usage.count([*others, call, *others], NOON)
+    usage.count([*others, call(outcome=LEFT, **ended), *others], NOON)
     day = usage.of("a", NOON)["day"]
     assert (day["requests"], day["bytes_in"], day["device_ns"]) == (1, 10, 500_000_000)
 
@@ -227,9 +225,8 @@ def test_what_many_tenants_used_earlier_costs_the_ledger_nothing_later() -> None
 def test_device_time_is_known_by_class_in_a_batch_of_several_and_after_a_restart() -> None:
     usage = Usage(NOON)
     who, what = tenant("a"), target("m")
-    ended = Decided(2.0, None, "POST", "http", who, what, Outcome.ANSWERED, 200, "", 1.0)  # type: ignore[arg-type]
     costs = ["dev=5;cpu=1;class=h100", "dev=7;cpu=1;class=cpu", "dev=11;cpu=1;class=h100", "dev=0;cpu=1;class=l4"]
-    usage.count([ended._replace(used=used, beside=1) for used in costs], NOON)
+    usage.count([call(who, target=what, used=used) for used in costs], NOON)
     note(usage, "a", "theirs", busy_s=1e-6)
     expected = {"h100": 16, "cpu": 7, "": 1000}
     day, use = usage.today("a", NOON)

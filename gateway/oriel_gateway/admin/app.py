@@ -31,7 +31,8 @@ from oriel_gateway.documents.in_force import issuer_metrics
 from oriel_gateway.errors import Outcome
 from oriel_gateway.limits import SharedLimiter
 from oriel_gateway.limits.metrics import limiter_metrics
-from oriel_gateway.observe.decisions import ANSWERS, Decided, explain, use_of
+from oriel_gateway.observe.decisions import ANSWERS, explain, use_of
+from oriel_gateway.observe.record import Record
 from oriel_gateway.pools.model_placement import shown
 from oriel_policies.metering.budgets import costs
 from oriel_wire.engine.families import Reading
@@ -162,7 +163,7 @@ def _is_count(text: str, most: int) -> bool:
     return len(text) <= 4 and text.isascii() and text.isdecimal() and 1 <= int(text) <= most
 
 
-def _decisions(gateway: Gateway, found: Sequence[Decided], trace_url: str) -> Response:
+def _decisions(gateway: Gateway, found: Sequence[Record], trace_url: str) -> Response:
     offset_s = time() - monotonic()
     status = 200 if found else 404
     decisions = []
@@ -175,7 +176,7 @@ def _decisions(gateway: Gateway, found: Sequence[Decided], trace_url: str) -> Re
     return JSONResponse({"decisions": decisions, "troubles": troubles(gateway)}, status_code=status)
 
 
-def _cost(gateway: Gateway, decided: Decided, offset_s: float) -> dict[str, str] | None:
+def _cost(gateway: Gateway, decided: Record, offset_s: float) -> dict[str, str] | None:
     """What a call costs its tenant, by currency; None if its server did not report what it used.
 
     Only calls that were answered cost something.

@@ -4,6 +4,7 @@ States, decisions and ends are those of every call (`lifecycle`, `attempts`). Wh
 written to an upstream, and what its answer means.
 """
 
+from dataclasses import replace
 from time import monotonic
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from oriel_gateway.call.late import deadline_passed
 from oriel_gateway.call.lifecycle import SENDING
 from oriel_gateway.contracts import Client, Host, Receiver
 from oriel_gateway.errors import Outcome
+from oriel_gateway.observe.spans import SpanFacts
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.grpc_answers import WHOLE_BYTES, GrpcAnswer, GrpcExchange
@@ -157,17 +159,11 @@ class GrpcCall(Call):
         self.endpoints = gate.grpc  # type: ignore[assignment]
         self.answer: GrpcAnswer | None = None
 
-    @property
-    def code(self) -> int:
-        """See `Lifecycle.code`."""
-        return -1 if self.answer is None else self.answer.code
-
-    @property
-    def served_at(self) -> tuple[str, int]:
-        """See `Lifecycle.served_at`."""
+    def _span_facts(self) -> SpanFacts:
         client: Any = self.client  # an `ingress.grpc.GrpcClient`, or None
-        found: tuple[str, int] = NOWHERE if client is None else client.served_at
-        return found
+        served_at: tuple[str, int] = NOWHERE if client is None else client.served_at
+        code = -1 if self.answer is None else self.answer.code
+        return replace(super()._span_facts(), served_at=served_at, code=code)
 
     def shared_lines(self, left_out: tuple[bytes, ...]) -> bytes | None:
         """Return None: calls with different metadata have different keys, so no line has to be left out for shared

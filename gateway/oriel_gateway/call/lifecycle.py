@@ -38,6 +38,8 @@ from oriel_gateway.contracts import Client, Host, Receiver, RouteHooks
 from oriel_gateway.errors import Outcome, Refused, displaced, stopping
 from oriel_gateway.http_status import STATUS
 from oriel_gateway.limits import Grant
+from oriel_gateway.observe.record import Record
+from oriel_gateway.observe.spans import SpanFacts
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.cold_start import timing
 from oriel_gateway.pools.endpoint_state import HttpEndpoint
@@ -250,26 +252,40 @@ class Lifecycle:
         trouble = self._trouble
         return "" if trouble is None or not trouble.phase else timing(trouble.phase, trouble.held_for_s())
 
-    @property
-    def beside(self) -> int:
-        """The calls that the pool has in flight, this one included."""
-        return self.gate.admission.inflight
+    def record(self, error: str, answered_s: float, now: float) -> Record:
+        """Return the record of the call, which has ended. error, answered_s: see `Record`."""
+        record = Record(self.mark, self.method, self.received_s, self.tenant, self.target, self.outcome)
+        record.protocol = self.protocol
+        record.status = self.status
+        record.error = error
+        if self.grant is not None:
+            record.limited_s = self.grant.limited_s
+        if self._trouble is not None:
+            record.held_s, record.tried = self._trouble.held_for_s(), self._trouble.tried
+        record.queued_s = self.queued_s
+        record.permit_s = self.permit_s
+        record.sent_s = self.sent_s
+        record.response_s = self.response_s
+        record.answered_s = answered_s
+        record.ended_s = now
+        record.deadline = self.deadline
+        record.ahead = self.ahead
+        record.beside = self.gate.admission.inflight
+        record.bytes_in = self.body_bytes
+        record.bytes_out = self.bytes_out
+        record.endpoint = self.endpoint
+        record.timing = self.timing
+        record.used = self.used
+        return record
 
-    @property
-    def held(self) -> tuple[str, float] | None:
-        """The phase of the pool when the call began to wait for an endpoint, and the seconds that it did."""
-        trouble = self._trouble
-        return None if trouble is None or not trouble.phase else (trouble.phase, trouble.held_for_s())
-
-    @property
-    def code(self) -> int:
-        """The gRPC status that the upstream sent; -1 without one."""
-        return -1
-
-    @property
-    def served_at(self) -> tuple[str, int]:
-        """The listener that a gRPC call came to."""
-        return "", 0
+    def _span_facts(self) -> SpanFacts:
+        """Return the facts about the call that only its spans tell."""
+        client, extras, trouble = self.client, self.extras, self._trouble
+        return SpanFacts(
+            version="" if client is None else client.http_version,
+            model=self.target.renames or ("" if extras is None else extras.model),
+            held=None if trouble is None or not trouble.phase else (trouble.phase, trouble.held_for_s()),
+        )
 
     @property
     def sending(self) -> bool:
@@ -426,19 +442,12 @@ class Lifecycle:
             self.extras.cut_off(self)
         if trouble is not None:
             trouble.end()  # so that the record has the copy that is dropped
-        if self.client is not None:
-            self.client.call = None
-            grant = self.grant
-            gateway.records.ended(
-                self,
-                now,
-                error,
-                self.response_s if unbounded else now,
-                self.body_bytes,
-                () if trouble is None else trouble.tried,
-                0.0 if grant is None else grant.limited_s,
-                0.0 if trouble is None else trouble.held_for_s(),
-            )
+        record: Record | None = None
+        if (client := self.client) is not None:
+            client.call = None
+            record = self.record(error, self.response_s if unbounded else now, now)
+            if gateway.records.ended(record, self.tenant, self.target.route):
+                gateway.records.trace(record, self._span_facts())
         if self.receiver is not None:
             receiver, self.receiver = self.receiver, None
             receiver.ended(self)
@@ -470,7 +479,7 @@ class Lifecycle:
         if ticket is not None:
             ticket.payload = None  # the queue may keep a dead ticket for a while, but not the body
         if self.extras is not None:
-            self.extras.ended(self)
+            self.extras.ended(self, record)
 
     def release_permit(self, now: float, good: bool | None, late: bool) -> float:
         """Release the permit at the end. Returns what the call is charged, in seconds. See `PoolGate`."""

@@ -36,6 +36,7 @@ from oriel_gateway.ingress.grpc_trailers import OK, answer_trailers, refusal
 from oriel_gateway.ingress.grpc_web import GrpcWebOverH1, GrpcWebOverH2
 from oriel_gateway.ingress.h2_connection import LIMITS, PublicConnection
 from oriel_gateway.ingress.http2 import Http2Client
+from oriel_gateway.observe.record import Record
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.overload import too_busy
 from oriel_gateway.pools.grpc_answers import GrpcAnswer
@@ -479,16 +480,9 @@ class GrpcClient(Stream):
         if (call := self.call) is not None and call.state != DONE:
             call.refuse(refused)
             return
-        gateway.records.turned_away(
-            refused,
-            mark,
-            self._tenant,
-            method,
-            self._received_s,
-            protocol="grpc",
-            status=STATUS[refused.outcome],
-            served_at=self.served_at,
-        )
+        record = Record(mark, method, self._received_s, self._tenant, None, refused.outcome)
+        record.protocol = "grpc"
+        gateway.records.turned_away(refused, record, served_at=self.served_at)
         self._write_refusal(refused, mark, CODES[refused.outcome] if code < 0 else code, 0.0, head)
         self.answered(close=False)
         if self._tenant is None and STATUS[refused.outcome] < 500:  # otherwise the refusal is not the sender's fault

@@ -25,6 +25,7 @@ from oriel_gateway.ingress.h2 import Http2Connection
 from oriel_gateway.ingress.judging import open_call, overloaded
 from oriel_gateway.ingress.own_answers import NOT_QUEUED, is_own, own_page, page_answer, preflight_answer, unpaid_bytes
 from oriel_gateway.ingress.tls_pieces import InPieces
+from oriel_gateway.observe.record import Record
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Target, chosen
@@ -263,7 +264,8 @@ class ClientConnection(ServerConnection):
         gateway = self.gateway
         mark = mark or gateway.mark(head.request_id, head.traceparent, head.tracestate)
         status = STATUS[refused.outcome]
-        gateway.records.turned_away(refused, mark, tenant, head.line.method, received_s, status=status, target=target)
+        record = Record(mark, head.line.method, received_s, tenant, target, refused.outcome)
+        gateway.records.turned_away(refused, record)
         if tenant is None:
             self.strike(head, counts=status < 500)  # else it is not the client's fault
         else:
@@ -451,7 +453,7 @@ class ClientConnection(ServerConnection):
         if call is not None:
             call.end_unsent(status, outcome, message)
         else:
-            self.gateway.records.turned_away(refused, mark, None, method, monotonic(), status=status)
+            self.gateway.records.turned_away(refused, Record(mark, method, monotonic(), None, None, outcome), status)
         http = self.gateway.snapshot.http
         self.cors = cors_lines(head.get("origin"), http.cors_origins) if head is not None and http.cors_origins else b""
         self._write_refusal(refused, status, mark, v2, NOT_QUEUED, close=True)

@@ -17,6 +17,7 @@ from oriel_gateway.ingress.forwarded import forwarded_for
 from oriel_gateway.ingress.h2_connection import PublicConnection
 from oriel_gateway.ingress.judging import open_call, overloaded
 from oriel_gateway.ingress.own_answers import NOT_QUEUED, is_own, own_page, page_answer, preflight_answer, unpaid_bytes
+from oriel_gateway.observe.record import Record
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.routing.targets import Target, chosen
 from oriel_policies.documents import Tenant
@@ -179,7 +180,8 @@ class Http2Client:
         mark = mark or gateway.mark(None, None, None)
         method = head.line.method if head is not None else ""
         status = status or STATUS[refused.outcome]
-        gateway.records.turned_away(refused, mark, tenant, method, received_s, status=status, target=target)
+        record = Record(mark, method, received_s, tenant, target, refused.outcome)
+        gateway.records.turned_away(refused, record, status)
         v2 = head is None or head.line.path.startswith("/v2")
         self._write_refusal(refused, status, mark, v2=v2, queued_s=0.0)
         self.answered(close=False)

@@ -1,11 +1,12 @@
-"""The gateway's access log: one JSON object per request, built off the loop from the tuples of `decisions`.
+"""The gateway's access log: one JSON object per request, built off the loop from the records of requests.
 
 A line holds names, sizes, times and outcomes, but no payload, no credential and no address.
 """
 
 import msgspec
 
-from oriel_gateway.observe.decisions import Decided, Plain, stages
+from oriel_gateway.observe.decisions import stages
+from oriel_gateway.observe.record import Record
 from oriel_wire.process.lines import DELAY_S, MAX_QUEUED, LineLog, timestamp
 
 
@@ -35,16 +36,15 @@ class _Line(msgspec.Struct, kw_only=True):
     stages_ms: dict[str, float]
 
 
-class AccessLog(LineLog[Plain]):
+class AccessLog(LineLog[Record]):
     """The log of this gateway; see `LineLog`."""
 
     def __init__(self, path: str, *, max_queued: int = MAX_QUEUED, delay_s: float = DELAY_S) -> None:
         super().__init__(path, _line, max_queued=max_queued, delay_s=delay_s)
 
 
-def _line(note: Plain, offset_s: float) -> _Line:
-    """Build the line of a decision. offset_s: wall clock minus monotonic clock."""
-    decided = Decided(*note)
+def _line(decided: Record, offset_s: float) -> _Line:
+    """Build the line of a request. offset_s: seconds from the monotonic clock to the wall clock."""
     tenant, target = decided.tenant, decided.target
     return _Line(
         ts=timestamp(decided.ended_s + offset_s),

@@ -1,117 +1,54 @@
-"""Keep what was decided about recent requests: a ring of tuples, which are explained only when an operator asks.
-
-The tuple of a request is made once, when the request ends, and the access log writes the same one. It holds names,
-sizes, times and outcomes, but no body, no header and no credential.
-"""
+"""Keep the records of recent requests in a ring; they are explained only when an operator asks."""
 
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
-from oriel_gateway.errors import Outcome
-from oriel_gateway.observe.objectives import Judged
-from oriel_gateway.observe.tracing import Address, Mark
-from oriel_gateway.routing.targets import Target
-from oriel_policies.documents import Tenant
+from oriel_gateway.observe.objectives import times_of
+from oriel_gateway.observe.record import Record
+from oriel_gateway.observe.tracing import Address
 from oriel_policies.metering.budgets import Use
-from oriel_policies.promise.objectives import STAGES, Stamps, Times, divide
+from oriel_policies.promise.objectives import STAGES
 from oriel_wire.context import parse_cost
-from oriel_wire.observe.server_timing import read_server_timing
 
 KEPT = 4096
 ANSWERS = 100  # the most decisions that one question returns
 MAX_TRIED = 8  # the latest endpoints that a call tried in vain
 
 
-class Decided(NamedTuple):
-    """One request that has ended. Times are monotonic seconds, 0.0 means not reached; sizes are bytes.
-
-    tenant, target: None if the request was refused before they were known.
-    ahead: calls before it in the queue when it joined; -1 if it did not queue.
-    endpoint: the endpoint that answered or got the request last.
-    tried: the endpoints that got it before in vain.
-    answered_s: the time that its target is about: its end, or the first byte of a stream.
-    timing: `Server-Timing` of the server behind, "" if it sent none. limited_s: it waited for the ledger of its limits
-    from here on. held_s: for how many seconds of its wait for a permit no endpoint was usable.
-    used: what the answer said it used, see `oriel_wire.context.parse_cost`; "" if it said nothing. beside: the calls
-    that its pool had in flight when it ended, itself included.
-    judged: what became of a call that did not keep the promise of its tier, with the cause; None for one that did, and
-    for a sender that is not known.
-    """
-
-    ended_s: float
-    mark: Mark
-    method: str
-    protocol: str
-    tenant: Tenant | None
-    target: Target | None
-    outcome: Outcome
-    status: int
-    error: str
-    received_s: float
-    queued_s: float = 0.0
-    permit_s: float = 0.0
-    sent_s: float = 0.0
-    response_s: float = 0.0
-    deadline: float = 0.0
-    ahead: int = -1
-    bytes_in: int = 0
-    bytes_out: int = 0
-    endpoint: Address | None = None
-    tried: tuple[Address, ...] = ()
-    answered_s: float = 0.0
-    timing: str = ""
-    limited_s: float = 0.0
-    held_s: float = 0.0
-    used: str = ""
-    beside: int = 0
-    judged: Judged | None = None
-
-
-# Of a request that was refused before it queued: all but the last field.
-NOT_REACHED = tuple(Decided._field_defaults.values())[:-1]
-
-# The hot path makes plain tuples: one costs a third of a named one.
-Plain = tuple[Any, ...]
-
-
 class Decisions:
     """The latest `max_kept` requests. The gateway's loop is the single writer and the only reader."""
 
     def __init__(self, max_kept: int = KEPT) -> None:
-        self._ring: deque[Plain] = deque(maxlen=max_kept)
+        self._ring: deque[Record] = deque(maxlen=max_kept)
         self.append = self._ring.append
 
-    def of(self, request_id: str) -> list[Decided]:
+    def of(self, request_id: str) -> list[Record]:
         """Return all kept requests with this id, the latest first: a client may choose the same id twice."""
-        return self._latest(decided for decided in self._kept() if decided.mark.request_id == request_id)
+        return self._latest(decided for decided in reversed(self._ring) if decided.mark.request_id == request_id)
 
-    def where(self, *, tenant: str = "", reason: str = "", limit: int = 20) -> list[Decided]:
+    def where(self, *, tenant: str = "", reason: str = "", limit: int = 20) -> list[Record]:
         """Return the latest requests of one tenant or with one reason; "" means any. limit: 1 to ANSWERS."""
         found = (
             decided
-            for decided in self._kept()
+            for decided in reversed(self._ring)
             if (not tenant or (decided.tenant is not None and decided.tenant.name == tenant))
             and (not reason or decided.outcome.value == reason)
         )
         return self._latest(found, limit)
 
-    def latest(self, count: int) -> list[Plain]:
+    def latest(self, count: int) -> list[Record]:
         """Return the last `count` that are kept, or all if they are fewer, the oldest first."""
         found = list(islice(reversed(self._ring), count))
         found.reverse()
         return found
 
-    def _kept(self) -> Iterator[Decided]:
-        for plain in reversed(self._ring):
-            yield Decided(*plain)
-
-    def _latest(self, found: Iterator[Decided], limit: int = ANSWERS) -> list[Decided]:
+    def _latest(self, found: Iterator[Record], limit: int = ANSWERS) -> list[Record]:
         return [decided for decided, _ in zip(found, range(max(1, min(limit, ANSWERS))), strict=False)]
 
 
-def explain(decided: Decided, offset_s: float) -> dict[str, Any]:
+def explain(decided: Record, offset_s: float) -> dict[str, Any]:
     """Return a decision as a JSON object. offset_s: wall clock (epoch) minus monotonic clock, in seconds."""
     mark, tenant, target = decided.mark, decided.tenant, decided.target
     found: dict[str, Any] = {
@@ -149,7 +86,7 @@ def explain(decided: Decided, offset_s: float) -> dict[str, Any]:
     return found
 
 
-def use_of(decided: Decided) -> Use | None:
+def use_of(decided: Record) -> Use | None:
     """Return what the server reported that the request used; None if it reported nothing."""
     cost = parse_cost(decided.used) if decided.used else None
     if cost is None:
@@ -176,7 +113,7 @@ def _used(use: Use | None) -> dict[str, Any] | None:
     }
 
 
-def stages(decided: Decided) -> dict[str, float]:
+def stages(decided: Record) -> dict[str, float]:
     """Return the milliseconds in each stage that the request reached; their sum is `total`."""
     starts = (
         ("receive", decided.received_s),
@@ -191,22 +128,7 @@ def stages(decided: Decided) -> dict[str, float]:
     return {**took, "total": _ms(decided.ended_s - decided.received_s)}
 
 
-def times_of(decided: Decided) -> Times:
-    """Return the seconds that the request spent in each of `oriel_policies.promise.objectives.STAGES`."""
-    stamps = Stamps(
-        decided.received_s,
-        decided.limited_s,
-        decided.queued_s,
-        decided.permit_s,
-        decided.sent_s,
-        decided.response_s,
-        decided.answered_s or decided.ended_s,
-        decided.held_s,
-    )
-    return divide(stamps, read_server_timing(decided.timing) if decided.timing else {})
-
-
-def _promise(decided: Decided) -> dict[str, Any] | None:
+def _promise(decided: Record) -> dict[str, Any] | None:
     """Return what became of the promise of the request's tier; None if its sender is not known."""
     if decided.tenant is None:
         return None
@@ -223,7 +145,7 @@ def _promise(decided: Decided) -> dict[str, Any] | None:
     }
 
 
-def _budget(decided: Decided) -> dict[str, float]:
+def _budget(decided: Record) -> dict[str, float]:
     """Return the milliseconds to the deadline at each hop; below 0 if it had passed."""
     if not decided.deadline:
         return {}

@@ -1,8 +1,8 @@
 """Counts which calls kept the promise of their tier, and judges at its end each call that did not.
 
-A call that was answered in time costs one comparison and one addition. For every other one `Objectives.judge` says what
-became of it (`Judged`), and `oriel_policies.promise.objectives` has the rule that names the cause. The judgement is the
-last element of the call's decision: `Decided.judged`, None for a call that kept its promise.
+A call that was answered in time costs one comparison and one addition. `Objectives.judge` judges every other one by the
+rule of `oriel_policies.promise.objectives`, which names the cause. The judgement is kept in the call's record:
+`Record.judged`, None for a call that kept its promise.
 
 Counts are kept per tenant, tier and target (`Cell`). `flush` passes on what came since the last time: to the counters
 of the metrics, whose names are bounded, and to the history of 30 days (`observe.budgets`).
@@ -10,13 +10,14 @@ of the metrics, whose names are bounded, and to the history of 30 days (`observe
 
 from collections.abc import Callable
 from time import time
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
 from oriel_gateway.errors import Outcome
 from oriel_gateway.http_status import STATUS
 from oriel_gateway.observe.budgets import Budgets, Key
+from oriel_gateway.observe.record import Judged, Record
 from oriel_gateway.observe.top_names import NAMED, OTHER, Counts, TopNames
-from oriel_policies.documents import Tenant
+from oriel_policies.documents import Tenant, Tier
 from oriel_policies.promise.objectives import (
     LOOP,
     OUTSIDE,
@@ -33,7 +34,7 @@ from oriel_policies.promise.objectives import (
 )
 from oriel_wire.observe.server_timing import read_server_timing
 
-__all__ = ["EXCUSED", "RESULTS", "Cell", "Judged", "Objectives", "result_of"]
+__all__ = ["EXCUSED", "RESULTS", "Cell", "Objectives", "result_of"]
 
 # Results against the target. met, late: answered within the tier's target, or after it. missed: refused or failed here
 # or in a later server. excused: the caller's own doing (a wrong request, over its limits, left, a deadline of its own
@@ -59,37 +60,7 @@ _PLACE_OF: Final = {
 }
 
 
-class Judged(NamedTuple):
-    """The judgement about a call that did not keep its promise.
-
-    result: `late`, `missed` or `excused`.
-    cause: one of `oriel_policies.promise.objectives.CAUSES`, "" if it is excused.
-    excess_s: how many seconds longer than usual the call was in that place; 0.0 for a refusal.
-    passed: the place in which the target passed, "" if it did not.
-    """
-
-    result: str
-    cause: str = ""
-    excess_s: float = 0.0
-    passed: str = ""
-
-
 EXCUSED: Final = Judged("excused")
-
-
-class Ended(Protocol):
-    """The facts of a call that is over. Times are monotonic seconds, 0.0 = not reached; see `tracing.Recorded`."""
-
-    tenant: Tenant
-    outcome: Outcome
-    status: int
-    received_s: float
-    queued_s: float
-    permit_s: float
-    sent_s: float
-    response_s: float
-    deadline: float
-    timing: str
 
 
 class Cell:
@@ -143,9 +114,9 @@ class Objectives:
 
     # Judging ---------------------------------------------------------------------------------------------------
 
-    def judge(self, call: Ended, route: str, answered_s: float, limited_s: float, held_s: float) -> Judged:
-        """Judge a call that was not answered well, or not within its target. See `Decided` for the times."""
-        outcome, status, tier = call.outcome, call.status, call.tenant.tier
+    def judge(self, call: Record, tier: Tier, route: str) -> Judged:
+        """Judge a call that was not answered well, or not within the target of its tier. route: its target's."""
+        outcome, status, answered_s = call.outcome, call.status, call.answered_s
         answered = outcome is _ANSWERED
         late = answered and status < 400
         if not late:
@@ -156,10 +127,7 @@ class Objectives:
                 return EXCUSED
             if not answered and outcome is not Outcome.DEADLINE_EXCEEDED:
                 return Judged("missed", _PLACE_OF.get(outcome, REFUSED))
-        sent_s, response_s = call.sent_s, call.response_s
-        stamps = Stamps(
-            call.received_s, limited_s, call.queued_s, call.permit_s, sent_s, response_s, answered_s, held_s
-        )
+        stamps = stamps_of(call)
         times = divide(stamps, read_server_timing(call.timing) if call.timing else {})
         usual = self._usual.get(route) or self._usual.get(OTHER)
         if late:
@@ -235,6 +203,25 @@ class Objectives:
         if len(self._cells) >= self._max_cells:
             for key in idle:
                 del self._cells[key]
+
+
+def stamps_of(call: Record) -> Stamps:
+    """Return the times at which a call reached its stages."""
+    return Stamps(
+        call.received_s,
+        call.limited_s,
+        call.queued_s,
+        call.permit_s,
+        call.sent_s,
+        call.response_s,
+        call.answered_s or call.ended_s,
+        call.held_s,
+    )
+
+
+def times_of(call: Record) -> Times:
+    """Return the seconds that the call spent in each of `oriel_policies.promise.objectives.STAGES`."""
+    return divide(stamps_of(call), read_server_timing(call.timing) if call.timing else {})
 
 
 def result_of(outcome: Outcome, status: int) -> str:

@@ -5,15 +5,16 @@ from time import monotonic
 from typing import Final
 
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.http_status import STATUS
 from oriel_gateway.observe.access_log import AccessLog
 from oriel_gateway.observe.budgets import Key
-from oriel_gateway.observe.decisions import NOT_REACHED, Decisions, Plain
-from oriel_gateway.observe.objectives import NO_TARGET, Judged, Objectives
-from oriel_gateway.observe.spans import span_count, spans_of
+from oriel_gateway.observe.decisions import Decisions
+from oriel_gateway.observe.objectives import NO_TARGET, Objectives
+from oriel_gateway.observe.record import Record
+from oriel_gateway.observe.spans import SpanFacts, span_count, spans_of
 from oriel_gateway.observe.stats import BATCH, SeriesKey, Stats
-from oriel_gateway.observe.tracing import Address, Mark, Recorded
+from oriel_gateway.observe.tracing import Address
 from oriel_gateway.observe.usage import Usage
-from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
 from oriel_wire.observe.exemplars import Exemplars
 from oriel_wire.observe.semantics import NOWHERE
@@ -26,14 +27,11 @@ Recall = Callable[[Address, str, bool], None]
 
 
 class Records:
-    """Single writer: the gateway's loop. Both methods make the one tuple of `decisions.Decided` for a request.
+    """Takes the record of each request that has ended. Single writer: the gateway's loop.
 
     traced: whether spans go anywhere. scheme: of the clients' URLs. kept: traces kept so far, by `oriel.kept`. recall:
     None if no server is asked for the spans of a trace that is kept only at its end. exemplars: traces of calls by the
     series of their duration. bad_exemplars: of late and missed calls by the key that they are counted under and cause.
-
-    It stays a plain tuple: made from attributes it takes a third of the time of an object with slots and a quarter of
-    that of a named tuple (docs/decisions, 65).
     """
 
     __slots__ = (
@@ -55,141 +53,87 @@ class Records:
         self.access_log: AccessLog | None = None
 
     def turned_away(
-        self,
-        refused: Refused,
-        mark: Mark,
-        tenant: Tenant | None,
-        method: str,
-        received_s: float,
-        *,
-        protocol: str = "http",
-        status: int = 0,
-        target: Target | None = None,
-        served_at: tuple[str, int] = NOWHERE,
+        self, refused: Refused, record: Record, status: int = 0, served_at: tuple[str, int] = NOWHERE
     ) -> None:
         """Record a request that was refused before it became a call; it is traced if its sender is known.
 
+        record: the request's, to which the refusal is added. status: of its answer, 0 for the one of its outcome.
         served_at: the listener of a gRPC call.
         """
-        outcome, message = refused.outcome, refused.message
-        judged = None if tenant is None else self.objectives.refused(outcome, tenant, refused.left_s)
-        self.stats.turned_away(outcome, tenant, target, judged)
-        now = monotonic()
-        # In the order of `Decided`.
-        decided = (
-            *(now, mark, method, protocol, tenant, target, outcome, status, message, received_s),
-            *NOT_REACHED,
-            judged,
-        )
-        self.decisions.append(decided)
-        if self.access_log is not None:
-            self.access_log.put(decided)
+        tenant = record.tenant
+        record.ended_s = monotonic()
+        record.error = refused.message
+        record.status = status or STATUS[record.outcome]
+        if tenant is not None:
+            record.judged = self.objectives.refused(record.outcome, tenant, refused.left_s)
+        self.stats.turned_away(record)
+        self._keep(record)
         if self.traced and tenant is not None:
-            why = mark.kept or kept_for(judged, outcome)
+            why = record.mark.kept or kept_for(record)
             if why:
                 self.kept[why] = self.kept.get(why, 0) + 1
-                self._note_bad(tenant, target, judged, mark)
-                self.sink.keep(spans_of, (decided, why, self.scheme, "", served_at), 1)
+                self._note_bad(record, tenant)
+                self.sink.keep(spans_of, (record, why, self.scheme, SpanFacts(served_at=served_at)), 1)
 
-    def ended(
-        self,
-        call: Recorded,
-        now: float,
-        error: str,
-        answered_s: float,
-        bytes_in: int,
-        tried: tuple[Address, ...],
-        limited_s: float,
-        held_s: float,
-    ) -> None:
-        """Record a call that is over. answered_s, limited_s, held_s: see `Decided`."""
-        judged = None
+    def ended(self, record: Record, tenant: Tenant, route: str) -> bool:
+        """Record a call that is over; return whether `trace` is to be asked about it. route: of its target."""
         if (
-            answered_s - call.received_s > call.tenant.tier.target_s
-            or call.status >= 400
-            or call.outcome is not _ANSWERED
+            record.answered_s - record.received_s > tenant.tier.target_s
+            or record.status >= 400
+            or record.outcome is not _ANSWERED
         ):
-            judged = self.objectives.judge(call, call.target.route, answered_s, limited_s, held_s)
-        # In the order of `Decided`.
-        decided = (
-            now,
-            call.mark,
-            call.method,
-            call.protocol,
-            call.tenant,
-            call.target,
-            call.outcome,
-            call.status,
-            error,
-            call.received_s,
-            call.queued_s,
-            call.permit_s,
-            call.sent_s,
-            call.response_s,
-            call.deadline,
-            call.ahead,
-            bytes_in,
-            call.bytes_out,
-            call.endpoint,
-            tried,
-            answered_s,
-            call.timing,
-            limited_s,
-            held_s,
-            call.used,
-            call.beside,
-            judged,
-        )
-        self.decisions.append(decided)
-        if self.access_log is not None:
-            self.access_log.put(decided)
+            record.judged = self.objectives.judge(record, tenant.tier, route)
+        self._keep(record)
         recent = self.stats.recent
-        recent.append(decided)
+        recent.append(record)
         if len(recent) >= BATCH:
             self.stats.count()
-        if self.traced and (judged is not None or call.mark.kept):
-            self._trace(call, decided, judged)
+        return self.traced and (record.judged is not None or record.mark.kept != "")
 
-    def _trace(self, call: Recorded, decided: Plain, judged: Judged | None) -> None:
+    def _keep(self, record: Record) -> None:
+        self.decisions.append(record)
+        if self.access_log is not None:
+            self.access_log.put(record)
+
+    def trace(self, record: Record, facts: SpanFacts) -> None:
         """Send the spans of a call that was sampled from its beginning, or ended late, missed or with an error."""
-        mark = call.mark
+        mark, tenant, target = record.mark, record.tenant, record.target
+        assert tenant is not None and target is not None
         why = mark.kept
         if not why:
-            why = kept_for(judged, call.outcome)
+            why = kept_for(record)
             if not why:
                 return
             if self.recall is not None:
-                grpc = call.protocol == "grpc"
-                for _, endpoint, _, _, _ in mark.attempts:
-                    self.recall(endpoint, mark.trace, grpc)
-                if call.endpoint is not None and call.sent_s:
-                    self.recall(call.endpoint, mark.trace, grpc)
+                grpc = record.protocol == "grpc"
+                for attempt in mark.attempts:
+                    self.recall(attempt.endpoint, mark.trace, grpc)
+                if record.endpoint is not None and record.sent_s:
+                    self.recall(record.endpoint, mark.trace, grpc)
         self.kept[why] = self.kept.get(why, 0) + 1
-        target, outcome = call.target, call.outcome
+        outcome = record.outcome
         reason = "answered" if outcome is _ANSWERED else outcome.value
-        key = (target.pool, target.plan.name, call.tenant.tier.name, reason, call.status // 100)
-        self.exemplars.note(key, decided[0] - call.received_s, mark.trace, DURATION_BOUNDS_S)
-        self._note_bad(call.tenant, target, judged, mark)
-        client, extras = call.client, call.extras
-        version = "" if client is None else client.http_version
-        model = target.renames or ("" if extras is None else extras.model)
-        record = (decided, why, self.scheme, version, call.served_at, call.code, call.held, model)
-        self.sink.keep(spans_of, record, span_count(mark, call.permit_s, call.ahead))
+        key = (target.pool, target.plan.name, tenant.tier.name, reason, record.status // 100)
+        self.exemplars.note(key, record.ended_s - record.received_s, mark.trace, DURATION_BOUNDS_S)
+        self._note_bad(record, tenant)
+        self.sink.keep(spans_of, (record, why, self.scheme, facts), span_count(record))
 
-    def _note_bad(self, tenant: Tenant, target: Target | None, judged: Judged | None, mark: Mark) -> None:
+    def _note_bad(self, record: Record, tenant: Tenant) -> None:
         """Keep the trace of a call that did not keep its promise, as an example of its cause."""
+        judged, target = record.judged, record.target
         if judged is None or not judged.cause:
             return
         key = (tenant.name, tenant.tier.name, NO_TARGET if target is None else target.route)
-        self.bad_exemplars.note((self.objectives.shown_as(key), judged.cause), 1.0, mark.trace)
+        self.bad_exemplars.note((self.objectives.shown_as(key), judged.cause), 1.0, record.mark.trace)
 
 
-def kept_for(judged: Judged | None, outcome: Outcome) -> str:
+def kept_for(record: Record) -> str:
     """Return why the trace of a request is kept that was not sampled at its beginning; "" if it is not.
 
     "sla": it was late, or refused although it was promised. "error": a server behind failed.
     """
+    judged = record.judged
     if judged is None or judged.result == "excused":
         return ""
-    failed = judged.result == "missed" and outcome in (Outcome.ANSWERED, Outcome.UPSTREAM_BROKEN)
+    failed = judged.result == "missed" and record.outcome in (Outcome.ANSWERED, Outcome.UPSTREAM_BROKEN)
     return "error" if failed else "sla"

@@ -1,15 +1,17 @@
-"""Makes the spans of a request that has ended, from the tuple of its decision.
+"""Makes the spans of a request that has ended, from its record.
 
 This happens in the thread that sends them, and only for requests whose trace is kept. docs/tracing.md names them all.
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 
 from oriel_gateway.errors import Outcome
 from oriel_gateway.grpc_codes import CODES
 from oriel_gateway.http_status import STATUS
-from oriel_gateway.observe.decisions import Decided, Plain
-from oriel_gateway.observe.tracing import Attempt, Mark
+from oriel_gateway.observe.record import Record
+from oriel_gateway.observe.tracing import Attempt
 from oriel_wire.context import parse_cost, parse_tokens
 from oriel_wire.observe.semantics import (
     GEN_AI,
@@ -26,38 +28,44 @@ from oriel_wire.observe.semantics import (
 from oriel_wire.observe.trace import Span, TraceContext, internal_span, server_span
 
 
-def spans_of(
-    plain: Plain,
-    why: str,
-    scheme: str,
-    version: str,
-    served_at: tuple[str, int] = NOWHERE,
-    code: int = -1,
-    held: tuple[str, float] | None = None,
-    model: str = "",
-) -> list[Span]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanFacts:
+    """Facts about a request that only its spans tell.
+
+    version: the version of HTTP that the client speaks; "" if it is not known.
+    served_at: address and port of the listener, over gRPC.
+    code: the gRPC status that the upstream sent, -1 without one.
+    held: the phase of a cold start in which the call waited for a server, and the seconds that it did.
+    model: the model that a body of the OpenAI API names; "" if the body was not read.
+    """
+
+    version: str = ""
+    served_at: tuple[str, int] = NOWHERE
+    code: int = -1
+    held: tuple[str, float] | None = None
+    model: str = ""
+
+
+def spans_of(decided: Record, why: str, scheme: str, facts: SpanFacts) -> list[Span]:
     """Return the SERVER span of a request, that of its wait in the queue, and one CLIENT span for each attempt.
 
-    plain: a `Decided`. why: `oriel.kept`. scheme: of the client's URL. version: of its protocol, "" if it is not known.
-    served_at: address and port of the listener, over gRPC. code: the gRPC status of the upstream, -1 without one.
-    held: the phase of a cold start, and the seconds it took. model: that a body of the OpenAI API names, "" if that was
-    not read.
+    why: the value of `oriel.kept`. scheme: of the client's URL.
     """
-    decided = Decided(*plain)
+    code, held = facts.code, facts.held
     mark, outcome = decided.mark, decided.outcome
     own = TraceContext(mark.trace_id, mark.span_id, True, mark.state, mark.flags in ("02", "03"))
     if decided.protocol == "grpc":
         method = f"{GRPC_SERVICE}/{decided.method}" if decided.method else "_OTHER"
         status = grpc_code(code if code >= 0 else CODES[outcome] if outcome in CODES else 1 if _left(outcome) else 0)
-        name, attributes, failed = method, grpc_server(method, status, served_at), grpc_failed(status)
+        name, attributes, failed = method, grpc_server(method, status, facts.served_at), grpc_failed(status)
         hop = Hop(name=method, status=status, path="")
     else:
         path = _path(decided)
         number = decided.status or STATUS.get(outcome, 0)
         sent = decided.status if _left(outcome) else number
-        name, attributes = http_server(decided.method, scheme, path, version, sent)
+        name, attributes = http_server(decided.method, scheme, path, facts.version, sent)
         if GEN_AI["operation"] in attributes:
-            attributes |= gen_ai_use(model, *_tokens(decided.used))
+            attributes |= gen_ai_use(facts.model, *_tokens(decided.used))
         failed = number >= 500 or STATUS.get(outcome, 0) >= 500
         status = str(number)
         hop = Hop(name=decided.method, status=status, path=path)
@@ -73,10 +81,10 @@ def spans_of(
     if decided.permit_s and decided.endpoint is not None and decided.sent_s:
         error = "" if outcome is Outcome.ANSWERED or _left(outcome) else outcome.value
         start_s = decided.sent_s if attempts else decided.permit_s
-        last = (mark.onward, decided.endpoint, start_s, decided.ended_s, error)
+        last = Attempt(mark.onward, decided.endpoint, start_s, decided.ended_s, error)
         attempts = (*attempts, last)
     if len(attempts) > 1:  # a copy that was sent later may have ended earlier
-        attempts = tuple(sorted(attempts, key=_started))
+        attempts = tuple(sorted(attempts, key=attrgetter("start_s")))
     for before, attempt in enumerate(attempts):
         spans.append(hop.span(decided, own, attempt, before, last=attempt is last))
     return spans
@@ -95,7 +103,7 @@ class Hop:
 
     def span(
         self,
-        decided: Decided,
+        decided: Record,
         own: TraceContext,
         attempt: Attempt,
         before: int,
@@ -103,7 +111,7 @@ class Hop:
         last: bool,
     ) -> Span:
         """Return the CLIENT span of one attempt. before: how many were sent before it. last: it ended with the call."""
-        onward, endpoint, start_s, end_s, error = attempt
+        endpoint, error = attempt.endpoint, attempt.error
         grpc = decided.protocol == "grpc"
         attributes: Attributes = {"server.address": endpoint.host, "server.port": endpoint.port}
         failed = bool(error)
@@ -126,22 +134,22 @@ class Hop:
             attributes["oriel.pool"] = decided.target.pool
         return Span(
             name=self._name,
-            context=TraceContext(own.trace_id, int(onward, 16), True, own.state, own.random),
+            context=TraceContext(own.trace_id, int(attempt.span, 16), True, own.state, own.random),
             parent_id=own.span_id,
-            start_s=start_s,
-            end_s=end_s,
+            start_s=attempt.start_s,
+            end_s=attempt.end_s,
             kind="client",
             attributes=attributes,
             failed=failed,
         )
 
 
-def span_count(mark: Mark, permit_s: float, ahead: int) -> int:
+def span_count(record: Record) -> int:
     """Return about how many spans `spans_of` makes."""
-    return 1 + (permit_s > 0.0) + (ahead >= 0) + len(mark.attempts)
+    return 1 + (record.permit_s > 0.0) + (record.ahead >= 0) + len(record.mark.attempts)
 
 
-def _queue(decided: Decided, own: TraceContext, held: tuple[str, float] | None) -> Span:
+def _queue(decided: Record, own: TraceContext, held: tuple[str, float] | None) -> Span:
     attributes: Attributes = {} if decided.ahead < 0 else {"oriel.queue.ahead": decided.ahead}
     if held is not None:
         phase, held_s = held
@@ -152,7 +160,7 @@ def _queue(decided: Decided, own: TraceContext, held: tuple[str, float] | None) 
     return internal_span("queue", own, decided.queued_s, decided.permit_s or decided.ended_s, attributes, failed)
 
 
-def _describe(found: Attributes, decided: Decided) -> None:
+def _describe(found: Attributes, decided: Record) -> None:
     """Add our own attributes of the SERVER span."""
     found["oriel.request_id"] = decided.mark.request_id
     found["oriel.outcome"] = decided.outcome.value
@@ -184,7 +192,7 @@ def _describe(found: Attributes, decided: Decided) -> None:
         found["oriel.sla.excess_ms"] = round(judged.excess_s * 1e3, 3)
 
 
-def _path(decided: Decided) -> str:
+def _path(decided: Record) -> str:
     """Return the canonical path, without its query; "" if the request was refused before it was known."""
     return "" if decided.target is None else _path_of(decided.target.line)
 
@@ -195,12 +203,8 @@ def _path_of(line: bytes) -> str:
     return parts[1].partition("?")[0] if len(parts) > 1 else ""
 
 
-def _started(attempt: Attempt) -> float:
-    return attempt[2]
-
-
 def _tokens(used: str) -> tuple[int | None, int | None]:
-    """Return the tokens that a call read and wrote as far as they were counted. used: see `Decided`."""
+    """Return the tokens that a call read and wrote as far as they were counted. used: see `Record`."""
     cost = parse_cost(used) if "tin=" in used else None
     found = (cost.tokens_in, cost.tokens_out) if cost is not None else parse_tokens(used)
     return (None, None) if found is None else (found[0], found[1] or None)

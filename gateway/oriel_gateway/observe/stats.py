@@ -5,11 +5,10 @@ from collections import Counter
 from typing import Final
 
 from oriel_gateway.errors import Outcome
-from oriel_gateway.observe.decisions import Decided, Plain, times_of
-from oriel_gateway.observe.objectives import NO_TARGET, Cell, Judged, Objectives
+from oriel_gateway.observe.objectives import NO_TARGET, Cell, Objectives, times_of
+from oriel_gateway.observe.record import Judged, Record
 from oriel_gateway.observe.spending import Spending
 from oriel_gateway.observe.usage import Usage
-from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
 from oriel_policies.promise.objectives import LEARN_EVERY
 from oriel_wire.observe.telemetry import DURATION_BOUNDS_S, Histogram
@@ -35,7 +34,7 @@ class Series(Histogram):
 class Stats:
     """All counters of this gateway. Single writer: the gateway's loop.
 
-    recent: finished calls in the form of `decisions`. The writer counts them `BATCH` at a time, and readers count the
+    recent: records of finished calls. The writer counts them `BATCH` at a time, and readers count the
     rest first: what calls have in common is then looked up once.
     """
 
@@ -47,7 +46,7 @@ class Stats:
         self._refused: dict[Outcome, int] = {}
         # refusals that are not counted yet
         self._away: list[tuple[Outcome, Tenant | None, str, Judged | None]] = []
-        self.recent: list[Plain] = []
+        self.recent: list[Record] = []
         self.spills: dict[tuple[str, str, str, str], int] = {}  # by (route, pool, next pool, reason)
         self._counted = 0
 
@@ -104,19 +103,17 @@ class Stats:
             self._usage.count(batch)
         objectives = self._objectives
         for number in range(-self._counted % LEARN_EVERY, len(batch), LEARN_EVERY):
-            plain = batch[number]
-            if plain[-1] is None:
-                objectives.learn(plain[5].route, times_of(Decided(*plain)))
+            record = batch[number]
+            if record.judged is None and record.target is not None:
+                objectives.learn(record.target.route, times_of(record))
         self._counted += len(batch)
         all_series = self._series
         last_tenant = last_target = last_outcome = None
         last_status = -1
         series, tier_name, cell = Series(), "", Cell(("", "", ""))
-        for decided in batch:
-            (
-                ended_s, _, _, _, tenant, target, outcome, status, _, received_s, queued_s, permit_s, sent_s,
-                response_s, _, ahead, bytes_in, bytes_out, _, _, _, _, _, _, _, _, judged,
-            ) = decided  # fmt: skip
+        for record in batch:
+            tenant, target, outcome, status = record.tenant, record.target, record.outcome, record.status
+            assert tenant is not None and target is not None
             if (
                 tenant is not last_tenant
                 or target is not last_target
@@ -133,21 +130,22 @@ class Stats:
                 series = found
                 cell = objectives.cell(tenant.name, tier_name, target.route)
             # This is `Histogram.observe` twice, inlined: a function call is a third of the cost here.
-            seconds = ended_s - received_s
+            ended_s, sent_s, response_s = record.ended_s, record.sent_s, record.response_s
+            seconds = ended_s - record.received_s
             series.total += seconds
             series.counts[bisect_left(DURATION_BOUNDS_S, seconds)] += 1
             if response_s and sent_s:
                 upstream, upstream_s = series.upstream, response_s - sent_s
                 upstream.total += upstream_s
                 upstream.counts[bisect_left(DURATION_BOUNDS_S, upstream_s)] += 1
-            series.bytes_in += bytes_in
-            series.bytes_out += bytes_out
-            if judged is None:
+            series.bytes_in += record.bytes_in
+            series.bytes_out += record.bytes_out
+            if record.judged is None:
                 cell.met += 1
             else:
-                cell.bad(judged)
-            if ahead >= 0:
-                self.waited(target.pool, tier_name, (permit_s or ended_s) - queued_s)
+                cell.bad(record.judged)
+            if record.ahead >= 0:
+                self.waited(target.pool, tier_name, (record.permit_s or ended_s) - record.queued_s)
 
     @property
     def attainment(self) -> dict[tuple[str, str], int]:
@@ -161,14 +159,10 @@ class Stats:
             found = self._waits[pool, tier] = Histogram()
         found.observe(seconds)
 
-    def turned_away(
-        self, outcome: Outcome, tenant: Tenant | None = None, target: Target | None = None, judged: Judged | None = None
-    ) -> None:
-        """Count a request that was refused before it reached a pool. tenant, judged: None if its sender is not known.
-
-        target: None if it was not known yet.
-        """
-        self._away.append((outcome, tenant, NO_TARGET if target is None else target.route, judged))
+    def turned_away(self, record: Record) -> None:
+        """Count a request that was refused before it reached a pool."""
+        target = record.target
+        self._away.append((record.outcome, record.tenant, NO_TARGET if target is None else target.route, record.judged))
         if len(self._away) >= BATCH:
             self._count_away()
 

@@ -1,10 +1,7 @@
-"""The ids of a call in logs and traces, and what `records` reads of a call that is over."""
+"""The ids of a call in logs and traces."""
 
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from oriel_gateway.errors import Outcome
-from oriel_gateway.routing.targets import Target
-from oriel_policies.documents import Tenant
 from oriel_wire.observe.trace import random_bits
 
 
@@ -18,9 +15,20 @@ class Address(Protocol):
     def port(self) -> int: ...
 
 
-# One hop to an upstream: its span, the endpoint, monotonic seconds, and why it was in vain, "" if it was not: it was
-# dropped because another one was answered, or it is the one that was.
-Attempt = tuple[str, Address, float, float, str]
+class Attempt(NamedTuple):
+    """One hop to an upstream. Times are monotonic seconds.
+
+    span: its id, in lower-case hex.
+    error: why it was in vain; "" if it was not: another one was answered and it was dropped, or it was answered.
+    """
+
+    span: str
+    endpoint: Address
+    start_s: float
+    end_s: float
+    error: str
+
+
 MAX_ATTEMPTS: Final = 8
 
 
@@ -69,8 +77,8 @@ class Mark:
         self.onward = new_span()
 
     def add_attempt(self, span: str, endpoint: Address, start_s: float, end_s: float, error: str) -> None:
-        """Record a hop by its span; see `Attempt`."""
-        self.attempts = (*self.attempts[1 - MAX_ATTEMPTS :], (span, endpoint, start_s, end_s, error))
+        """Record a hop; see `Attempt`."""
+        self.attempts = (*self.attempts[1 - MAX_ATTEMPTS :], Attempt(span, endpoint, start_s, end_s, error))
 
     @property
     def trace_id(self) -> int:
@@ -99,63 +107,3 @@ class Mark:
     def traceresponse(self) -> str:
         """Return the header value for the client: the gateway's own span."""
         return f"00-{self.trace}-{self.own}-{self.flags}"
-
-
-class Caller(Protocol):
-    """The client's side of a call, as far as spans tell of it."""
-
-    @property
-    def http_version(self) -> str: ...
-
-
-class Names(Protocol):
-    """What the body of a call named, as far as it was read. model: "" if it is not known."""
-
-    model: str
-
-
-class Recorded(Protocol):
-    """The facts of a finished call over any protocol. Times are monotonic seconds; 0.0 means not reached."""
-
-    mark: Mark
-    tenant: Tenant
-    target: Target
-    outcome: Outcome
-    status: int
-    received_s: float
-    queued_s: float
-    permit_s: float
-    sent_s: float
-    response_s: float
-    deadline: float
-    ahead: int  # calls before it when it joined the queue; -1 if it did not queue
-    bytes_out: int
-    timing: str  # `Server-Timing` of the server behind; "" if it sent none
-    used: str  # what the answer said it used, see `oriel_wire.context.parse_cost`
-
-    @property
-    def beside(self) -> int: ...  # calls that its pool has in flight, itself included
-
-    @property
-    def protocol(self) -> str: ...
-
-    @property
-    def method(self) -> str: ...
-
-    @property
-    def endpoint(self) -> Address | None: ...
-
-    @property
-    def code(self) -> int: ...  # of gRPC, if the upstream sent one; else -1
-
-    @property
-    def client(self) -> Caller | None: ...
-
-    @property
-    def extras(self) -> Names | None: ...  # of a call that reads its body
-
-    @property
-    def served_at(self) -> tuple[str, int]: ...  # the listener of a gRPC call
-
-    @property
-    def held(self) -> tuple[str, float] | None: ...

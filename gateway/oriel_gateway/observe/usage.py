@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 from oriel_gateway.errors import Outcome
 from oriel_gateway.observe.budgets import SEPARATOR
-from oriel_gateway.observe.decisions import Plain
+from oriel_gateway.observe.record import Record
 from oriel_gateway.observe.spending import Spending
 from oriel_gateway.observe.top_names import OTHER, TopNames
 from oriel_gateway.routing.targets import Target
@@ -123,8 +123,8 @@ class Usage:
         ] = {}  # of the devices of each pool, for calls whose answer does not come to name it
         self._day = self._month = ""
 
-    def count(self, batch: Iterable[Plain], now: datetime | None = None) -> None:
-        """Count the answered calls among those that have ended, in the form of `decisions`.
+    def count(self, batch: Iterable[Record], now: datetime | None = None) -> None:
+        """Count the answered calls among those that have ended.
 
         The device time of a call whose answer does not report it is estimated by its share of the time in which its
         pool was busy.
@@ -133,20 +133,20 @@ class Usage:
         found: dict[tuple[int, int], _Sums] = {}
         last_tenant = last_target = sums = None
         cut_off = False
-        for (
-            ended_s, _, _, _, tenant, target, outcome, status, _, _, _, _, sent_s,
-            _, _, _, bytes_in, bytes_out, _, _, _, _, _, _, used, beside, _,
-        ) in batch:  # fmt: skip
-            if outcome is not _ANSWERED or status >= 400:
+        for record in batch:
+            tenant, target, outcome, sent_s = record.tenant, record.target, record.outcome, record.sent_s
+            assert tenant is not None and target is not None
+            if outcome is not _ANSWERED or record.status >= 400:
                 if sent_s and (outcome is _LEFT or outcome is _LATE):
                     cut_off = True
                 continue
             if tenant is not last_tenant or target is not last_target or sums is None:
                 last_tenant, last_target = tenant, target
                 sums = _sums_of(found, tenant, target)
+            used, bytes_in, bytes_out = record.used, record.bytes_in, record.bytes_out
             cost = parse_cost(used) if used else None
             if cost is None and sent_s and target.executes:
-                busy_ns = round((ended_s - sent_s) / max(1, beside) * 1e9)
+                busy_ns = round((record.ended_s - sent_s) / max(1, record.beside) * 1e9)
                 tokens_in, tokens_out = parse_tokens(used) or (0, 0)
                 if not used.startswith(ANNOUNCED):
                     estimated = sums.estimated
@@ -366,7 +366,7 @@ def _add_classes(sums: dict[str, int], by_class: Mapping[str, int]) -> None:
         sums[known] = sums.get(known, 0) + device_ns
 
 
-def _cut_off(batch: Iterable[Plain], classes: Mapping[str, str]) -> dict[tuple[int, int], _Sums]:
+def _cut_off(batch: Iterable[Record], classes: Mapping[str, str]) -> dict[tuple[int, int], _Sums]:
     """Add up the calls that their clients cut off: by leaving, or by a deadline of their own.
 
     Otherwise a client could have all of an answer but its end, or keep a device at work, and spend nothing. A call that
@@ -374,23 +374,28 @@ def _cut_off(batch: Iterable[Plain], classes: Mapping[str, str]) -> dict[tuple[i
     classes: of the devices behind each pool, as their answers have named them.
     """
     found: dict[tuple[int, int], _Sums] = {}
-    for plain in batch:
-        (
-            ended_s, _, _, protocol, tenant, target, outcome, status, _, _, _, _, sent_s,
-            response_s, _, _, bytes_in, bytes_out, _, _, answered_s, _, _, _, used, beside, judged,
-        ) = plain  # fmt: skip
-        begun = bool(response_s) and status < 400
-        own = not response_s and (outcome is _LEFT or (judged is not None and judged.result == "excused"))
+    for record in batch:
+        tenant, target, outcome, sent_s, judged = (
+            record.tenant,
+            record.target,
+            record.outcome,
+            record.sent_s,
+            record.judged,
+        )
+        assert tenant is not None and target is not None
+        begun = bool(record.response_s) and record.status < 400
+        own = not record.response_s and (outcome is _LEFT or (judged is not None and judged.result == "excused"))
         if not sent_s or tenant.caller or not (outcome is _LEFT or outcome is _LATE) or not (begun or own):
             continue
         sums = _sums_of(found, tenant, target)
-        sums.estimated.ended(bytes_in, bytes_out)
+        sums.estimated.ended(record.bytes_in, record.bytes_out)
+        used = record.used
         cost = parse_cost(used) if used else None
         if cost is None:
             tokens = parse_tokens(used) or (0, 0)
             # A stream of gRPC also lasts while its client asks for nothing. A list or metadata uses no device.
-            idles = (protocol == "grpc" and answered_s < ended_s) or not target.executes
-            busy_ns = 0 if idles else round((ended_s - sent_s) / max(1, beside) * 1e9)
+            idles = (record.protocol == "grpc" and record.answered_s < record.ended_s) or not target.executes
+            busy_ns = 0 if idles else round((record.ended_s - sent_s) / max(1, record.beside) * 1e9)
             cost = Used(busy_ns, 0, classes.get(target.pool, ""), *tokens)
         sums.charge(cost, sums.estimated)
     return found

@@ -15,13 +15,13 @@ from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
-from time import monotonic, time
+from time import time
 from typing import Any, Final
 
 import msgspec
 
-from oriel_gateway.call.http import Call
-from oriel_gateway.errors import Outcome
+from oriel_gateway.observe.record import Judged
+from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Route
 from oriel_policies.quality.canary import CanaryWatch, Verdict
 
@@ -102,23 +102,16 @@ class Canaries:
         found = [self.rolled_back[each] for each in self._digests.values() if each in self.rolled_back]
         return sorted(found, key=lambda each: -each.at)
 
-    def ended(self, call: Call) -> None:
-        """Count a call of a split that is over."""
-        plan = call.target.plan
+    def ended(self, target: Target, judged: Judged | None) -> None:
+        """Count a call of a split that is over. target: of the call. judged: see `Record`."""
+        plan = target.plan
         watch = self._watches.get(plan)
-        if watch is None or not call.target.executes:
+        result = "met" if judged is None else judged.result
+        if watch is None or not target.executes or result == "excused":
             return
-        stream = call.stream
-        answered_s = call.response_s if stream is not None and stream.unbounded else monotonic()
-        result = "met"
-        if call.outcome is not Outcome.ANSWERED or call.status >= 400:
-            result = call.gateway.records.objectives.judge(call, call.target.route, answered_s, 0.0, 0.0).result
-        elif answered_s - call.received_s > call.tenant.tier.target_s:
-            result = "late"
-        if result != "excused":
-            verdict = watch.ended(canary=call.target.side == watch.rule.canary, result=result)
-            if verdict is not None:
-                self._roll_back(plan, verdict)
+        verdict = watch.ended(canary=target.side == watch.rule.canary, result=result)
+        if verdict is not None:
+            self._roll_back(plan, verdict)
 
     def compared(self, plan: Route, rows: float) -> None:
         """Count an answer of a canary that was compared with one of the other side. rows: with the same class."""

@@ -14,6 +14,7 @@ from oriel_gateway.call.lifecycle import LIMITED
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity.named_models import judge_body, without_state
 from oriel_gateway.limits.error_text import token_headers
+from oriel_gateway.observe.record import Record
 from oriel_gateway.routing.targets import Target
 from oriel_gateway.shared.answer_tokens import AnswerTokens
 from oriel_gateway.shared.shadow import Fingerprint, send_copy, share_of_copies
@@ -226,13 +227,13 @@ class Extras:
             member.work.cost_of_leaving(member, now) if member is not None and member.work is not None else (False, 0.0)
         )
 
-    def ended(self, call: Call) -> None:
-        """The call is over, however it ended."""
+    def ended(self, call: Call, record: Record | None) -> None:
+        """The call is over, however it ended. record: see `RouteHooks`."""
         routing, target, member = self._routing, call.target, self._member
         if target.side:
             routing.took_side(target.plan.name, target.side)
-            if target.plan.rollback is not None:
-                routing.canaries.ended(call)
+            if target.plan.rollback is not None and record is not None:
+                routing.canaries.ended(target, record.judged)
         if member is not None:
             flight, work = member.flight, member.work
             # breaks the cycle of references between the work and its founder

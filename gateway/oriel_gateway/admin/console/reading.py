@@ -20,7 +20,7 @@ from oriel_gateway.admin.slo import gateways
 from oriel_gateway.admin.troubles import troubles
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome
-from oriel_gateway.observe.decisions import Decided
+from oriel_gateway.observe.record import Record
 from oriel_gateway.pools.pool import PoolGate
 from oriel_policies.documents import Tier
 
@@ -217,7 +217,7 @@ def _tenants(recent: Recent, covers_s: float) -> Iterator[dict[str, Any]]:
         }
 
 
-def _call(decided: Decided, moment: Moment) -> dict[str, Any]:
+def _call(decided: Record, moment: Moment) -> dict[str, Any]:
     tenant, target = decided.tenant, decided.target
     answered = decided.outcome is Outcome.ANSWERED and decided.status < 400
     result = "late" if answered else "refused" if decided.outcome in REFUSED else "missed"

@@ -12,8 +12,9 @@ from itertools import pairwise
 from typing import Final
 
 from oriel_gateway.errors import Outcome
-from oriel_gateway.observe.decisions import Decided, Decisions, Plain
+from oriel_gateway.observe.decisions import Decisions
 from oriel_gateway.observe.objectives import result_of
+from oriel_gateway.observe.record import Record
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
 
@@ -26,11 +27,6 @@ BAD_KEPT: Final = 64
 BOUNDS_MS: Final = tuple([0.1 * 1.2**step for step in range(80)])
 _BAD: Final = frozenset({"late", "missed"})
 _ANSWERED: Final = frozenset({"met", "late"})
-# Where these stand in the tuple of a decision.
-_ENDED, _TENANT, _TARGET, _OUTCOME, _STATUS, _RECEIVED, _PERMIT, _JUDGED = map(
-    Decided._fields.index,
-    ("ended_s", "tenant", "target", "outcome", "status", "received_s", "permit_s", "judged"),
-)
 REFUSED: Final = frozenset(
     {Outcome.QUEUE_FULL, Outcome.DISPLACED, Outcome.INFEASIBLE, Outcome.RATE_LIMITED, Outcome.CONCURRENCY_LIMITED}
     | {Outcome.QUOTA_EXCEEDED, Outcome.DEADLINE_TOO_SHORT, Outcome.NOT_READY, Outcome.SERVER_STOPPING}
@@ -135,10 +131,10 @@ class Recent:
         self.of_tenant: dict[str, str] = {}
         self.of_target: dict[str, Target] = {}
         self.fresh = Tally()
-        self.bad: deque[Decided] = deque(maxlen=BAD_KEPT)
+        self.bad: deque[Record] = deque(maxlen=BAD_KEPT)
         kept = decisions.latest(ended)
         # Where decisions were dropped, nothing is known of the time before the oldest that is kept.
-        self._since_s = kept[0][0] if len(kept) < ended else now - WINDOW_S
+        self._since_s = kept[0].ended_s if len(kept) < ended else now - WINDOW_S
         self._count(kept, 1.0)
         self._drop(now)
 
@@ -170,31 +166,32 @@ class Recent:
             self._count(kept, count / len(kept) if kept else 1.0)
         self._drop(now)
 
-    def _count(self, kept: Iterable[Plain], weight: float) -> None:
+    def _count(self, kept: Iterable[Record], weight: float) -> None:
         # Calls with the same tenant, target and end are added up first: thousands of them may have ended in a second.
         # Tenants and targets are known by their identity: to hash a target would cost more than all the rest.
         groups: dict[tuple[float, int, int, Outcome, str], _Group] = {}
-        for plain in kept:
-            ended_s, tenant, outcome, status = plain[_ENDED], plain[_TENANT], plain[_OUTCOME], plain[_STATUS]
-            judged = plain[_JUDGED]
+        for record in kept:
+            ended_s, tenant, outcome, judged = record.ended_s, record.tenant, record.outcome, record.judged
             if judged is not None:
                 result = judged.result
             else:
-                result = "met" if tenant is not None or outcome is Outcome.ANSWERED else result_of(outcome, status)
+                result = (
+                    "met" if tenant is not None or outcome is Outcome.ANSWERED else result_of(outcome, record.status)
+                )
             if result in _BAD or outcome in REFUSED:
-                self.bad.appendleft(Decided(*plain))
+                self.bad.appendleft(record)
             if tenant is None:
                 continue
-            target = plain[_TARGET]
+            target = record.target
             key = (ended_s // SLICE_S, id(tenant), id(target), outcome, result)
             group = groups.get(key)
             if group is None:
                 group = groups[key] = _Group(tenant, target)
             group.calls += 1
-            if plain[_PERMIT]:
-                group.used_s += ended_s - plain[_PERMIT]
+            if record.permit_s:
+                group.used_s += ended_s - record.permit_s
             if result in _ANSWERED:
-                group.durations_ms.append((ended_s - plain[_RECEIVED]) * 1e3)
+                group.durations_ms.append((ended_s - record.received_s) * 1e3)
         for (number, _, _, outcome, result), group in groups.items():
             tenant, target = group.tenant, group.target
             self.of_tenant[tenant.name] = tenant.tier.name

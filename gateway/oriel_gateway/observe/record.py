@@ -1,0 +1,97 @@
+"""The record of one request that has ended: names, sizes, times and outcomes; no body, no header and no credential.
+
+It is made once, when the request ends, and nothing changes it afterwards. Counters, the decisions kept for `oriel
+explain`, the access log and spans all read this one object.
+"""
+
+from typing import NamedTuple
+
+from oriel_gateway.errors import Outcome
+from oriel_gateway.observe.tracing import Address, Mark
+from oriel_gateway.routing.targets import Target
+from oriel_policies.documents import Tenant
+
+
+class Judged(NamedTuple):
+    """The judgement about a call that did not keep its promise.
+
+    result: `late`, `missed` or `excused`.
+    cause: one of `oriel_policies.promise.objectives.CAUSES`, "" if it is excused.
+    excess_s: how many seconds longer than usual the call was in that place; 0.0 for a refusal.
+    passed: the place in which the target passed, "" if it did not.
+    """
+
+    result: str
+    cause: str = ""
+    excess_s: float = 0.0
+    passed: str = ""
+
+
+class Record:
+    """One request that has ended. Times are monotonic seconds, 0.0 means not reached; sizes are bytes.
+
+    tenant, target: None if the request was refused before they were known.
+    status: the HTTP status; 0 for a gRPC call that was not refused.
+    error: the text of the error, "" without one.
+    limited_s: it began to wait for the ledger of its limits.
+    answered_s: the time that its target is about: its end, or the first byte of a stream.
+    held_s: seconds of its wait for a permit in which no endpoint was usable.
+    ahead: calls before it in the queue when it joined; -1 if it did not queue.
+    beside: the calls that its pool had in flight when it ended, itself included.
+    endpoint: the endpoint that answered or got the request last.
+    tried: the endpoints that got it before in vain.
+    timing: `Server-Timing` of the server behind, "" if it sent none.
+    used: the use that the answer reported, see `oriel_wire.context.parse_cost`; "" if it reported nothing.
+    judged: the judgement about a call that did not keep the promise of its tier; None for one that did, and for a
+    sender that is not known.
+    """
+
+    __slots__ = (
+        "ahead",
+        "answered_s",
+        "beside",
+        "bytes_in",
+        "bytes_out",
+        "deadline",
+        "ended_s",
+        "endpoint",
+        "error",
+        "held_s",
+        "judged",
+        "limited_s",
+        "mark",
+        "method",
+        "outcome",
+        "permit_s",
+        "protocol",
+        "queued_s",
+        "received_s",
+        "response_s",
+        "sent_s",
+        "status",
+        "target",
+        "tenant",
+        "timing",
+        "tried",
+        "used",
+    )
+
+    def __init__(
+        self, mark: Mark, method: str, received_s: float, tenant: Tenant | None, target: Target | None, outcome: Outcome
+    ) -> None:
+        self.mark = mark
+        self.method = method
+        self.protocol = "http"
+        self.tenant = tenant
+        self.target = target
+        self.outcome = outcome
+        self.status = 0
+        self.received_s = received_s
+        self.limited_s = self.queued_s = self.permit_s = self.sent_s = self.response_s = 0.0
+        self.answered_s = self.ended_s = self.held_s = self.deadline = 0.0
+        self.ahead = -1
+        self.bytes_in = self.bytes_out = self.beside = 0
+        self.endpoint: Address | None = None
+        self.tried: tuple[Address, ...] = ()
+        self.error = self.timing = self.used = ""
+        self.judged: Judged | None = None
