@@ -1,18 +1,16 @@
-"""The process of one instance of a Python model: `python -m oriel_inference.backends.python.child WORK CONTROL PARENT`.
+"""The process of one instance of a Python model: `python -m oriel_inference.backends.python.child WORK CONTROL`.
 
 It imports the model, lets it complete its configuration if it wants to, initialises it, executes one batch after
 another, and finalises it. What user code raises is reported to the server; any other error ends the process.
 """
 
 import asyncio
-import ctypes
 import gc
 import importlib.util
 import inspect
 import json
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
@@ -53,8 +51,7 @@ Result = tuple[ResultHead, list[Buffer]]
 
 def main() -> None:
     """Serve until the server asks for the end or is gone."""
-    work, control, parent = (int(each) for each in sys.argv[1:4])
-    _die_with(parent)
+    work, control = (int(each) for each in sys.argv[1:3])
     _restore_environment()
     for descriptor in (work, control):
         os.set_inheritable(descriptor, False)
@@ -284,14 +281,6 @@ def _restore_environment() -> None:
         os.environ["PYTHONPATH"] = original
     # The repository is watched for changes and may be read-only, so no bytecode is written.
     sys.dont_write_bytecode = True
-
-
-def _die_with(parent: int) -> None:
-    if sys.platform.startswith("linux"):
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(0)
 
 
 if __name__ == "__main__":

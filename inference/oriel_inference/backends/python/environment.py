@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from oriel_wire.process.environment import selected
-
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+from oriel_wire.process.start import THREADS
 
 
 def model_environment(server: Mapping[str, str], also: Sequence[str], *, threads: int, path: str) -> dict[str, str]:

@@ -1,18 +1,14 @@
 """One child process as the server sees it: how it starts, what it sends, how it ends.
 
-Everything here belongs to the loop, except that a separate thread starts the processes: the kernel kills a child when
-the thread that started it ends, which is how children die with a killed server, and this thread lives as long as the
-server. A child leads its own process group, which is killed as a whole. `guard` covers the case that the server itself
-is killed.
+Everything here belongs to the loop, except that a separate thread starts the processes: the common threads may all wait
+for models that are being loaded. A child is killed with all it has started, see `oriel_wire.process.start`.
 """
 
 import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,17 +20,16 @@ from oriel_inference.backends.python.frames import (
     FrameError,
     encode,
 )
-from oriel_inference.backends.python.guard import Guard
 from oriel_inference.backends.python.messages import (
     Message,
 )
 from oriel_wire.process.output import OutputPipe
+from oriel_wire.process.start import ChildProcess
 
 _log = logging.getLogger(__name__)
 
 MAX_CONTROL_BYTES = 256 << 20
 _starter = ThreadPoolExecutor(1, thread_name_prefix="oriel-python-starter")
-_guard = Guard()  # used by the thread that starts processes
 
 
 class ModelProcess:
@@ -65,7 +60,7 @@ class ModelProcess:
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._starting = False
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: ChildProcess | None = None
         self._work: asyncio.WriteTransport | None = None
         self._control: asyncio.WriteTransport | None = None
         self._pidfd = -1
@@ -108,7 +103,7 @@ class ModelProcess:
                     ours.close()
             raise
 
-    def _started(self, starting: "asyncio.Future[subprocess.Popen[bytes]]") -> None:
+    def _started(self, starting: "asyncio.Future[ChildProcess]") -> None:
         self._starting = False
         if starting.cancelled() or starting.exception() is not None:
             self.end()
@@ -180,18 +175,14 @@ class ModelProcess:
                 transport.abort()
 
     def _signal(self) -> None:
-        if self._child is not None and self._child.returncode is None:
-            try:
-                os.killpg(self._child.pid, signal.SIGKILL)
-            except OSError:
-                pass  # it has just ended
+        if self._child is not None:
+            self._child.kill()
 
     def _how(self) -> str:
         if self._child is None:
             return "could not be started"
         # It was killed if it had not ended, so the kernel alone has to be waited for.
         code = self._child.wait()
-        _starter.submit(_guard.release, self._child.pid)
         if self.broken:
             return self.broken
         return f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -231,27 +222,19 @@ def resident_bytes(pid: int) -> int:
         return 0
 
 
-def _start(
-    work: socket.socket, control: socket.socket, output: int, environment: Mapping[str, str]
-) -> "subprocess.Popen[bytes]":
+def _start(work: socket.socket, control: socket.socket, output: int, environment: Mapping[str, str]) -> ChildProcess:
     """Start the child, which takes its ends of the sockets over."""
+    descriptors = (work.fileno(), control.fileno())
     module = "oriel_inference.backends.python.child"
     try:
-        child = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, str(work.fileno()), str(control.fileno()), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
+        return ChildProcess(
+            [sys.executable, "-P", "-m", module, *map(str, descriptors)],
+            environment=environment,
+            descriptors=descriptors,
             stdout=output,
             stderr=output,
-            pass_fds=(work.fileno(), control.fileno()),
-            env=environment,
-            start_new_session=True,
         )
     finally:
         work.close()
         control.close()
         os.close(output)
-    try:
-        _guard.watch(child.pid)
-    except OSError:
-        _log.exception("processes that models start may outlive a killed server")
-    return child
