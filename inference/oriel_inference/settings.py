@@ -85,7 +85,7 @@ class Settings:
     load_models: in control modes "explicit" and "demand"; "*" loads all. load_threads: 0 lets the server choose.
     strict_readiness: True, False, or "any"; see the flag. access_log: a path, "-" for standard output, "" for none.
     log: the logging settings that differ from their defaults.
-    check_timeout_s: for opening one model file in the process that tries it first.
+    check_timeout_s: time to open one model file in the process that tries it first.
     usage_folder: None records no usage. usage_store, artefact_store: None for none.
     without_effect: one sentence for each flag that is accepted and does nothing.
     young_s, young_loads: a model stays in memory for the longer of young_s and that many times its load.

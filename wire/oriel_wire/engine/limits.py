@@ -30,7 +30,22 @@ def inflated_limit(sent_bytes: int, most_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """Limits of one listener. docs/limits.md lists them."""
+    """Limits of one listener.
+
+    max_head_bytes: request line and fields together; a larger head is answered 431. max_fields: header fields, the
+    same. max_target_bytes: the request target; a longer one is answered 414.
+    max_body_bytes: a larger body is answered 413 before it is read. At the gateway each pool has a bound of its own.
+    max_connections: open connections; a new one takes the place of one without a request under way, or is closed.
+    max_kept_bytes: bytes read of requests behind the current ones, all connections together; what is beyond is dropped
+    and the connection closed after the current answer.
+    head_timeout_s: from the first byte of a head to its last; then 408. body_timeout_s: the time in which a body has to
+    bring `body_min_bytes`; else 408.
+    body_min_bytes: the least progress of a body in `body_timeout_s`.
+    idle_timeout_s: a connection without a request, from its start or its last answer; empty lines do not count.
+    write_stall_s: a client that does not read its answer is cut after this time. The kernel probes a silent connection
+    after two thirds of it, so that a client whose machine has vanished keeps no place (Linux).
+    drain_bytes: bytes of a refused body that are read so that its client sees the answer.
+    """
 
     max_head_bytes: int = 32 * 1024
     max_fields: int = 128

@@ -18,6 +18,7 @@ class H2Limits:
     its stream only.
     max_block_bytes, max_continuations: of one header block as received, before it is decoded. One of up to four times
     as many bytes concerns its stream only, once the peer has no dynamic table.
+    rapid_reset_s: the age below which a reset stream counts as reset early.
     reset_burst, resets_per_s: resets within `rapid_reset_s` of the stream's begin, and frames that make us reset a
     stream. Each stream that ends properly allows one more.
     control_burst, controls_per_s: SETTINGS (each setting counts), PING, PRIORITY, WINDOW_UPDATE, interim answers,
