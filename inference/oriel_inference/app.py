@@ -14,7 +14,7 @@ import shutil
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
@@ -31,13 +31,13 @@ from oriel_inference.backends.python.process import resident_bytes
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.cores import Cores
 from oriel_inference.batching.device import Devices
+from oriel_inference.batching.machine import Machine
 from oriel_inference.batching.scheduler import Scheduler
-from oriel_inference.batching.service_times import INLINE_S
 from oriel_inference.batching.statistics import FIRST_RESPONSE_MS, Ledger
 from oriel_inference.batching.usage_lines import UNIT, UsageLines
 from oriel_inference.batching.workers import JobThreads, WorkerThreads
 from oriel_inference.catalog import Catalog
-from oriel_inference.clock import LoopClock
+from oriel_inference.clock import Clock, LoopClock
 from oriel_inference.dataplane.dataplane import Dataplane
 from oriel_inference.dataplane.scripting import Scripting
 from oriel_inference.ensembles.scheduler import Ensemble
@@ -60,6 +60,7 @@ from oriel_inference.servers.large_json import LargeJson
 from oriel_inference.servers.meter import Meter
 from oriel_inference.servers.surface import Surface
 from oriel_inference.settings import Settings
+from oriel_inference.stores import ModelStore
 from oriel_inference.stores.opening import open_stores
 from oriel_inference.stores.remote import RemoteStore
 from oriel_policies.upstreams.model_memory import ModelMemory
@@ -155,14 +156,156 @@ async def open_unit(
     """
     if wrong := check_distributions():
         raise StartFailed(wrong)
-    clock = LoopClock(asyncio.get_running_loop())
-    cores, workers, streams = Cores(settings.cores), WorkerThreads(settings.cores), JobThreads()
-    catalog = Catalog()
-    ledger, devices = Ledger(catalog.serves), Devices(dict(settings.device_classes))
+    spans = sink if sink is not None else open_sink("inference")
+    models = await _open_models(settings, backends, spans)
+    log = LogSettings(settings.log_file)  # nothing may fail from here until `cleanup` owns it
+    surface = Surface(
+        catalog=models.catalog,
+        control=models.control,
+        dataplane=models.dataplane,
+        peers=TrustedPeers(settings.trusted_peers),
+        sink=spans,
+        log=log,
+        meter=Meter(models.catalog, AccessLog(settings.access_log) if settings.access_log else None),
+        devices=models.machine.devices,
+        quality=models.quality,
+        default_timeout_s=settings.default_timeout_s,
+        strict_readiness=settings.strict_readiness,
+        server_id=settings.server_id,
+    )
+    with ExitStack() as cleanup:
+        for store in models.remote:
+            cleanup.callback(store.close)
+        cleanup.callback(log.close)
+        cleanup.callback(surface.meter.close)
+        log.change(settings.log)
+        ports = await _open_ports(settings, surface, models.machine.clock, cleanup)
+        usage = _usage_ledger(settings, models.machine.devices)
+        if usage is not None:
+            surface.usage = usage.counts
+        end_control = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            if ports.metrics is not None:
+                gpus = GpuLoads() if settings.gpu_metrics else None
+                group.create_task(serve_control(control_app(surface, gpus), ports.metrics, end_control))
+            recording = None if usage is None else group.create_task(usage.run())
+            loading = asyncio.create_task(models.control.start(settings.load_models))
+            try:
+                if await _done(loading, stop) and settings.exit_on_error:
+                    _refuse_failures(models.catalog, models.control)
+                yield Unit(
+                    http_port=ports.http.port if ports.http is not None else 0,
+                    grpc_port=ports.grpc.port if ports.grpc is not None else 0,
+                    metrics_port=ports.metrics.getsockname()[1] if ports.metrics is not None else 0,
+                    catalog=models.catalog,
+                    surface=surface,
+                    large_json=ports.large_json,
+                )
+            finally:
+                surface.stopping = True
+                await models.stop_loading()
+                await ports.drain(surface, settings.drain_s)
+                await models.close(loading)
+                if usage is not None and recording is not None:
+                    await usage.close()
+                    recording.cancel()
+                end_control.set()
+                for part in (models.quality.thread, ports.encodings, ports.large_json, surface.sink, surface.meter):
+                    await asyncio.to_thread(part.close)
+                _log.info("stopped")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Models:
+    """The parts of the unit that load and run models. streams: the threads of jobs that wait for others."""
+
+    machine: Machine
+    workers: WorkerThreads
+    streams: JobThreads
+    catalog: Catalog
+    quality: Quality
+    python: PythonBackend
+    remote: Sequence[RemoteStore | GroupStore]
+    control: ModelControl
+    dataplane: Dataplane
+
+    async def stop_loading(self) -> None:
+        """End the loads in progress and what they fetch: they count as requests, and must not delay the others."""
+        self.python.stop()
+        await asyncio.gather(*(asyncio.to_thread(store.close) for store in self.remote))
+
+    async def close(self, loading: asyncio.Task[None]) -> None:
+        """Cut off what still runs, and close all models. loading: the task that loads the models of the start."""
+        if cut := _under_way(self.catalog):
+            _log.warning("stopping: %d request(s) did not end in time and are cut off", cut)
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+        await self.control.close()
+        await _end_models(self.catalog, self.workers, self.streams)
+        await self.python.close()
+
+
+async def _open_models(settings: Settings, backends: Callable[[str], Backend], spans: SpanSink) -> _Models:
+    """Make what loads and runs models; nothing is loaded yet. Raises StartFailed."""
+    workers, streams, catalog = WorkerThreads(settings.cores), JobThreads(), Catalog()
+    machine = Machine(
+        clock=LoopClock(asyncio.get_running_loop()),
+        cores=Cores(settings.cores),
+        workers=workers,
+        devices=Devices(dict(settings.device_classes)),
+        max_items=settings.max_queue_items,
+        max_bytes=settings.max_queue_bytes,
+        max_batch_bytes=settings.max_batch_bytes,
+    )
     quality = Quality(catalog.serves)
     group_store = _group_store(settings)
+    stores = _model_stores(settings, catalog)
+    remote: list[RemoteStore | GroupStore] = [store for store in stores if isinstance(store, RemoteStore)]
+    if group_store is not None:
+        remote.append(group_store)
+    scripting = Scripting(machine.clock.now)
+    python = PythonBackend(scripting, environment=settings.load_defaults.python_environment)
+    budgets = {HOST: settings.model_memory_bytes} if settings.model_memory_bytes else {}
+    if settings.gpu_memory_bytes:
+        budgets |= {gpu_name(gpu.number): settings.gpu_memory_bytes for gpu in await asyncio.to_thread(list_gpus)}
+    tools = LoadTools(
+        find_backend=lambda name: python if name == python.name else backends(name),
+        make_scheduler=_Schedulers(machine, streams, Ledger(catalog.serves), quality).make,
+        machine=machine,
+        leave_s=settings.default_timeout_s,
+        # Test doubles open no files.
+        check=CheckPool(settings.check_timeout_s) if backends is find_backend else None,
+        defaults=settings.load_defaults,
+        load_threads=settings.load_threads,
+    )
+    control = ModelControl(
+        catalog,
+        stores,
+        tools,
+        mode=settings.control_mode,
+        poll_s=settings.poll_s,
+        memory=ModelMemory(budgets, young_s=settings.young_s, young_loads=settings.young_loads),
+        used_bytes=lambda: _used_bytes(budgets),
+        artefacts=_artefacts(settings, spans, group_store),
+    )
+    scripting.wait = control.demand.wait
+    dataplane = scripting.dataplane = Dataplane(catalog, machine.clock.now)
+    return _Models(
+        machine=machine,
+        workers=workers,
+        streams=streams,
+        catalog=catalog,
+        quality=quality,
+        python=python,
+        remote=remote,
+        control=control,
+        dataplane=dataplane,
+    )
+
+
+def _model_stores(settings: Settings, catalog: Catalog) -> Sequence[ModelStore]:
     try:
-        stores = open_stores(
+        return open_stores(
             settings.repositories,
             settings.model_cache,
             max_cache_bytes=settings.max_cache_bytes,
@@ -171,194 +314,108 @@ async def open_unit(
     except LoadFailed as failure:
         missing = any(isinstance(each, Path) and not each.is_dir() for each in settings.repositories)
         raise StartFailed(failure.reason + (": pass --model-repository DIR" if missing else "")) from failure
-    remote: list[RemoteStore | GroupStore] = [store for store in stores if isinstance(store, RemoteStore)]
-    if group_store is not None:
-        remote.append(group_store)
 
-    scripting = Scripting(clock.now)
-    python = PythonBackend(scripting, environment=settings.load_defaults.python_environment)
 
-    def backend_of(name: str) -> Backend:
-        return python if name == python.name else backends(name)
+@dataclass(frozen=True, slots=True)
+class _Schedulers:
+    """Makes the scheduler of each version. streams: the threads of jobs that wait for others."""
 
-    def make_scheduler(loaded: LoadedVersion) -> Scheduler:
-        items, size_bytes = settings.max_queue_items, settings.max_queue_bytes
-        statistics = ledger.open(loaded.spec.name, loaded.spec.version)
+    machine: Machine
+    streams: JobThreads
+    ledger: Ledger
+    quality: Quality
+
+    def make(self, loaded: LoadedVersion) -> Scheduler:
+        """Make the batcher or the ensemble of a version that is loaded."""
+        machine = self.machine
+        statistics = self.ledger.open(loaded.spec.name, loaded.spec.version)
         statistics.first_response_buckets(first_response_buckets(loaded.config) or FIRST_RESPONSE_MS)
         if loaded.spec.steps:
-            return Ensemble(
-                loaded.spec,
-                clock=clock,
-                max_items=items,
-                max_bytes=size_bytes,
-                statistics=statistics,
-                devices=devices,
-            )
+            return Ensemble(loaded.spec, machine, statistics)
         # Jobs that wait for their reader or for another model run in threads of their own, so that they take no cores
         # from the other models.
         apart = loaded.spec.decoupled or takes_requests(loaded.sessions[0])
+        if apart:
+            machine = replace(machine, cores=Cores(loaded.spec.instances), workers=self.streams)
         batcher = Batcher(
             loaded.spec,
             loaded.slots,
-            clock=clock,
-            cores=Cores(loaded.spec.instances) if apart else cores,
-            workers=streams if apart else workers,
+            machine,
             units=1 if apart else loaded.units,
-            max_items=items,
-            max_bytes=size_bytes,
-            max_batch_bytes=settings.max_batch_bytes,
-            # A batch on a GPU may wait for the capture of a graph (`backends.gpu_work`), which the loop must not do.
-            inline_s=INLINE_S if all(device is devices.host for device in loaded.devices) else 0.0,
             statistics=statistics,
-            devices=devices,
             placed=loaded.placed,
         )
-        quality.open(loaded.spec, statistics, loaded.reference)
+        self.quality.open(loaded.spec, statistics, loaded.reference)
         if loaded.run_s is not None:
             batcher.curve.observe(1, loaded.run_s)
         return batcher
 
-    budgets = {HOST: settings.model_memory_bytes} if settings.model_memory_bytes else {}
-    if settings.gpu_memory_bytes:
-        budgets |= {gpu_name(gpu.number): settings.gpu_memory_bytes for gpu in await asyncio.to_thread(list_gpus)}
-    spans = sink if sink is not None else open_sink("inference")
-    tools = LoadTools(
-        find_backend=backend_of,
-        make_scheduler=make_scheduler,
-        cores=settings.cores,
-        leave_s=settings.default_timeout_s,
-        # Test doubles open no files.
-        check=CheckPool(settings.check_timeout_s) if backends is find_backend else None,
-        defaults=settings.load_defaults,
-        load_threads=settings.load_threads,
-        devices=devices,
-    )
-    control = ModelControl(
-        catalog,
-        stores,
-        tools,
-        mode=settings.control_mode,
-        poll_s=settings.poll_s,
-        clock=clock,
-        memory=ModelMemory(budgets, young_s=settings.young_s, young_loads=settings.young_loads),
-        used_bytes=lambda: _used_bytes(budgets),
-        max_items=settings.max_queue_items,
-        max_bytes=settings.max_queue_bytes,
-        artefacts=_artefacts(settings, spans, group_store),
-    )
-    scripting.wait = control.demand.wait
-    dataplane = scripting.dataplane = Dataplane(catalog, clock.now)
-    peers = TrustedPeers(settings.trusted_peers)
-    meter = Meter(catalog, AccessLog(settings.access_log) if settings.access_log else None)
-    log = LogSettings(settings.log_file)  # nothing may fail from here until `sockets` owns it
-    surface = Surface(
-        catalog=catalog,
-        control=control,
-        dataplane=dataplane,
-        peers=peers,
-        sink=spans,
-        log=log,
-        meter=meter,
-        devices=devices,
-        quality=quality,
-        default_timeout_s=settings.default_timeout_s,
-        strict_readiness=settings.strict_readiness,
-        server_id=settings.server_id,
-    )
-    with ExitStack() as sockets:
-        for store in remote:
-            sockets.callback(store.close)
-        sockets.callback(surface.log.close)
-        sockets.callback(surface.meter.close)
-        log.change(settings.log)
 
-        def bind(host: str, port: int, what: str) -> socket.socket:
-            return sockets.enter_context(listen(host, port, f"inference {what}"))
+@dataclass(slots=True, kw_only=True)
+class _Ports:
+    """The servers of the unit. metrics: the socket of the metrics port. None for a port that is not open."""
 
-        http_socket = grpc_socket = metrics_socket = None
-        if settings.http_port is not None:
-            http_socket = bind(settings.http_host, settings.http_port, "HTTP")
-        if settings.grpc_port is not None:
-            grpc_socket = bind(settings.grpc_host, settings.grpc_port, "gRPC")
-            surface.grpc_address = served_at(grpc_socket)
-        if settings.metrics_port is not None:
-            metrics_socket = bind(settings.metrics_host, settings.metrics_port, "metrics")
-        encodings = Encodings(settings.max_body_bytes)
-        large_json = LargeJson(clock, settings.max_body_bytes)
-        http_server, local = None, is_loopback(settings.http_host)
-        frontend = HttpFrontend(surface, encodings, large_json, local=local)
-        if http_socket is not None:
-            http_server = await serve_http(
-                frontend.handle,
-                http_socket,
-                # A refused body is still read to its end: a gateway that is sending would otherwise see a reset and no
-                # reason.
-                limits=HttpLimits(max_body_bytes=settings.max_body_bytes, drain_bytes=settings.max_body_bytes),
-                refuse=frontend.refuse,
-                explain=frontend.explain,
-                views=frontend.views,
-            )
-        grpc_frontend, grpc_server = GrpcFrontend(surface), None
-        if grpc_socket is not None:
-            grpc_server = await serve_grpc(
-                grpc_frontend,
-                grpc_socket,
-                surface,
-                encodings,
-                max_message_bytes=settings.max_body_bytes,
-                max_age_s=inf if settings.grpc_max_age_ms is None else settings.grpc_max_age_ms / 1e3,
-            )
-        servers = [server for server in (http_server, grpc_server) if server is not None]
-        surface.under_way = lambda: sum(server.under_way for server in servers)
-        usage = _usage_ledger(settings, devices)
-        if usage is not None:
-            surface.usage = usage.counts
-        end_control = asyncio.Event()
-        async with asyncio.TaskGroup() as group:
-            if metrics_socket is not None:
-                gpus = GpuLoads() if settings.gpu_metrics else None
-                group.create_task(serve_control(control_app(surface, gpus), metrics_socket, end_control))
-            recording = None if usage is None else group.create_task(usage.run())
-            loading = asyncio.create_task(control.start(settings.load_models))
-            try:
-                if await _done(loading, stop) and settings.exit_on_error:
-                    _refuse_failures(catalog, control)
-                yield Unit(
-                    http_port=http_server.port if http_server is not None else 0,
-                    grpc_port=grpc_server.port if grpc_server is not None else 0,
-                    metrics_port=metrics_socket.getsockname()[1] if metrics_socket is not None else 0,
-                    catalog=catalog,
-                    surface=surface,
-                    large_json=large_json,
-                )
-            finally:
-                surface.stopping = True
-                # a load in progress counts as a request in progress: it must not delay the end of the others
-                python.stop()
-                # the same holds for what the load fetches
-                await asyncio.gather(*(asyncio.to_thread(store.close) for store in remote))
-                _log.info(
-                    "stopping: %d request(s) in progress have at most %g s", surface.under_way(), settings.drain_s
-                )
-                grpc_frontend.stop(settings.drain_s)
-                await _drain(servers, settings.drain_s)
-                if cut := _under_way(catalog):
-                    _log.warning("stopping: %d request(s) did not end in time and are cut off", cut)
-                loading.cancel()
-                await asyncio.gather(loading, return_exceptions=True)
-                await control.close()
-                await _end_models(catalog, workers, streams)
-                await python.close()
-                if usage is not None and recording is not None:
-                    await usage.close()
-                    recording.cancel()
-                end_control.set()
-                await asyncio.to_thread(quality.thread.close)
-                await asyncio.to_thread(encodings.close)
-                await asyncio.to_thread(large_json.close)
-                await asyncio.to_thread(surface.sink.close)
-                await asyncio.to_thread(surface.meter.close)
-                _log.info("stopped")
+    http: HttpServer | None
+    grpc: HttpServer | None
+    metrics: socket.socket | None
+    calls: GrpcFrontend
+    encodings: Encodings
+    large_json: LargeJson
+
+    def servers(self) -> Sequence[HttpServer]:
+        return [server for server in (self.http, self.grpc) if server is not None]
+
+    async def drain(self, surface: Surface, drain_s: float) -> None:
+        """Let the requests in progress end; wait at most `drain_s` seconds."""
+        _log.info("stopping: %d request(s) in progress have at most %g s", surface.under_way(), drain_s)
+        self.calls.stop(drain_s)
+        await _drain(self.servers(), drain_s)
+
+
+async def _open_ports(settings: Settings, surface: Surface, clock: Clock, cleanup: ExitStack) -> _Ports:
+    """Open all ports, then answer on those for models. cleanup: closes the sockets. Raises StartFailed."""
+
+    def bind(host: str, port: int | None, what: str) -> socket.socket | None:
+        return None if port is None else cleanup.enter_context(listen(host, port, f"inference {what}"))
+
+    http_socket = bind(settings.http_host, settings.http_port, "HTTP")
+    grpc_socket = bind(settings.grpc_host, settings.grpc_port, "gRPC")
+    metrics_socket = bind(settings.metrics_host, settings.metrics_port, "metrics")
+    encodings, large_json = Encodings(settings.max_body_bytes), LargeJson(clock, settings.max_body_bytes)
+    calls = GrpcFrontend(surface)
+    http_server = grpc_server = None
+    if http_socket is not None:
+        frontend = HttpFrontend(surface, encodings, large_json, local=is_loopback(settings.http_host))
+        http_server = await serve_http(
+            frontend.handle,
+            http_socket,
+            # A refused body is still read to its end: a gateway that is sending would otherwise see a reset and no
+            # reason.
+            limits=HttpLimits(max_body_bytes=settings.max_body_bytes, drain_bytes=settings.max_body_bytes),
+            refuse=frontend.refuse,
+            explain=frontend.explain,
+            views=frontend.views,
+        )
+    if grpc_socket is not None:
+        surface.grpc_address = served_at(grpc_socket)
+        grpc_server = await serve_grpc(
+            calls,
+            grpc_socket,
+            surface,
+            encodings,
+            max_message_bytes=settings.max_body_bytes,
+            max_age_s=inf if settings.grpc_max_age_ms is None else settings.grpc_max_age_ms / 1e3,
+        )
+    ports = _Ports(
+        http=http_server,
+        grpc=grpc_server,
+        metrics=metrics_socket,
+        calls=calls,
+        encodings=encodings,
+        large_json=large_json,
+    )
+    surface.under_way = lambda: sum(server.under_way for server in ports.servers())
+    return ports
 
 
 def _group_store(settings: Settings) -> GroupStore | None:

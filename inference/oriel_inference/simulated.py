@@ -17,6 +17,7 @@ import numpy as np
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Answer, Call, Reply
 from oriel_inference.batching.cores import Cores
+from oriel_inference.batching.machine import Machine
 from oriel_inference.batching.workers import Job
 from oriel_inference.clock import Timer, VirtualClock
 from oriel_inference.errors import InferenceError
@@ -280,11 +281,8 @@ class SimulatedServer:
             self.batchers[model.name] = Batcher(
                 model.spec(),
                 [SimulatedSession(host, model.seconds, hook, model.row_s) for _ in range(model.instances)],
-                clock=host,
-                cores=units,
-                workers=host,
+                Machine(clock=host, cores=units, workers=host, inline_s=0.0),
                 curve=_curve(model),
-                inline_s=0.0,
             )
 
     @property

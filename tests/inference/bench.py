@@ -9,6 +9,7 @@ from fake_backend import FakeSession, Gate
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Answer, Call
 from oriel_inference.batching.cores import Cores
+from oriel_inference.batching.machine import Machine
 from oriel_inference.clock import VirtualClock
 from oriel_inference.ensembles.scheduler import Ensemble
 from oriel_inference.errors import InferenceError, InvalidRequest
@@ -151,8 +152,10 @@ class Bench(Calls):
         self.cores = Cores(cores)
         self.bad: set[int] = set()  # numbers of calls with which every batch fails
         self.sessions = [Picky(self.bad) for _ in range(sessions or model.instances)]
+        own = {name: options.pop(name) for name in ("units", "curve", "statistics", "placed") if name in options}
         options.setdefault("inline_s", 0.0)
-        self.batcher = Batcher(model, self.sessions, clock=clock, cores=self.cores, workers=workers, **options)
+        machine = Machine(clock=clock, cores=self.cores, workers=workers, **options)
+        self.batcher = Batcher(model, self.sessions, machine, **own)
         super().__init__(self.batcher, clock, workers)
 
     def call(

@@ -1,6 +1,7 @@
 """Configurations of ensembles, and a scheduler in virtual time over batchers of fake sessions."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from fake_backend import FakeSession, Gate
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Call
 from oriel_inference.batching.cores import Cores
+from oriel_inference.batching.machine import Machine
 from oriel_inference.catalog import ServingModel
 from oriel_inference.clock import VirtualClock
 from oriel_inference.ensembles.graph import check_flow, check_models
@@ -94,6 +96,7 @@ class Flights(Calls):
     ) -> None:
         clock, workers = clock or VirtualClock(), ManualWorkers()
         self.cores = Cores(cores)
+        machine = Machine(clock=clock, cores=self.cores, workers=workers, inline_s=0.0)
         self.sessions: dict[str, FakeSession] = {}
         self.batchers: dict[str, Batcher] = {}
         self.serving: dict[str, ServingModel] = {}
@@ -107,19 +110,11 @@ class Flights(Calls):
                 for tensors in (part.inputs, part.outputs)
             ]
             session = self.sessions[name] = FakeSession(infos[0], infos[1], gate=Gate())
-            batcher = self.batchers[name] = Batcher(
-                part,
-                [session],
-                clock=clock,
-                cores=self.cores,
-                workers=workers,
-                inline_s=0.0,
-                max_items=step_items,
-            )
+            batcher = self.batchers[name] = Batcher(part, [session], replace(machine, max_items=step_items))
             self.serving[name] = ServingModel(part, pb.ModelConfig(), batcher, [session], 0.0)
         judged(spec, {name: each.spec for name, each in self.serving.items()})
         self.spec = spec
-        self.ensemble = Ensemble(spec, clock=clock, **limits)
+        self.ensemble = Ensemble(spec, replace(machine, **limits))
         self.ensemble.bind([self.serving[step.model] for step in spec.steps])
         super().__init__(self.ensemble, clock, workers)
 

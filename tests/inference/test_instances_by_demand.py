@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Answer, Call
 from oriel_inference.batching.cores import Cores
+from oriel_inference.batching.machine import Machine
 from oriel_inference.batching.workers import Job
 from oriel_inference.clock import VirtualClock
 from oriel_inference.errors import InferenceError
@@ -152,14 +153,13 @@ class Shift:
 
     def __init__(self, split: tuple[int, int], rate: float, seed: int) -> None:
         self.clock = ComputeClock()
-        cores, workers = Cores(CORES), ComputeWorkers(self.clock)
+        workers = ComputeWorkers(self.clock)
+        machine = Machine(clock=self.clock, cores=Cores(CORES), workers=workers, inline_s=0.0)
         self.batchers = []
         for instances in split:
             session = ComputeSession(self.clock)
             model = spec(alone=True, instances=instances)
-            self.batchers.append(
-                Batcher(model, [session] * instances, clock=self.clock, cores=cores, workers=workers, inline_s=0.0)
-            )
+            self.batchers.append(Batcher(model, [session] * instances, machine))
         self.in_time: dict[tuple[int, int], int] = {}
         random = np.random.default_rng(seed)
         start = self.clock.now()

@@ -15,6 +15,7 @@ from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Answer
 from oriel_inference.batching.cores import Cores
 from oriel_inference.batching.device import Devices
+from oriel_inference.batching.machine import Machine
 from oriel_inference.errors import BackendFailed, DeadlineExceeded, InferenceError, InvalidRequest
 
 from .bench import Bench, X, Y, spec
@@ -32,10 +33,7 @@ class Requests(Bench):
         self._served = self.batcher = Batcher(
             self.batcher.spec,
             self.takers,
-            clock=self.clock,
-            cores=self.cores,
-            workers=self.workers,
-            devices=devices,
+            Machine(clock=self.clock, cores=self.cores, workers=self.workers, devices=devices or Devices()),
         )
 
 

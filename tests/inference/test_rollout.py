@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.cores import Cores
+from oriel_inference.batching.machine import Machine
 from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.catalog import Catalog, ServingModel
 from oriel_inference.clock import VirtualClock
@@ -50,15 +51,15 @@ class Room:
         self.catalog.loading = False
         self.tasks: list[asyncio.Task[Any]] = []
         self.offers: dict[str, dict[int, ModelSpec | LoadFailed]] = {}
-        clock, cores, workers = VirtualClock(), Cores(4), ManualWorkers()
+        machine = Machine(clock=VirtualClock(), cores=Cores(4), workers=ManualWorkers())
 
         self.made: list[Ensemble | Batcher] = []
 
         def make(loaded: LoadedVersion) -> Scheduler:
             if loaded.spec.steps:
-                self.made.append(Ensemble(loaded.spec, clock=clock))
+                self.made.append(Ensemble(loaded.spec, machine))
             else:
-                self.made.append(Batcher(loaded.spec, loaded.sessions, clock=clock, cores=cores, workers=workers))
+                self.made.append(Batcher(loaded.spec, loaded.sessions, machine))
             return self.made[-1]
 
         self.rollout = Rollout(
@@ -66,7 +67,7 @@ class Room:
             LoadTools(
                 find_backend=lambda name: None,  # type: ignore[arg-type, return-value]
                 make_scheduler=make,
-                cores=2,
+                machine=replace(machine, cores=Cores(2)),
                 leave_s=1.0,
                 check=None,
             ),

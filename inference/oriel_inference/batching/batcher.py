@@ -32,22 +32,21 @@ from typing import cast
 from oriel_inference.backends import DecoupledSession, RequestSession, Session, resident_memory, takes_requests
 from oriel_inference.batching.assemble import Results, execute
 from oriel_inference.batching.call import Answer, BatchTimes, Call, deliver, lateness
-from oriel_inference.batching.cores import Cores
-from oriel_inference.batching.device import Accounts, Device, Devices
+from oriel_inference.batching.device import Accounts, Device
 from oriel_inference.batching.failed_callers import FailedCallers
 from oriel_inference.batching.levels import LevelBounds
 from oriel_inference.batching.line import AnswerLine
+from oriel_inference.batching.machine import Machine
 from oriel_inference.batching.pick import pick, unwrap
 from oriel_inference.batching.requests import RequestBatch
 from oriel_inference.batching.running import Running
-from oriel_inference.batching.service_times import INLINE_S, ServiceTimes
+from oriel_inference.batching.service_times import ServiceTimes
 from oriel_inference.batching.statistics import Statistics
 from oriel_inference.batching.stream import Relay, execute_stream
 from oriel_inference.batching.swap import swap_sessions
 from oriel_inference.batching.verbose import log_batch, log_executed, log_failed
 from oriel_inference.batching.wait_estimate import WaitEstimate
-from oriel_inference.batching.workers import Workers
-from oriel_inference.clock import Clock, Timer
+from oriel_inference.clock import Timer
 from oriel_inference.errors import CallerLeft, DeadlineTooShort, InferenceError, QueueFull, ServerStopping
 from oriel_inference.model import ModelSpec
 from oriel_policies.waiting.batch import BatchBounds, Decision, Fill, Idle, Run, ServiceCurve, WaitUntil
@@ -64,46 +63,37 @@ class Batcher:
 
     sessions: one per instance, owned by the caller; several may be the same one.
     units: cores that one run takes.
-    max_items, max_bytes: bounds of the queue.
-    max_batch_bytes: input bytes of one execution; a single call may have more.
-    inline_s: batches that take less run on the loop.
     curve: measured service times to start with.
     statistics: counters to continue; new ones by default.
-    devices: of the server. placed: the device of each session; the host by default.
+    placed: the device of each session; the host by default.
     """
 
     def __init__(
         self,
         spec: ModelSpec,
         sessions: Sequence[Session],
+        machine: Machine,
         *,
-        clock: Clock,
-        cores: Cores,
-        workers: Workers,
         units: int = 1,
-        max_items: int = 10_000,
-        max_bytes: int = 256 << 20,
-        max_batch_bytes: int = 64 << 20,
-        inline_s: float = INLINE_S,
         curve: ServiceCurve | None = None,
         statistics: Statistics | None = None,
-        devices: Devices | None = None,
         placed: Sequence[Device] = (),
     ) -> None:
+        clock, cores, devices = machine.clock, machine.cores, machine.devices
         self.spec = spec
         self.units = min(max(1, units), cores.total)
         self.share = self.units / cores.total  # of the server, which one run keeps busy
         self.curve, self.statistics = curve or ServiceCurve(), statistics or Statistics()
-        self._devices = devices = devices or Devices()
+        self._devices = devices
         self._device_of = {id(session): device for session, device in zip(sessions, placed, strict=False)}
         self.accounts = Accounts(devices, spec.name, str(spec.version), placed[0] if placed else devices.host)
         self._clock = clock
         self._cores = cores
-        self._workers = workers
-        self._queue = SlaQueue(max_items=spec.queue.max_items or max_items, max_bytes=max_bytes)
+        self._workers = machine.workers
+        self._queue = SlaQueue(max_items=spec.queue.max_items or machine.max_items, max_bytes=machine.max_bytes)
         self._alone, self.resident = spec.bounds is None, resident_memory(sessions)
         self._bounds = replace(
-            spec.bounds or BatchBounds(max_rows=max(1, spec.max_batch_size)), max_bytes=max_batch_bytes
+            spec.bounds or BatchBounds(max_rows=max(1, spec.max_batch_size)), max_bytes=machine.max_batch_bytes
         )
         self._output_names = [output.name for output in spec.outputs]
         self._in_order = spec.queue.preserve_ordering
@@ -129,7 +119,9 @@ class Batcher:
         self._wait: Timer | None = None
         apart = bool(sessions) and takes_requests(sessions[0])  # it answers later: it cannot run on the loop
         self._failed = None if apart or spec.decoupled else FailedCallers(spec, clock.now)
-        self._service_times = ServiceTimes(self._bounds, self.curve, 0.0 if apart else inline_s)
+        # A batch on a GPU may wait for the capture of a graph (`backends.gpu_work`), which the loop must not do.
+        on_loop = not apart and all(device is devices.host for device in placed)
+        self._service_times = ServiceTimes(self._bounds, self.curve, machine.inline_s if on_loop else 0.0)
 
     # Joining and leaving the queue ------------------------------------------------------------------------------
 

@@ -26,10 +26,10 @@ from msgspec.structs import replace
 
 from oriel_inference.batching.assemble import reshaped_if_it_fits
 from oriel_inference.batching.call import NOTHING_KEPT, Answer, BatchTimes, Call, StepRun, deliver
-from oriel_inference.batching.device import Accounts, Devices
+from oriel_inference.batching.device import Accounts
+from oriel_inference.batching.machine import Machine
 from oriel_inference.batching.statistics import Statistics
 from oriel_inference.catalog import ServingModel
-from oriel_inference.clock import Clock
 from oriel_inference.ensembles.call_state import CallState
 from oriel_inference.ensembles.graph import Graph, fit_rank
 from oriel_inference.ensembles.step_limit import StepLimit
@@ -53,7 +53,7 @@ from oriel_wire.v2.messages import Array, InferRequest, ParameterValue, Requeste
 class Ensemble:
     """Runs the calls of one ensemble version. `bind` is called before the first call.
 
-    max_items, max_bytes: bounds of the calls in progress and of what they hold.
+    machine: its bounds are those of the calls in progress and of the bytes that they hold.
     statistics: counters to continue; new ones by default.
     """
 
@@ -65,24 +65,19 @@ class Ensemble:
     def __init__(
         self,
         spec: ModelSpec,
-        *,
-        clock: Clock,
-        max_items: int = 10_000,
-        max_bytes: int = 256 << 20,
+        machine: Machine,
         statistics: Statistics | None = None,
-        devices: Devices | None = None,
     ) -> None:
         self.spec = spec
-        devices = devices or Devices()
-        self.accounts = Accounts(devices, spec.name, str(spec.version), devices.host)
+        self.accounts = Accounts(machine.devices, spec.name, str(spec.version), machine.devices.host)
         self.statistics = statistics or Statistics()
         self.models: tuple[ServingModel, ...] = ()
         self._graph = Graph(spec)
         self._inputs = frozenset(tensor.name for tensor in spec.inputs)
         self._outputs = frozenset(tensor.name for tensor in spec.outputs)
-        self._clock = clock
-        self._max_items = max_items
-        self._max_bytes = max_bytes
+        self._clock = machine.clock
+        self._max_items = machine.max_items
+        self._max_bytes = machine.max_bytes
         self._states: dict[Call, CallState] = {}
         self._size_bytes = 0
         self._limits = [StepLimit[CallState](spec.max_inflight) for _ in spec.steps if spec.max_inflight]

@@ -30,7 +30,6 @@ from typing import Any
 from oriel_inference.artefacts.keeper import ArtefactKeeper
 from oriel_inference.artefacts.records import ArtefactSettings
 from oriel_inference.catalog import Catalog, Entry, ServingModel
-from oriel_inference.clock import Clock
 from oriel_inference.errors import (
     ControlRefused,
     InferenceError,
@@ -65,7 +64,6 @@ class ModelControl:
     poll_s: time between polls.
     memory: the budgets of memory.
     used_bytes: returns device -> bytes in use there now; blocks.
-    max_items, max_bytes: bounds of the calls that wait for one model to be loaded.
     artefacts: None makes no compiled artefacts, whatever configurations ask for.
     """
 
@@ -77,11 +75,8 @@ class ModelControl:
         *,
         mode: str,
         poll_s: float,
-        clock: Clock,
         memory: ModelMemory,
         used_bytes: Callable[[], Mapping[str, int]],
-        max_items: int,
-        max_bytes: int,
         artefacts: ArtefactSettings | None = None,
     ) -> None:
         self._catalog = catalog
@@ -101,13 +96,8 @@ class ModelControl:
             self._repositories,
             self._rollout,
             mode=mode,
-            clock=clock,
-            spawn=self.spawn,
-            find_backend=tools.find_backend,
             memory=memory,
             used_bytes=used_bytes,
-            max_items=max_items,
-            max_bytes=max_bytes,
         )
         self.demand, self.memory = self._loader.demand, self._loader.memory
         self.artefacts: ArtefactKeeper | None = None
@@ -116,7 +106,7 @@ class ModelControl:
                 artefacts,
                 catalog=catalog,
                 spawn=self.spawn,
-                from_thread=clock.call_from_thread,
+                from_thread=tools.machine.clock.call_from_thread,
                 grow=self.memory.grow,
             )
 

@@ -9,9 +9,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from oriel_inference.backends import Backend
 from oriel_inference.catalog import Catalog
-from oriel_inference.clock import Clock
 from oriel_inference.ensembles.parts import MAX_DEPTH
 from oriel_inference.errors import InferenceError, LoadFailed, ModelMemoryFull
 from oriel_inference.models.demand import Demand
@@ -57,7 +55,6 @@ class Loader:
     mode: the control mode.
     memory: the budgets of memory.
     used_bytes: returns device -> bytes in use there now; blocks.
-    max_items, max_bytes: bounds of the calls that wait for one model to be loaded.
     """
 
     def __init__(
@@ -67,21 +64,22 @@ class Loader:
         rollout: Rollout,
         *,
         mode: str,
-        clock: Clock,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
-        find_backend: Callable[[str], Backend],
         memory: ModelMemory,
         used_bytes: Callable[[], Mapping[str, int]],
-        max_items: int,
-        max_bytes: int,
     ) -> None:
+        tools, spawn = rollout.tools, rollout.spawn
         self._catalog = catalog
         self._repositories = repositories
         self._rollout = rollout
         self._mode = mode
-        self._find_backend = find_backend if memory.budgets.keys() - {HOST} else None
+        self._find_backend = tools.find_backend if memory.budgets.keys() - {HOST} else None
         self.demand = Demand(
-            catalog, clock=clock, spawn=spawn, bring=self._bring, max_items=max_items, max_bytes=max_bytes
+            catalog,
+            clock=tools.machine.clock,
+            spawn=spawn,
+            bring=self._bring,
+            max_items=tools.machine.max_items,
+            max_bytes=tools.machine.max_bytes,
         )
         self.progress = LoadProgress()
         self.memory = MemoryBudget(memory, catalog, rollout, demand=self.demand, spawn=spawn, used_bytes=used_bytes)

@@ -23,7 +23,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from oriel_inference.backends import Backend
-from oriel_inference.batching.device import Devices
+from oriel_inference.batching.machine import Machine
 from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.catalog import ON_DEMAND, UNLOADED, UNTRIED, Catalog, Entry, ServingModel
 from oriel_inference.ensembles.parts import judge, labelled
@@ -77,19 +77,20 @@ class LoadFailures:
 class LoadTools:
     """The means of a server to load versions.
 
-    leave_s: how long a version that leaves may take to finish its requests.
+    find_backend: returns the backend that a configuration names.
+    make_scheduler: returns the batcher or the ensemble of a version that is loaded.
+    leave_s: seconds that a version that leaves may take to finish its requests.
+    check: tries model files in other processes first; None opens them at once.
     load_threads: how many models load at once (at most MAX_SLOTS); 0 lets the server choose.
-    devices: the server's.
     """
 
     find_backend: Callable[[str], Backend]
     make_scheduler: Callable[[LoadedVersion], Scheduler]
-    cores: int
+    machine: Machine
     leave_s: float
     check: CheckPool | None
     defaults: LoadDefaults = field(default_factory=LoadDefaults)
     load_threads: int = 0
-    devices: Devices = field(default_factory=Devices)
 
 
 class Rollout:
@@ -109,11 +110,11 @@ class Rollout:
     ) -> None:
         self._published = published
         self._catalog = catalog
-        self._tools = tools
-        self._spawn = spawn
+        self.tools = tools
+        self.spawn = spawn
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         # One file that hangs must not stop all loads, not even on one core.
-        self._slots = LoadSlots(min(MAX_SLOTS, tools.load_threads or max(2, tools.cores)))
+        self._slots = LoadSlots(min(MAX_SLOTS, tools.load_threads or max(2, tools.machine.cores.total)))
         self._ensembles: dict[str, dict[int, ServingModel]] = {}  # the newest of each, whether it can serve or not
         self._last_load = 0.0
         self._closing: dict[ServingModel, asyncio.Task[None]] = {}
@@ -149,14 +150,14 @@ class Rollout:
                 loading = Loading(
                     stores[0],
                     name,
-                    find_backend=self._tools.find_backend,
-                    cores=self._tools.cores,
+                    find_backend=self.tools.find_backend,
+                    cores=self.tools.machine.cores.total,
                     models=models,
-                    check=self._tools.check,
+                    check=self.tools.check,
                     override=override,
                     have=have,
-                    defaults=self._tools.defaults,
-                    devices=self._tools.devices,
+                    defaults=self.tools.defaults,
+                    devices=self.tools.machine.devices,
                     slot=slot.taken,
                     reserve=reserve,
                 )
@@ -237,7 +238,7 @@ class Rollout:
         return ServingModel(
             loaded.spec,
             loaded.config,
-            self._tools.make_scheduler(loaded),
+            self.tools.make_scheduler(loaded),
             loaded.sessions,
             load_s,
             loaded.identity,
@@ -247,8 +248,8 @@ class Rollout:
 
     def _end_check_later(self) -> None:
         self._last_load = time.monotonic()
-        if self._tools.check is not None and not self._catalog.loading:
-            self._spawn(self._end_check(self._tools.check, self._last_load))
+        if self.tools.check is not None and not self._catalog.loading:
+            self.spawn(self._end_check(self.tools.check, self._last_load))
 
     async def _end_check(self, check: CheckPool, since: float) -> None:
         await asyncio.sleep(CHECK_IDLE_S)
@@ -419,12 +420,12 @@ class Rollout:
                 if serving.artefact is not None:
                     serving.artefact.happened(ArtefactEvent.LEFT)
                 self._catalog.leaving.append(serving)
-                self._closing[serving] = self._spawn(self._finish(serving))
+                self._closing[serving] = self.spawn(self._finish(serving))
 
     async def _finish(self, serving: ServingModel) -> None:
         """Close a version when its last request has ended. A batch that hangs keeps its session."""
         batcher = serving.batcher
-        ends = time.monotonic() + self._tools.leave_s
+        ends = time.monotonic() + self.tools.leave_s
         while batcher.pending or batcher.running or serving.holds:
             if time.monotonic() >= ends:
                 break
