@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 
@@ -105,7 +105,7 @@ def _nobody(_: Answer | InferenceError) -> None:
     pass
 
 
-class Call:
+class Call(msgspec.Struct, kw_only=True, eq=False):
     """A request as the batcher sees it.
 
     inputs: name -> [rows, ...].
@@ -125,79 +125,46 @@ class Call:
     usage: the row that counts what the call uses; None for calls that nobody accounts for.
     source: the client's request and its context, for models that take requests one by one.
     keep: the outputs that may stay in the memory of the model's device, because only models there need them.
+    started_s: when it left the queue for a batch; 0 before.
+    ticket: its place in the queue, made with it.
     """
 
-    __slots__ = (
-        "arrived_s",
-        "caller",
-        "deadline",
-        "delays",
-        "emit",
-        "finished",
-        "inputs",
-        "keep",
-        "level",
-        "relay",
-        "reply",
-        "request_id",
-        "rows",
-        "signature",
-        "source",
-        "started_s",
-        "ticket",
-        "usage",
-    )
+    inputs: Mapping[str, Array]
+    rows: int
+    signature: Hashable
+    arrived_s: float
+    deadline: float
+    reply: Reply
+    band: int = 0
+    tenant: str = ""
+    size_bytes: int = 0
+    give_up_s: float | None = None
+    delays: bool = False
+    level: int = 0
+    admitted: bool = False
+    emit: Emit | None = None
+    relay: Closable | None = None
+    source: tuple[InferRequest, CallContext] | None = None
+    request_id: str = ""
+    caller: str = ""
+    usage: UsageRow | None = None
+    keep: frozenset[str] = NOTHING_KEPT
+    started_s: float = 0.0
+    finished: bool = False
+    ticket: Ticket = cast(Ticket, None)
 
-    def __init__(
-        self,
-        *,
-        inputs: Mapping[str, Array],
-        rows: int,
-        signature: Hashable,
-        arrived_s: float,
-        deadline: float,
-        reply: Reply,
-        band: int = 0,
-        tenant: str = "",
-        size_bytes: int = 0,
-        give_up_s: float | None = None,
-        delays: bool = False,
-        level: int = 0,
-        emit: Emit | None = None,
-        admitted: bool = False,
-        source: tuple[InferRequest, CallContext] | None = None,
-        request_id: str = "",
-        caller: str = "",
-        usage: UsageRow | None = None,
-        keep: frozenset[str] = NOTHING_KEPT,
-    ) -> None:
-        self.inputs = inputs
-        self.keep = keep
-        self.usage = usage
-        self.rows = rows
-        self.signature = signature
-        self.arrived_s = arrived_s
-        self.deadline = deadline
-        self.reply = reply
-        self.emit = emit
-        self.delays = delays
-        self.level = level
-        self.relay: Closable | None = None
-        self.source = source
-        self.request_id = request_id
-        self.caller = caller
-        self.started_s = 0.0  # when it left the queue for a batch; 0 before
-        self.finished = False
+    def __post_init__(self) -> None:
+        deadline, level = self.deadline, self.level
         self.ticket = Ticket(
-            band=band,
-            tenant=tenant,
-            deadline=deadline if give_up_s is None else min(deadline, give_up_s),
-            cost=rows,
-            size_bytes=size_bytes,
-            rows=rows,
+            band=self.band,
+            tenant=self.tenant,
+            deadline=deadline if self.give_up_s is None else min(deadline, self.give_up_s),
+            cost=self.rows,
+            size_bytes=self.size_bytes,
+            rows=self.rows,
             payload=self,
             order=deadline + level * _LEVEL_S if level else deadline,
-            admitted=admitted,
+            admitted=self.admitted,
         )
 
     def forget(self) -> None:
