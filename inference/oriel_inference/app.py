@@ -381,6 +381,8 @@ async def _open_ports(settings: Settings, surface: Surface, clock: Clock, cleanu
     http_socket = bind(settings.http_host, settings.http_port, "HTTP")
     grpc_socket = bind(settings.grpc_host, settings.grpc_port, "gRPC")
     metrics_socket = bind(settings.metrics_host, settings.metrics_port, "metrics")
+    if grpc_socket is not None:
+        surface.grpc_address = served_at(grpc_socket)
     encodings, large_json = Encodings(settings.max_body_bytes), LargeJson(clock, settings.max_body_bytes)
     calls = GrpcFrontend(surface)
     http_server = grpc_server = None
@@ -397,7 +399,6 @@ async def _open_ports(settings: Settings, surface: Surface, clock: Clock, cleanu
             views=frontend.views,
         )
     if grpc_socket is not None:
-        surface.grpc_address = served_at(grpc_socket)
         grpc_server = await serve_grpc(
             calls,
             grpc_socket,

@@ -38,7 +38,7 @@ from oriel_inference.batching.levels import LevelBounds
 from oriel_inference.batching.line import AnswerLine
 from oriel_inference.batching.machine import Machine
 from oriel_inference.batching.pick import pick, unwrap
-from oriel_inference.batching.requests import RequestBatch
+from oriel_inference.batching.requests import Ends, RequestBatch
 from oriel_inference.batching.running import Running
 from oriel_inference.batching.service_times import ServiceTimes
 from oriel_inference.batching.statistics import Statistics
@@ -346,11 +346,9 @@ class Batcher:
             session,
             batch.calls,
             self._clock,
-            finish=finish,
-            free=free,
-            fail=self._fail,
-            statistics=self.statistics,
-            device=device,
+            Ends(finish, free, self._fail),
+            self.statistics,
+            device,
         ).start()
         starting = False
 

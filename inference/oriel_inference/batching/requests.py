@@ -5,6 +5,7 @@ of it is finished.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from oriel_inference.backends import Outputs, Request, RequestSession
 from oriel_inference.batching.assemble import Outcome, Results, concatenate, reshaped_if_it_fits
@@ -20,12 +21,22 @@ from oriel_policies.metering.shares import split
 from oriel_wire.v2.messages import Array
 
 
-class RequestBatch:
-    """The Execution of `calls`.
+class Ends(NamedTuple):
+    """The callbacks of one execution.
 
     finish: receives the results of some of the calls, and whether they are the last.
     free: called when the instance is idle again.
     fail: ends a call with an error.
+    """
+
+    finish: Callable[[Results, bool], None]
+    free: Callable[[], None]
+    fail: Callable[[Call, InferenceError], None]
+
+
+class RequestBatch:
+    """The Execution of `calls`.
+
     statistics: counts the responses of a decoupled model.
     device: what the session runs on. The calls that are not answered yet share its time by their rows.
     """
@@ -36,10 +47,7 @@ class RequestBatch:
         session: RequestSession,
         calls: Sequence[Call],
         clock: Clock,
-        *,
-        finish: Callable[[Results, bool], None],
-        free: Callable[[], None],
-        fail: Callable[[Call, InferenceError], None],
+        ends: Ends,
         statistics: Statistics,
         device: Device,
     ) -> None:
@@ -52,9 +60,7 @@ class RequestBatch:
         self._session = session
         self._calls = calls
         self._clock = clock
-        self._finish = finish
-        self._free = free
-        self._fail = fail
+        self._finish, self._free, self._fail = ends
         self._results: list[Outputs | InferenceError | None] = [None] * len(calls)
         self._unanswered = len(calls)
         self._started = self._began = self._computed = clock.now()

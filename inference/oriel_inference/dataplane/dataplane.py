@@ -6,14 +6,13 @@ There is no task per request.
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
 from oriel_inference.backends import Outputs
 from oriel_inference.batching.call import Answer, Call, Reply
-from oriel_inference.batching.call import Emit as CallEmit
 from oriel_inference.catalog import Catalog, ServingModel
 from oriel_inference.errors import CallerLeft, InferenceError, InvalidRequest, NotSupported
 from oriel_inference.fitting import Fitted, check_parameters
@@ -162,14 +161,14 @@ class Dataplane:
         inference.call = call = self.call(
             serving,
             fitted,
-            fitted.inputs,
             ctx,
+            request,
             queued_s=now,
             size_bytes=size_bytes,
             finish=inference.finish,
-            emit=_relayed(serving, request, emit) if decoupled and emit is not None else None,
-            request=request,
         )
+        if decoupled and emit is not None:
+            call.emit = _relayed(serving, request, emit)
         serving.batcher.submit(call)
         return inference.leave
 
@@ -177,18 +176,18 @@ class Dataplane:
         self,
         serving: ServingModel,
         fitted: Fitted,
-        inputs: Mapping[str, Array],
         ctx: CallContext,
+        request: InferRequest,
         *,
         queued_s: float,
         size_bytes: int,
         finish: Reply,
-        request: InferRequest,
-        emit: CallEmit | None = None,
     ) -> Call:
         """Make the batcher's call of a request that fits its model.
 
-        inputs: used instead of the inputs of `fitted`.
+        queued_s: the time from which the request waits.
+        size_bytes: memory that the request occupies while it waits.
+        finish: called with the answer or the error.
         request: the client's request; its inputs may be missing.
         """
         policy = serving.spec.queue.of(fitted.level)
@@ -205,7 +204,7 @@ class Dataplane:
                 (deadline - queued_s) * 1e3,
             )
         return Call(
-            inputs=inputs,
+            inputs=fitted.inputs,
             rows=fitted.rows,
             signature=fitted.signature,
             arrived_s=queued_s,
@@ -217,7 +216,6 @@ class Dataplane:
             tenant=ctx.tenant,
             size_bytes=size_bytes,
             level=fitted.level,
-            emit=emit,
             source=(request, ctx) if serving.wants_source else None,
             request_id=ctx.request_id,
             caller=ctx.tenant or ctx.connection,

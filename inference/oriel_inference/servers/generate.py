@@ -34,25 +34,24 @@ _EVENTS = (("content-type", "text/event-stream; charset=utf-8"), *UNBUFFERED)
 def generate(surface: Surface, exchange: Exchange, model: str, version: str, body: bytes, *, stream: bool) -> None:
     """Answer one request, now or when the model has answered."""
     _, ctx, record = begin(surface, exchange)
-    _start(surface, exchange, model, version, body, ctx, record, stream=stream)
+    _start(surface, exchange, (model, version), body, ctx, record, stream)
 
 
 def _start(
     surface: Surface,
     exchange: Exchange,
-    model: str,
-    version: str,
+    named: tuple[str, str],
     body: bytes,
     ctx: CallContext,
     record: RequestRecord,
-    *,
     stream: bool,
 ) -> None:
+    model, version = named
     try:
         try:
             serving = surface.catalog.get(model, version)
         except NotLoaded:
-            again = partial(_start, surface, exchange, model, version, body, ctx, record, stream=stream)
+            again = partial(_start, surface, exchange, named, body, ctx, record, stream)
             wait(surface, exchange, model, ctx, record, len(body), again)
             return
         check_expanded(exchange, len(body))

@@ -165,13 +165,13 @@ class _InferCall:
         self._submitted = submitted = dataplane.call(
             known.serving,
             known.fitted,
-            inputs,
             ctx,
+            known.request,
             queued_s=queued_s,
             size_bytes=len(data),
             finish=self._finish_known,
-            request=known.request,
         )
+        submitted.inputs = inputs
         self._call.on_leave = self._leave
         known.serving.batcher.submit(submitted)
 

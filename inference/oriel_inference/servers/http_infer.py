@@ -7,6 +7,7 @@ in numbers. Any other text goes through the full codec.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -58,59 +59,18 @@ class HttpInfer:
     """Starts inferences and answers them."""
 
     def __init__(self, surface: Surface, encodings: Encodings, large_json: LargeJson) -> None:
-        self._surface = surface
-        self._encodings = encodings
-        self._large_json = large_json
+        self.surface = surface
+        self.encodings = encodings
+        self.large_json = large_json
 
     def start(self, exchange: Exchange, model: str, version: str, body: Body) -> None:
         """Answers one request, now or when its batch has run."""
-        plan, ctx, record = begin(self._surface, exchange)
-        self._start(exchange, model, version, body, plan, ctx, record)
-
-    def _start(
-        self,
-        exchange: Exchange,
-        model: str,
-        version: str,
-        body: Body,
-        plan: HeadPlan,
-        ctx: CallContext,
-        record: RequestRecord,
-    ) -> None:
-        surface = self._surface
-        try:
-            try:
-                serving = surface.catalog.get(model, version)
-            except NotLoaded:
-                wait(
-                    surface,
-                    exchange,
-                    model,
-                    ctx,
-                    record,
-                    len(body),
-                    lambda: self._start(exchange, model, version, body, plan, ctx, record),
-                )
-                return
-            length = None if plan.header_length is None else parse_header_length(plan.header_length)
-            found = serving.templates.find(body, length)
-            call = _HttpCall(surface, self._encodings, self._large_json, exchange, serving, plan, ctx, record)
-            if found is not None:
-                call.run_recognised(*found, len(body))
-            else:
-                try:
-                    call.run(body, length)
-                except TooLarge:
-                    call.convert_and_run(body, length)
-        except (InferenceError, BadMessage) as refusal:
-            error = as_inference_error(refusal)
-            exchange.on_abort = None
-            refuse(exchange, error, record.refused(error, model))
+        _HttpCall(self, exchange, *begin(self.surface, exchange)).start(model, version, body)
 
 
 class _HttpCall:
-    """One request on its way to the batcher and back. The methods up to `convert_and_run` start it: one of them is
-    called, and `InferenceError` or `BadMessage` from it means that it did not start. `_finish` is its only way out.
+    """One request on its way to the batcher and back. One of the methods up to `convert_and_run` gives it to the
+    batcher; `InferenceError` or `BadMessage` from it means that it did not. `_finish` is its only way out.
 
     The exchange knows this object through `on_abort`, so whatever ends the request clears that: a circle of references
     would keep the body and the tensors in memory until the garbage collector runs.
@@ -120,16 +80,14 @@ class _HttpCall:
         "_call",
         "_completion",
         "_ctx",
-        "_encodings",
         "_exchange",
-        "_large_json",
+        "_front",
         "_plan",
         "_queued_s",
         "_record",
         "_recognised",
         "_request",
         "_serving",
-        "_surface",
     )
 
     _call: Call
@@ -137,46 +95,65 @@ class _HttpCall:
     _queued_s: float
     _recognised: _Recognised
     _request: InferRequest
+    _serving: ServingModel
 
     def __init__(
         self,
-        surface: Surface,
-        encodings: Encodings,
-        large_json: LargeJson,
+        front: HttpInfer,
         exchange: Exchange,
-        serving: ServingModel,
         plan: HeadPlan,
         ctx: CallContext,
         record: RequestRecord,
     ) -> None:
-        self._surface = surface
-        self._encodings = encodings
-        self._large_json = large_json
+        self._front = front
         self._exchange = exchange
-        self._serving = serving
         self._plan = plan
         self._ctx = ctx
         self._record = record
+
+    def start(self, model: str, version: str, body: Body) -> None:
+        """Gives the request to its model, once that is loaded, or refuses it."""
+        surface, plan = self._front.surface, self._plan
+        try:
+            try:
+                self._serving = surface.catalog.get(model, version)
+            except NotLoaded:
+                again = partial(self.start, model, version, body)
+                wait(surface, self._exchange, model, self._ctx, self._record, len(body), again)
+                return
+            length = None if plan.header_length is None else parse_header_length(plan.header_length)
+            found = self._serving.templates.find(body, length)
+            if found is not None:
+                self.run_recognised(*found, len(body))
+            else:
+                try:
+                    self.run(body, length)
+                except TooLarge:
+                    self.convert_and_run(body, length)
+        except (InferenceError, BadMessage) as refusal:
+            error = as_inference_error(refusal)
+            self._exchange.on_abort = None
+            refuse(self._exchange, error, self._record.refused(error, model))
 
     # A recognised text ------------------------------------------------------------------------------------------
 
     def run_recognised(self, template: Template, inputs: Mapping[str, Array], size: int) -> None:
         """Queues a request whose text was recognised. inputs: its numbers. size: bytes of the body."""
         serving = self._serving
-        dataplane = self._surface.dataplane
+        dataplane = self._front.surface.dataplane
         self._recognised = recognised = template.note
         self._request = template.request
         self._queued_s = queued_s = dataplane.now()
         self._call = dataplane.call(
             serving,
             recognised.fitted,
-            inputs,
             self._ctx,
+            template.request,
             queued_s=queued_s,
             size_bytes=size,
             finish=self._answer_recognised,
-            request=template.request,
         )
+        self._call.inputs = inputs
         self._exchange.on_abort = self._leave
         serving.batcher.submit(self._call)
 
@@ -215,7 +192,7 @@ class _HttpCall:
         serving = self._serving
         request = decode_request(serving.spec.name, serving.version, body, length)
         self._request = replace(request, inputs=[])  # the answer does not need the numbers
-        self._exchange.on_abort = self._surface.dataplane.infer(
+        self._exchange.on_abort = self._front.surface.dataplane.infer(
             request, self._ctx, size_bytes=len(body), reply=self._finish, left=self._record.left
         )
         # The request fits the model: `infer` would have refused it otherwise.
@@ -228,7 +205,7 @@ class _HttpCall:
         self, task: Task, parts: Sequence[bytes | memoryview], length: int | None, then: Then
     ) -> Callable[[], None]:
         ctx = self._ctx
-        return self._large_json.submit(
+        return self._front.large_json.submit(
             task, parts, length, then, deadline=ctx.deadline, band=ctx.band, tenant=ctx.tenant
         )
 
@@ -322,7 +299,7 @@ class _HttpCall:
             exchange.respond(200, headers, parts)
             return
         headers += (("content-encoding", encoding), ("vary", "accept-encoding"))
-        self._encodings.compress(parts, encoding, lambda packed: exchange.respond(200, headers, packed))
+        self._front.encodings.compress(parts, encoding, lambda packed: exchange.respond(200, headers, packed))
 
 
 def _is_numbers(response: InferResponse, request: InferRequest) -> bool:
