@@ -70,7 +70,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "oriel_inference": (
         "command",
-        "app flags settings",
+        "app assembly flags settings",
         "servers host log_settings metrics",
         "models",
         "artefacts",
