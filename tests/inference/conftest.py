@@ -48,7 +48,7 @@ class LeavingPool(CheckPool):
 def left_children() -> Iterator[None]:
     """Let the model checks of a server reuse the child processes of earlier servers in this process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("oriel_inference.app.CheckPool", LeavingPool)
+        patch.setattr("oriel_inference.assembly.CheckPool", LeavingPool)
         yield
     for process in LeavingPool.left:
         process.end()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from memory_objects import MemoryObjects, MemoryWriter
 
-from oriel_inference import app
+from oriel_inference import app, assembly
 from oriel_inference.artefacts.folder import ArtefactFolder
 from oriel_inference.artefacts.group_store import GroupStore
 from oriel_inference.artefacts.objects import push
@@ -33,9 +33,9 @@ STORE = location_of("s3://bucket/engines")
 def objects(monkeypatch: pytest.MonkeyPatch) -> MemoryObjects:
     """The bucket of all servers of a test."""
     objects = MemoryObjects()
-    monkeypatch.setattr(app, "open_client", lambda location: objects)
-    monkeypatch.setattr(app, "open_writer", lambda location: MemoryWriter(objects))
-    monkeypatch.setattr(app, "GroupStore", partial(GroupStore, poll_s=0.02))
+    monkeypatch.setattr(assembly, "open_client", lambda location: objects)
+    monkeypatch.setattr(assembly, "open_writer", lambda location: MemoryWriter(objects))
+    monkeypatch.setattr(assembly, "GroupStore", partial(GroupStore, poll_s=0.02))
     return objects
 
 
@@ -156,7 +156,7 @@ class Overtaken(MemoryWriter):
 
 def written_by(monkeypatch: pytest.MonkeyPatch, objects: MemoryObjects, writer: type[MemoryWriter]) -> None:
     """Make servers that start from now on write through such a writer."""
-    monkeypatch.setattr(app, "open_writer", lambda location: writer(objects))
+    monkeypatch.setattr(assembly, "open_writer", lambda location: writer(objects))
 
 
 async def test_what_a_build_job_pushed_is_served_from_a_store_that_servers_may_only_read(
@@ -212,7 +212,7 @@ async def test_the_build_of_a_server_that_died_is_taken_over(
 ) -> None:
     put(tmp_path / "models", 2.0, config=COMPILED)
     written_by(monkeypatch, objects, Overtaken)
-    monkeypatch.setattr(app, "GroupStore", partial(GroupStore, poll_s=0.02, expire_s=0.1))
+    monkeypatch.setattr(assembly, "GroupStore", partial(GroupStore, poll_s=0.02, expire_s=0.1))
     async with served(tmp_path / "models", tmp_path / "artefacts", artefact_store=STORE) as one:
         await until_state(one, "serving")
         assert outcomes(one) == {"built": 1}
@@ -225,7 +225,7 @@ async def test_a_server_ends_while_its_store_does_not_answer(
 ) -> None:
     put(tmp_path / "models", 2.0, config=COMPILED)
     silent = Silent()
-    monkeypatch.setattr(app, "open_client", lambda location: silent)
+    monkeypatch.setattr(assembly, "open_client", lambda location: silent)
     async with served(tmp_path / "models", tmp_path / "artefacts", artefact_store=STORE) as one:
         await until(lambda: silent.requests)
         assert await one.answer() == 2.0
