@@ -164,9 +164,9 @@ def warm_fork_servers(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     if hasattr(os, "pidfd_open"):
         process: WarmProcess = request.getfixturevalue("warm_process")
 
-        def start(python: str, settings: Any, environment: Any) -> Any:
+        def start(python: str, *given: Any) -> Any:
             chosen = process.start if python == sys.executable else start_process
-            return chosen(python, settings, environment)
+            return chosen(python, *given)
 
         monkeypatch.setattr("oriel_logic.workers.launch.start_process", start)
 

@@ -153,5 +153,5 @@ def test_what_hangs_ends_with_a_logic_process_that_is_killed(
 async def test_a_fork_server_whose_import_hangs_is_closed_at_once(services: Callable[..., Path]) -> None:
     server = ForkServer.launch(handler_files([services(hangs="while True: pass\n")]), max_frame_bytes=1 << 20)
     process = server._process
-    server.close(timeout_s=30.0)
-    assert process.returncode in (0, -signal.SIGIO)  # before or within its import
+    server.close()
+    assert process.code == -signal.SIGKILL

@@ -8,39 +8,36 @@ import contextlib
 import json
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from oriel_logic.workers.launch import BOOTSTRAP
+from oriel_wire.process.start import Lifeline, end_group_with
 
 REQUEST_BYTES = 1 << 20
 
 
 class Forked:
-    """One fork server with the interface of `subprocess.Popen`. Its exit code is unknown: -1 stands for any."""
+    """One fork server with the interface of `ChildProcess`. Its exit code is unknown: -1 stands for any."""
 
-    def __init__(self, pid: int, pidfd: int) -> None:
+    def __init__(self, pid: int, pidfd: int, lifeline: Lifeline) -> None:
         self.pid = pid
-        self.returncode: int | None = None
         self._pidfd = pidfd
+        self._lifeline = lifeline
 
-    def wait(self, timeout_s: float | None = None) -> int:
-        if self.returncode is None:
-            if not select.select([self._pidfd], [], [], timeout_s)[0]:
-                raise subprocess.TimeoutExpired(str(self.pid), timeout_s or 0.0)
+    def wait(self) -> int:
+        if self._pidfd >= 0:
+            select.select([self._pidfd], [], [])
             os.close(self._pidfd)
-            self.returncode = -1
-        return self.returncode
+            self._pidfd = -1
+        return -1
 
     def kill(self) -> None:
-        if self.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self._lifeline.close()
 
 
 class WarmProcess:
@@ -58,15 +55,15 @@ class WarmProcess:
                 [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()], env=os.environ | path
             )
 
-    def start(self, python: str, settings: Mapping[str, Any], environment: Mapping[str, str]) -> Any:
+    def start(self, python: str, settings: dict[str, Any], environment: dict[str, str], lifeline: Lifeline) -> Any:
         """Fork a process for `launch.start_process`."""
         assert python == sys.executable
-        request = {"settings": dict(settings), "environment": dict(environment), "folder": os.getcwd()}
-        descriptors = [settings["control_fd"], settings["lifeline_fd"], 1, 2]
+        request = {"settings": settings, "environment": environment, "folder": os.getcwd()}
+        descriptors = [settings["control_fd"], lifeline.reading_end, 1, 2]
         with self._lock:
             socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
             data, (pidfd,), _, _ = socket.recv_fds(self._socket, 16, 1)
-        return Forked(int(data), pidfd)
+        return Forked(int(data), pidfd, lifeline)
 
     def close(self) -> None:
         self._socket.close()
@@ -91,7 +88,7 @@ def serve(requests: socket.socket) -> None:
             requests.close()
             request = json.loads(data)
             become(request, descriptors)
-            bootstrap.end_with(request["settings"]["lifeline_fd"])
+            end_group_with(request["settings"]["lifeline_fd"], os.getpid())
             bootstrap.main(request["settings"])
             os._exit(3)
         for each in descriptors:

@@ -6,12 +6,9 @@ has. Two packages that ours need are added for an interpreter of the same build 
 whatever version, come first. This file must stay valid for old interpreters, which are refused here.
 """
 
-import fcntl
 import importlib.util
 import json
 import os
-import select
-import signal
 import socket
 import sys
 import sysconfig
@@ -37,21 +34,6 @@ class Packages:
 def build() -> str:
     """Name the interpreter's build: interpreters of one build load the same compiled packages."""
     return str(sys.implementation.cache_tag) + "-" + sysconfig.get_platform()
-
-
-def end_with(lifeline: int) -> None:
-    """Let the kernel end this process when the other end of a socket is closed, until this end is.
-
-    A handler's import may hang, and the process that waits for it may be killed meanwhile; then no code here reads a
-    socket. The signal needs no thread, which would be unsafe with fork, and it also ends code that never returns to
-    Python.
-    """
-    os.set_inheritable(lifeline, False)
-    signal.signal(signal.SIGIO, signal.SIG_DFL)
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([lifeline], [], [], 0)[0]:  # it had been closed before
-        os._exit(0)
 
 
 def main(settings: "dict[str, Any]") -> str:
@@ -81,7 +63,6 @@ def tell(settings: "dict[str, Any]", problem: str) -> None:
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    end_with(given["lifeline_fd"])
     failure = main(given)
     if failure:
         tell(given, failure)

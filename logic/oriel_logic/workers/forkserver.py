@@ -8,12 +8,9 @@ answers are records too: STARTED (token, pid) and EXITED (pid, wait status).
 threads. This one has no threads, so that forking is safe, and workers share the pages of everything that was imported
 (the heap is frozen before the first fork so that the collector does not touch them).
 
-No process outlives the logic process: the end of the control socket ends the fork server, which kills its workers, each
-with its group, so with what its services have started. It leads a session of its own, so that whoever kills the group
-of the logic process leaves it the time for that. While it imports handlers and does not read that socket, the lifeline
-socket does the same (`bootstrap`). If the fork server itself is killed, the kernel kills the workers (Linux), and idle
-ones end with their own socket. SIGINT and SIGTERM are ignored: a terminal sends them to the whole group, while requests
-still need their workers.
+No process outlives the logic process: its end is the end of their lifeline, upon which the kernel kills the fork server
+and its workers, each with its group, so with what its services have started (`oriel_wire.process.start`). SIGINT and
+SIGTERM are ignored: a service manager sends them to all processes, while requests still need their workers.
 """
 
 import gc
@@ -35,6 +32,7 @@ from oriel_logic.services.definition import Definition, describe
 from oriel_logic.services.serving import Services
 from oriel_logic.workers import child
 from oriel_logic.workers.records import EXITED, RECORD, STARTED, kill_group
+from oriel_wire.process.start import end_group_with
 
 # The loop answers all callers, a worker one: if both want a core the loop goes first. That took the 99th
 # percentile of its lag, beside two busy workers on two cores, from 4 ms to 1. Nice counts inside a container, or a
@@ -53,11 +51,10 @@ def main(settings: dict[str, Any]) -> None:
     os.set_inheritable(settings["control_fd"], False)
     control = socket.socket(fileno=settings["control_fd"])
     definitions, report = imported([HandlerFile.from_record(each) for each in settings["files"]])
-    os.close(settings["lifeline_fd"])
     gc.collect()
     gc.freeze()
     try:
-        link = serve(control)
+        link = serve(control, settings["lifeline_fd"])
         if link is not None:  # this is a forked worker
             # Services that the logic process cannot import run here completely, `async def` too.
             mine = [each for each in definitions if settings["sets_up_all"] or child.has_stage_here(each)]
@@ -85,21 +82,19 @@ def imported(files: Sequence[HandlerFile]) -> tuple[list[Definition], child.Repo
     return definitions, report
 
 
-def serve(control: socket.socket) -> socket.socket | None:
+def serve(control: socket.socket, lifeline: int) -> socket.socket | None:
     """Fork on request until the control socket ends, and return None then; in a forked worker return its socket."""
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_read, False)
     os.set_blocking(wake_write, False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    pids: set[int] = set()
-    server = os.getpid()
     try:
         while True:
             readable, _, _ = select.select([control.fileno(), wake_read], [], [])
             if wake_read in readable:
                 os.read(wake_read, 4096)
-                reap(control, pids)
+                reap(control)
             if control.fileno() in readable:
                 data, descriptors, _, _ = socket.recv_fds(control, RECORD.size, 2)
                 if len(data) < RECORD.size or len(descriptors) < 2:
@@ -107,36 +102,32 @@ def serve(control: socket.socket) -> socket.socket | None:
                 _, token, _ = RECORD.unpack(data)
                 pid = os.fork()
                 if pid == 0:
-                    become_worker(server, control, descriptors[1], wake_read, wake_write)
+                    become_worker(control, lifeline, descriptors[1], wake_read, wake_write)
                     os.set_inheritable(descriptors[0], False)
                     return socket.socket(fileno=descriptors[0])
                 for descriptor in descriptors:
                     os.close(descriptor)
                 with suppress(OSError):  # whichever of both comes first; it may have ended already
                     os.setpgid(pid, pid)
-                pids.add(pid)
                 control.sendall(RECORD.pack(STARTED, token, pid))
     except OSError:
         return None  # the logic process has ended
-    finally:
-        if os.getpid() == server:
-            for pid in pids:
-                kill_group(pid)
 
 
-def reap(control: socket.socket, pids: set[int]) -> None:
-    while pids:
-        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if ended is None:
-            return
-        kill_group(ended.si_pid)  # before its id can belong to another process
-        pid, status = os.waitpid(ended.si_pid, 0)
-        pids.discard(pid)
-        control.sendall(RECORD.pack(EXITED, pid, status))
+def reap(control: socket.socket) -> None:
+    with suppress(ChildProcessError):  # there are no more workers
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            kill_group(ended.si_pid)  # before its id can belong to another process
+            pid, status = os.waitpid(ended.si_pid, 0)
+            control.sendall(RECORD.pack(EXITED, pid, status))
 
 
-def become_worker(server: int, control: socket.socket, output: int, *pipes: int) -> None:
+def become_worker(control: socket.socket, lifeline: int, output: int, *pipes: int) -> None:
     os.setpgid(0, 0)
+    if sys.platform == "linux":
+        # Opened anew, because one opened file ends one group: that of the fork server.
+        end_group_with(os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY), os.getpid())
+        os.close(lifeline)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     control.close()
@@ -145,19 +136,7 @@ def become_worker(server: int, control: socket.socket, output: int, *pipes: int)
     for descriptor in (output, *pipes):
         os.close(descriptor)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    die_with_parent(server)
     os.nice(NICENESS)
     random.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
-
-
-def die_with_parent(server: int) -> None:
-    if not sys.platform.startswith("linux"):
-        return
-    import ctypes
-
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != server:
-        os._exit(0)

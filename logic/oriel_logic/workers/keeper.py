@@ -10,7 +10,6 @@ import socket
 from collections.abc import Callable
 
 from oriel_logic.workers.launch import Broken, Exited, ForkServer, Started
-from oriel_logic.workers.records import kill_group
 from oriel_logic.workers.worker import KILLED, Worker
 
 _log = logging.getLogger(__name__)
@@ -114,12 +113,11 @@ class Keeper:
         if events is None:
             _log.error("the fork server ended; it is started again")
             asyncio.get_running_loop().remove_reader(self.server.fileno())
-            self.server.close(timeout_s=0.2)
+            self.server.close()
             self.server = None
             self._processes.clear()
             self.failed_starts += not any(worker.is_ready for worker in self.workers.values())
             for worker in list(self.workers.values()):
-                kill_group(worker.pid)
                 worker.close()
             self._missing.set()
             return

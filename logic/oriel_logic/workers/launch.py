@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,15 +18,14 @@ import oriel_policies
 import oriel_wire
 from oriel_logic.loading.sources import HandlerFile
 from oriel_logic.workers.bootstrap import build
-from oriel_logic.workers.records import BROKEN, EXITED, RECORD, SPAWN, STARTED, kill_group
+from oriel_logic.workers.records import BROKEN, EXITED, RECORD, SPAWN, STARTED
 from oriel_wire.process.environment import selected
+from oriel_wire.process.start import THREADS, ChildProcess, Lifeline
 
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 PACKAGES = {each.__name__: each.__path__[0] for each in (oriel_logic, oriel_policies, oriel_wire)}
 LENT = {each.__name__: each.__path__[0] for each in (msgspec, np, python_multipart)}
 
-# One worker is one core's work; threads would also make the fork server's forks unsafe.
-SINGLE_THREADED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # glibc gives the buffers of pictures back to the kernel after each job and faults them in again for the next one,
 # page by page: a quarter of what decoding a photograph costs. So a worker keeps up to 64 MiB of what it has freed.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
@@ -64,32 +62,23 @@ class Broken:
 
 
 def start_process(
-    python: str, settings: Mapping[str, Any], environment: Mapping[str, str]
-) -> "subprocess.Popen[bytes]":
+    python: str, settings: Mapping[str, Any], environment: Mapping[str, str], lifeline: Lifeline
+) -> ChildProcess:
     """Start a fork server's process, which inherits the two descriptors that the settings name. Raises OSError."""
-    return subprocess.Popen(
-        [python, str(BOOTSTRAP), json.dumps(settings)],
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,  # it outlives a killed server's group for as long as it takes to end its workers
-        pass_fds=(settings["control_fd"], settings["lifeline_fd"]),
-        env=environment,
+    command = [python, str(BOOTSTRAP), json.dumps(settings)]
+    descriptors = [settings["control_fd"]]
+    return ChildProcess(
+        command, environment=environment, descriptors=descriptors, stdout=None, stderr=None, lifeline=lifeline
     )
 
 
 class ForkServer:
     """A running fork server for `files`. `spawn` asks for a worker without waiting; `events` reports the results."""
 
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        control: socket.socket,
-        lifeline: socket.socket,
-        files: Sequence[HandlerFile] = (),
-    ) -> None:
+    def __init__(self, process: ChildProcess, control: socket.socket, files: Sequence[HandlerFile] = ()) -> None:
         self.files = tuple(files)
         self._process = process
         self._control = control
-        self._lifeline = lifeline
         self._unread = b""
 
     @classmethod
@@ -108,11 +97,11 @@ class ForkServer:
             own code with the packages it needs, and nothing else of our environment.
         """
         control, theirs = socket.socketpair()
-        lifeline, watched = socket.socketpair()
-        with theirs, watched:
+        lifeline = Lifeline()
+        with theirs:
             settings: dict[str, Any] = {
                 "control_fd": theirs.fileno(),
-                "lifeline_fd": watched.fileno(),
+                "lifeline_fd": lifeline.reading_end,
                 "files": [file.to_record() for file in files],
                 "packages": PACKAGES,
                 "lent": LENT,
@@ -126,11 +115,12 @@ class ForkServer:
             environment["PYTHONSAFEPATH"] = "1"
             if python == sys.executable:
                 environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-            for name, value in (*((name, "1") for name in SINGLE_THREADED), *ALLOCATOR.items()):
+            # One worker is one core's work; threads would also make the fork server's forks unsafe.
+            for name, value in (*((name, "1") for name in THREADS), *ALLOCATOR.items()):
                 environment.setdefault(name, value)
-            process = start_process(python, settings, environment)
+            process = start_process(python, settings, environment, lifeline)
         control.setblocking(False)
-        return cls(process, control, lifeline, files)
+        return cls(process, control, files)
 
     @property
     def pid(self) -> int:
@@ -186,13 +176,8 @@ class ForkServer:
         self._unread = data
         return found
 
-    def close(self, timeout_s: float = 2.0) -> None:
-        """End the fork server and its workers. Blocks until it has ended, at most `timeout_s`, then kills it."""
+    def close(self) -> None:
+        """Kill the fork server and its workers, with all that they have started. Blocks until it has ended."""
         self._control.close()
-        self._lifeline.close()
-        try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        kill_group(self._process.pid)  # what the handlers started while they were imported
+        self._process.kill()
+        self._process.wait()
