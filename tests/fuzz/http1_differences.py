@@ -13,8 +13,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 
 from oriel_cli.up.units import free_ports
 
@@ -34,6 +36,8 @@ NGINX = shutil.which("nginx")
 TICK_S = 0.01
 QUIET_TICKS = 40  # in each of them this process, which is client, gateway and upstream, reads whatever has come
 TOGETHER_TICKS = 600  # nginx is another process, and the machine may have other work
+# How the page begins the lists of cases in which all three agree -> the first digit of Oriel's status.
+ALIKE = {"Read by all three: ": "2", "Refused by all three: ": "4"}
 _SHORT = {"/v2/models/digits/infer": "…/infer"}
 
 
@@ -154,17 +158,27 @@ def page(rows: Sequence[tuple[Case, str, str, str]], version: str) -> str:
         f"Written by `tests/fuzz/http1_differences.py` with {version} (`proxy_pass`, defaults) and h11; do not edit.",
         "A cell is the statuses of the answers, `close` if the connection ends then, `waits` if the message is taken",
         "as not complete, and in brackets what reached the upstream (`/v2` and `…/infer`, and the bytes of the body).",
-        "h11 is a parser: its 200 means that it read a request, and who uses it closes. What is alike has no reason.",
+        "h11 is a parser: its 200 means that it read a request, and who uses it closes. `[n]` is a reason of several",
+        "rows, listed at the end.",
         "",
     ]
+    repeated = [why for why, count in Counter(case.why for case, *_ in rows if case.why).items() if count > 1]
     for group in dict.fromkeys(case.group for case, *_ in rows):
         lines += [f"## {group.capitalize()}", "", "| case | Oriel | nginx | h11 | why |", "|---|---|---|---|---|"]
         for case, ours, nginx, h11 in rows:
-            if case.group == group:
-                cells = [cell.replace("|", "\\|") for cell in (case.name, ours, nginx, h11, case.why)]
+            if case.group == group and case.why:
+                why = f"[{repeated.index(case.why) + 1}]" if case.why in repeated else case.why
+                cells = [cell.replace("|", "\\|") for cell in (case.name, ours, nginx, h11, why)]
                 lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
-    return "\n".join(lines)
+        for begin, first in ALIKE.items():
+            names = [case.name for case, ours, *_ in rows if case.group == group and not case.why and ours[0] == first]
+            if names:
+                lines += [*wrap(begin + "; ".join(names) + ".", 116, break_on_hyphens=False), ""]
+    lines += ["## Reasons of several rows", ""]
+    for number, why in enumerate(repeated, start=1):
+        lines += wrap(f"{number}. {why}", 116, subsequent_indent="   ", break_on_hyphens=False)
+    return "\n".join([*lines, ""])
 
 
 async def compare() -> list[tuple[Case, str, str, str]]:
