@@ -10,6 +10,7 @@ from memory_store import MemoryStore
 from oriel_inference.stores.cache import Cache
 from oriel_inference.stores.local import LocalStore
 from oriel_inference.stores.remote import RemoteStore
+from oriel_inference.stores.source import Source
 
 from .memory_objects import MemoryObjects
 from .model_store import ModelStoreSuite, Written
@@ -77,6 +78,6 @@ class TestRemoteStore(ModelStoreSuite):
     @pytest.fixture
     def written(self, tmp_path: Path) -> Iterator[Written]:
         objects = MemoryObjects()
-        store = RemoteStore(objects, "repo/", Cache(tmp_path, max_bytes=1 << 30), shown="s3://bucket/repo")
+        store = RemoteStore(Source(objects), "repo/", Cache(tmp_path, max_bytes=1 << 30), shown="s3://bucket/repo")
         yield Bucket(store, objects)
         store.close()

@@ -3,7 +3,7 @@
 import pytest
 
 from oriel_inference.models import control
-from oriel_inference.stores import gate, retries
+from oriel_inference.stores import retries, source
 
 from .control_server import times
 
@@ -15,7 +15,6 @@ def model(factor: float) -> bytes:
 
 def outages_end_soon(monkeypatch: pytest.MonkeyPatch, *, outage_s: float = 0.05) -> None:
     """Servers that start from now on ask a store that failed again after `outage_s`, and poll it as often."""
-    monkeypatch.setattr(gate, "OUTAGE_S", outage_s)
-    monkeypatch.setattr(gate, "MAX_OUTAGE_S", outage_s)
+    monkeypatch.setattr(source, "OUTAGE_S", outage_s)
     monkeypatch.setattr(control, "OUTAGE_POLL_S", 0.05)
     monkeypatch.setattr(retries, "PAUSE_S", 0.05)

@@ -8,13 +8,9 @@ from pathlib import Path
 from memory_objects import MemoryObjects
 
 from oriel_inference.stores.cache import HANDED_S, Cache
-from oriel_inference.stores.fetch_file import FetchSettings
-from oriel_inference.stores.gate import Gate
 from oriel_inference.stores.remote import RemoteStore, StoreLimits
 from oriel_inference.stores.retries import PAUSE_S, Retries
-
-BLOCK = 256 << 10
-ONE_READER = FetchSettings(readers=1, block_bytes=BLOCK)
+from oriel_inference.stores.source import STALL_S, Source
 
 
 class Clock:
@@ -33,26 +29,18 @@ def remote(
     prefix: str = "repo/",
     max_bytes: int = 1 << 30,
     in_use: Callable[[], Collection[str]] = tuple,
-    fetch: FetchSettings = ONE_READER,
     limits: StoreLimits | None = None,
     pause_s: float = PAUSE_S,
     handed_s: float = HANDED_S,
+    stall_s: float = STALL_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[RemoteStore]:
     """Open a store. For the cache, each `with` is a process of its own."""
     cache = Cache(folder, max_bytes=max_bytes, in_use=in_use, handed_s=handed_s, now=clock)
     retries = Retries()
     retries.pause_s = pause_s
-    store = RemoteStore(
-        objects,
-        prefix,
-        cache,
-        shown="s3://bucket/repo",
-        fetch=fetch,
-        gate=Gate(clock),
-        limits=limits,
-        retries=retries,
-    )
+    source = Source(objects, now=clock, stall_s=stall_s)
+    store = RemoteStore(source, prefix, cache, shown="s3://bucket/repo", limits=limits, retries=retries)
     try:
         yield store
     finally:

@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import os
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shutil import rmtree
@@ -16,11 +15,10 @@ from oriel_inference.stores.cache import Cache
 from oriel_inference.stores.opening import open_stores
 from oriel_inference.stores.remote import RemoteStore
 
-from .remote_stores import ONE_READER, remote
+from .remote_stores import remote
 
 KEY = "repo/m/1/model.onnx"
 CONFIG = "repo/m/config.pbtxt"
-STALLS = replace(ONE_READER, stall_s=-1.0, tick_s=0.0)
 unpaused = partial(remote, pause_s=0.0)
 
 
@@ -120,7 +118,7 @@ def test_a_connection_that_breaks_while_the_store_answers_waits_like_a_file_that
     objects: MemoryObjects, tmp_path: Path
 ) -> None:
     objects.held = asyncio.Event()
-    with remote(objects, tmp_path, fetch=STALLS, pause_s=600.0) as store:
+    with remote(objects, tmp_path, stall_s=-1.0, pause_s=600.0) as store:
         fingerprints = {repr(seen(store))}
         for _ in range(2):
             with pytest.raises(StoreUnavailable, match=r"bytes came in"):

@@ -17,17 +17,14 @@ from memory_objects import MemoryObjects
 from oriel_inference.errors import LoadFailed, ObjectChanged, StoreUnavailable, TooManyObjects
 from oriel_inference.repository.scan import Repository
 from oriel_inference.stores import cache as caches
-from oriel_inference.stores import gate as gates
 from oriel_inference.stores.cache import Cache
-from oriel_inference.stores.fetch import Corrupt
-from oriel_inference.stores.fetch_file import FetchSettings
-from oriel_inference.stores.gate import Gate
 from oriel_inference.stores.remote import RemoteStore, StoreLimits
 from oriel_inference.stores.snapshot import snapshot
+from oriel_inference.stores.source import OUTAGE_S, Corrupt
 
-from .remote_stores import BLOCK, Clock, remote
+from .remote_stores import Clock, remote
 
-LARGE = os.urandom(1 << 20) + os.urandom(BLOCK // 2)  # five blocks, the last one short
+LARGE = os.urandom((1 << 20) + 1000)
 KEY = "repo/m/1/model.onnx"
 
 
@@ -71,64 +68,60 @@ def test_a_connection_that_breaks_is_resumed_where_it_broke(objects: MemoryObjec
 KILLED = """
 import asyncio, sys
 from pathlib import Path
-sys.path.append(sys.argv[4])
+sys.path.append(sys.argv[3])
 from memory_objects import MemoryObjects
 from oriel_inference.stores.cache import Cache
-from oriel_inference.stores.fetch_file import FetchSettings
 from oriel_inference.stores.remote import RemoteStore
+from oriel_inference.stores.source import Source
 
-folder, file, block = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+folder, file = Path(sys.argv[1]), Path(sys.argv[2])
 
 class Stops(MemoryObjects):
     async def read(self, key, **part):
-        left = 2 * block + 1
+        left = 1 << 19
         async for piece in super().read(key, **part):
             yield piece
             left -= len(piece)
-            if left <= 0:
-                print("two blocks are there", flush=True)
+            if not left:
+                print("half a MiB is there", flush=True)
                 await asyncio.Event().wait()
 
-settings = FetchSettings(readers=1, block_bytes=block)
-objects = Stops({"repo/m/1/model.onnx": file.read_bytes()})
-store = RemoteStore(objects, "repo/", Cache(folder, max_bytes=1 << 30), shown="", fetch=settings)
+source = Source(Stops({"repo/m/1/model.onnx": file.read_bytes()}))
+store = RemoteStore(source, "repo/", Cache(folder, max_bytes=1 << 30), shown="")
 store.models()
 store.artifact("m", 1, "model.onnx")
 """
 
 
-def test_a_process_that_was_killed_leaves_its_blocks_to_the_next(objects: MemoryObjects, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_process_that_was_killed_leaves_its_bytes_to_the_next(
+    objects: MemoryObjects, tmp_path: Path, damaged: bool
+) -> None:
     (tmp_path / "large").write_bytes(LARGE)
     cache = tmp_path / "cache"
-    doubles = Path(memory_objects.__file__).parent
-    command = [sys.executable, "-c", KILLED, str(cache), str(tmp_path / "large"), str(BLOCK), str(doubles)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "two blocks are there\n"
+    command = [sys.executable, "-c", KILLED, str(cache), str(tmp_path / "large")]
+    with subprocess.Popen(
+        [*command, str(Path(memory_objects.__file__).parent)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "half a MiB is there\n"
         process.kill()
     assert list((cache / "versions").iterdir()) == []
     (partial,) = (cache / "partial").iterdir()
-    with (partial / "files/model.onnx").open("r+b") as file:
-        file.write(b"a disk that forgets")
+    if damaged:
+        with (partial / "files/model.onnx").open("r+b") as file:
+            file.write(b"a disk that forgets")
     with remote(objects, cache) as store:
         assert fetched(store) == LARGE and store.counts.resumed == 1
-    # The second block was as noted, the first was not any more.
-    assert [each[2:] for each in reads(objects)] == [(0, BLOCK), (2 * BLOCK, len(LARGE))]
-
-
-def test_more_readers_come_while_they_pay_and_share_the_rest(objects: MemoryObjects, tmp_path: Path) -> None:
-    fetch = FetchSettings(readers=4, split_s=0.0, block_bytes=1 << 16, tick_s=0.0, window_s=0.0, gain=0.0)
-    with remote(objects, tmp_path, fetch=fetch) as store:
-        assert fetched(store) == LARGE
-        assert store.counts.read_bytes == len(LARGE)
-    starts = [each[2] for each in reads(objects)]
-    assert 1 < len(starts) == len(set(starts)) and starts[0] == 0
+        assert store.counts.failures["corrupt"] == damaged
+    whole = [(0, len(LARGE))] if damaged else []
+    assert [each[2:] for each in reads(objects)] == [(1 << 19, len(LARGE)), *whole]
 
 
 def test_an_object_that_is_written_anew_while_it_is_read_is_refused(objects: MemoryObjects, tmp_path: Path) -> None:
     with remote(objects, tmp_path) as store:
         store.models()
         objects.put(KEY, b"other bytes")
-        with pytest.raises(ObjectChanged, match="m/1/model.onnx was overwritten while"):
+        with pytest.raises(ObjectChanged, match="m/1/model.onnx was overwritten since"):
             store.artifact("m", 1, "model.onnx")
         objects.put("repo/m/config.pbtxt", b"other")
         with pytest.raises(ObjectChanged):
@@ -353,9 +346,9 @@ def test_a_store_that_is_down_is_asked_once_in_ten_seconds(objects: MemoryObject
                     ask()
             asked_at += [clock.now_s] * (len(objects.requests) - before)
             clock.now_s += 1
-        assert asked_at == [1000.0, 1010.0, 1020.0, 1040.0, 1080.0] and not store.up
+        assert asked_at == [1000.0 + 10.0 * number for number in range(10)] and not store.up
         objects.down = False
-        clock.now_s += gates.MAX_OUTAGE_S
+        clock.now_s += OUTAGE_S
         store.models()
         assert store.up and store.text("m", "config.pbtxt")
 
@@ -377,7 +370,7 @@ def test_a_start_without_the_store_serves_what_the_cache_holds(objects: MemoryOb
         offline = store.fingerprint("m")
         assert (offline.shared, offline.versions[1]) == (before.shared, before.versions[1])
         objects.down = False
-        clock.now_s += gates.OUTAGE_S
+        clock.now_s += OUTAGE_S
         assert (list(store.models()), store.versions("m"), store.up) == (["m", "n"], [1, 2], True)
         # Nothing of what serves is loaded a second time.
         assert store.fingerprint("m").versions[1] == before.versions[1]
@@ -424,43 +417,15 @@ def test_a_fetch_that_an_outage_cut_off_is_tried_again_when_it_is_over(objects: 
         with pytest.raises(StoreUnavailable):
             store.artifact("m", 1, "model.onnx")
         before = store.fingerprint("m")
-        clock.now_s += gates.OUTAGE_S
+        clock.now_s += OUTAGE_S
         with pytest.raises(StoreUnavailable):
             store.models()
         assert store.fingerprint("m") == before
         objects.down = False
-        clock.now_s += gates.MAX_OUTAGE_S
+        clock.now_s += OUTAGE_S
         store.models()
         assert store.fingerprint("m").versions[1] != before.versions[1]
         assert fetched(store) == LARGE
-
-
-async def test_after_a_failure_one_request_finds_out_for_all() -> None:
-    clock = Clock()
-    gate = Gate(clock)
-    with pytest.raises(StoreUnavailable):
-        async with gate.attempt():
-            raise StoreUnavailable("down")
-    clock.now_s += gates.OUTAGE_S
-    inside, opens = asyncio.Event(), asyncio.Event()
-    passed: list[int] = []
-
-    async def ask(number: int) -> None:
-        async with gate.attempt() as attempt:
-            passed.append(number)
-            inside.set()
-            await opens.wait()
-            attempt.brought(1)
-
-    async with asyncio.TaskGroup() as group:
-        for number in range(5):
-            group.create_task(ask(number))
-        await inside.wait()
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert passed == [0] and gate.failure is not None
-        opens.set()
-    assert sorted(passed) == [0, 1, 2, 3, 4] and gate.failure is None
 
 
 def test_a_stop_ends_a_fetch_under_way(objects: MemoryObjects, tmp_path: Path) -> None:

@@ -183,7 +183,6 @@ class Cache:
     def publish(self, digest: str, manifest: Manifest) -> Path:
         """Make the fetched files the version in one step; return the folder with its files."""
         partial, whole = self._folder / "partial" / digest, self._folder / "versions" / digest
-        shutil.rmtree(partial / "blocks", ignore_errors=True)
         write_document(partial / MANIFEST_FILE, manifest)
         with self._lock:
             if whole.exists():
@@ -254,7 +253,7 @@ class Cache:
         for file in manifest.files:
             path = folder / "files" / file.name
             try:
-                if not agrees(path, file, manifest.block_bytes):
+                if not agrees(path, file):
                     return f"{manifest.shown}/{file.name} differs from what was fetched"
             except OSError:
                 return f"{manifest.shown}/{file.name} cannot be read"
@@ -270,7 +269,6 @@ class Cache:
             shutil.rmtree(each, ignore_errors=True)
         self._shared_bytes = sum(each.stat().st_size for each in (self._folder / "shared").iterdir())
         for each in (self._folder / "partial").iterdir():
-            # Partial files are sparse and have their final length.
             self._left[each.name] = sum(path.stat().st_size for path in each.rglob("*") if path.is_file())
         found: dict[str, int] = {}
         for folder in (self._folder / "versions").iterdir():

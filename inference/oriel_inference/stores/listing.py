@@ -4,30 +4,18 @@ import asyncio
 import time
 from collections.abc import Mapping
 
-from oriel_inference.errors import StoreUnavailable
-from oriel_inference.stores.gate import Gate
 from oriel_inference.stores.snapshot import ModelFiles, snapshot
-from oriel_wire.objects.client import ObjectClient
+from oriel_inference.stores.source import Source
 
 MAX_OBJECTS = 100_000
-LISTING_S = 60.0
 
 
 class Listing:
     """Lists the objects below `prefix`, one listing at a time. Used on the loop of the client only."""
 
-    def __init__(
-        self,
-        client: ObjectClient,
-        prefix: str,
-        gate: Gate,
-        *,
-        max_objects: int,
-        max_version_bytes: int,
-    ) -> None:
-        self._client = client
+    def __init__(self, source: Source, prefix: str, *, max_objects: int, max_version_bytes: int) -> None:
+        self._source = source
         self._prefix = prefix
-        self._gate = gate
         self._max_objects = max_objects
         self._max_version_bytes = max_version_bytes
         self._looking = asyncio.Lock()
@@ -44,12 +32,7 @@ class Listing:
             if self._began_s > called_s:
                 return self._found
             began_s = time.monotonic()
-            async with self._gate.attempt():
-                try:
-                    async with asyncio.timeout(LISTING_S):
-                        objects = await self._client.list(self._prefix, limit=self._max_objects)
-                except TimeoutError as error:
-                    raise StoreUnavailable(f"listing the object store takes more than {LISTING_S:g} s") from error
+            objects = await self._source.list(self._prefix, limit=self._max_objects)
             # In a thread, because a hundred thousand names take a while.
             found = await asyncio.to_thread(snapshot, objects, self._prefix, max_version_bytes=self._max_version_bytes)
             self._began_s, self._found = began_s, found

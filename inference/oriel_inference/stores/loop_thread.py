@@ -2,17 +2,13 @@
 
 import asyncio
 from collections.abc import Coroutine
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from threading import Event, Lock, Thread
 from typing import Any, TypeVar
 
 from oriel_inference.errors import StoreUnavailable
 
 T = TypeVar("T")
-
-# Each file that is being fetched needs one thread for its checksum: 16 versions, 4 files of each, and some for the
-# rest.
-THREADS = 80
 
 
 class LoopThread:
@@ -65,7 +61,6 @@ class LoopThread:
     def _start(self) -> asyncio.AbstractEventLoop:
         ready = Event()
         loop = asyncio.new_event_loop()
-        loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix=self._name))
 
         def run() -> None:
             with asyncio.Runner(loop_factory=lambda: loop) as runner:

@@ -9,18 +9,17 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TypeVar
-from zlib import crc32
 
 import msgspec
 
 from oriel_inference.errors import LoadFailed
+from oriel_inference.stores.checksums import checksums
 from oriel_inference.stores.names import relative_parts
 from oriel_inference.stores.own_files import open_new, read_own
 from oriel_inference.stores.snapshot import ModelFiles, RemoteFile, VersionFiles, combined_digest
 from oriel_wire.objects.client import Stored
 
 MAX_DOCUMENT_BYTES = 32 << 20
-READ_BYTES = 1 << 20
 SUMS_FILE = "SHA256SUMS"
 MAX_SUMS_BYTES = 2 << 20
 
@@ -33,20 +32,19 @@ class CachedFile(msgspec.Struct, frozen=True, kw_only=True):
 
     name: below the version's folder.
     etag: of the object it came from.
-    crc32: of each block of its bytes.
+    crc32: of its bytes, in hex.
     """
 
     name: str
     size: int
     etag: str
-    crc32: tuple[int, ...]
+    crc32: str
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The files of a version's folder. shown: `<model>/<version>`, for people who read the cache."""
 
     shown: str
-    block_bytes: int
     files: tuple[CachedFile, ...]
 
     @property
@@ -143,28 +141,11 @@ def write_document(path: Path, document: msgspec.Struct) -> None:
     os.replace(beside, path)
 
 
-def crc32_of(descriptor: int, start: int, length: int) -> int:
-    """Return the CRC of a block of an open file, as far as it exists. Raises OSError."""
-    check, end = 0, start + length
-    while start < end and (piece := os.pread(descriptor, min(READ_BYTES, end - start), start)):
-        check = crc32(piece, check)
-        start += len(piece)
-    return check
-
-
-def agrees(path: Path, file: CachedFile, block_bytes: int) -> bool:
+def agrees(path: Path, file: CachedFile) -> bool:
     """Return whether the bytes match the manifest. Raises OSError."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as opened:
-        descriptor = opened.fileno()
-        blocks = -(-file.size // block_bytes) if block_bytes > 0 else -1
-        return (
-            os.fstat(descriptor).st_size == file.size
-            and len(file.crc32) == blocks
-            and all(
-                crc32_of(descriptor, block * block_bytes, block_bytes) == check
-                for block, check in enumerate(file.crc32)
-            )
-        )
+        size = os.fstat(opened.fileno()).st_size
+        return size == file.size and checksums(opened, ("crc32",))["crc32"] == file.crc32
 
 
 def sums(text: str, shown: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from oriel_inference.stores.cache import Cache
 from oriel_inference.stores.client_errors import load_failed
 from oriel_inference.stores.local import LocalStore
 from oriel_inference.stores.remote import RemoteStore
+from oriel_inference.stores.source import Source
 from oriel_wire.objects.client import Location, location_of
 from oriel_wire.objects.errors import ObjectStoreError
 from oriel_wire.objects.opening import open_client
@@ -50,7 +51,7 @@ def open_stores(
             location = locations[each]
             held = Cache(root / _folder(location), max_bytes=max_cache_bytes // len(remote), in_use=in_use)
             opened.callback(held.close)
-            stores.append(RemoteStore(clients[each], location.prefix, held, shown=each))
+            stores.append(RemoteStore(Source(clients[each]), location.prefix, held, shown=each))
         opened.pop_all()
     return stores
 

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from shutil import copyfile
 from threading import Lock
@@ -28,17 +29,14 @@ from oriel_inference.model import is_version
 from oriel_inference.stores import Fingerprint
 from oriel_inference.stores.cache import Cache
 from oriel_inference.stores.fetch import fetch_version
-from oriel_inference.stores.fetch_file import Counts, FetchSettings
-from oriel_inference.stores.gate import Gate
 from oriel_inference.stores.listing import MAX_OBJECTS, Listing
 from oriel_inference.stores.local import MAX_COPY_BYTES, MAX_DATA_BYTES, MAX_TEXT_BYTES, MAX_VERSION_BYTES
 from oriel_inference.stores.loop_thread import LoopThread
 from oriel_inference.stores.manifest import Record
 from oriel_inference.stores.names import decoded, relative_parts
 from oriel_inference.stores.retries import Retries
-from oriel_inference.stores.small import read_small
 from oriel_inference.stores.snapshot import ModelFiles, RemoteFile, VersionFiles
-from oriel_wire.objects.client import ObjectClient
+from oriel_inference.stores.source import FAILURES, Source
 
 _log = logging.getLogger(__name__)
 
@@ -88,29 +86,21 @@ class RemoteStore:
 
     def __init__(
         self,
-        client: ObjectClient,
+        source: Source,
         prefix: str,
         cache: Cache,
         *,
         shown: str,
         limits: StoreLimits | None = None,
-        fetch: FetchSettings | None = None,
-        gate: Gate | None = None,
         retries: Retries | None = None,
     ) -> None:
         self.shown = shown
-        self.counts = Counts()
+        self.counts = source.counts
         self._limits = limits or StoreLimits()
-        self._fetch_settings = fetch or FetchSettings()
-        self._client = client
+        self._source = source
         self._cache = cache
-        self._gate = gate or Gate()
         self._listing = Listing(
-            client,
-            prefix,
-            self._gate,
-            max_objects=self._limits.objects,
-            max_version_bytes=self._limits.version_bytes,
+            source, prefix, max_objects=self._limits.objects, max_version_bytes=self._limits.version_bytes
         )
         self._loop = LoopThread("oriel-model-store")
         self._lock = Lock()
@@ -128,7 +118,7 @@ class RemoteStore:
 
     def close(self) -> None:
         """Fail loads in progress; blocks until connections are closed. May be called twice."""
-        self._loop.close(self._client.close())
+        self._loop.close(self._source.close())
         self._cache.close()
 
     # The methods of a ModelStore ----------------------------------------------------------------------------------
@@ -308,17 +298,7 @@ class RemoteStore:
         try:
             with self._retried(files.digest, f"{shown} cannot be written into the model cache"):
                 partial = self._cache.partial(files.digest, files.size_bytes)
-                manifest = self._loop.call(
-                    fetch_version(
-                        self._client,
-                        self._gate,
-                        files,
-                        partial,
-                        shown=shown,
-                        settings=self._fetch_settings,
-                        counts=self.counts,
-                    )
-                )
+                manifest = self._loop.call(fetch_version(self._source, files, partial, shown=shown))
                 folder = self._cache.publish(files.digest, manifest)
                 fetched = True
         finally:
@@ -348,7 +328,7 @@ class RemoteStore:
 
     def _failed(self, digest: str, failure: LoadFailed) -> None:
         # The store answers, so only this object fails; it waits for its turn like a wrong one.
-        outage = isinstance(failure, StoreUnavailable) and self._gate.failure is not None
+        outage = isinstance(failure, StoreUnavailable) and not self._source.answers
         kind = next((kind for failed, kind in _KINDS.items() if isinstance(failure, failed)), "")
         with self._lock:
             if kind:
@@ -379,8 +359,9 @@ class RemoteStore:
         if data is None:
             shown = f"{model}/{filename}"
             with self._retried(files.digest, f"{shown} cannot be written into the model cache"):
-                work = read_small(self._client, self._gate, file.object, shown=shown, counts=self.counts)
-                data = self._loop.call(work)
+                read = BytesIO()
+                self._loop.call(self._source.fetch(file.object, read, shown=shown))
+                data = read.getvalue()
                 self._cache.keep_shared(file.digest, data)
         if not any(each.size_bytes for each in files.versions.values()):
             self._remember(model)  # an ensemble: the files of its versions are never requested
@@ -403,8 +384,6 @@ def counts_of(stores: Sequence[object]) -> StoreCounts:
     remote = [store for store in stores if isinstance(store, RemoteStore)]
     return StoreCounts(
         read_bytes=sum(store.counts.read_bytes for store in remote),
-        failures={
-            reason: sum(store.counts.failures[reason] for store in remote) for reason in sorted(Counts().failures)
-        },
+        failures={reason: sum(store.counts.failures[reason] for store in remote) for reason in FAILURES},
         cache_bytes=sum(store.cache_bytes for store in remote),
     )
