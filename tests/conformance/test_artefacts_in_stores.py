@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oriel_inference import app
+from oriel_inference import assembly
 from oriel_inference.artefacts.group_store import GroupStore, GroupStoreFailed
 from oriel_policies.artefacts.refusals import Refusal, RefusalKind
 from oriel_wire.objects.client import location_of
@@ -89,7 +89,7 @@ async def test_two_servers_find_model_and_artefact_in_one_bucket(
     server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     point_to(monkeypatch, server)
-    monkeypatch.setattr(app, "GroupStore", partial(GroupStore, poll_s=0.02))
+    monkeypatch.setattr(assembly, "GroupStore", partial(GroupStore, poll_s=0.02))
     server.put_many({"models/double/config.pbtxt": COMPILED.encode()})
     server.put_many({"models/double/1/model.onnx": times(2.0).SerializeToString()})
     store = location_of(f"{server.url}/engines")

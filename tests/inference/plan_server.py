@@ -158,7 +158,7 @@ async def serving(root: Path, *, checked: bool = False, **more: Any) -> AsyncIte
     )
     backends = find_backend if checked else lambda name: find_backend(name)  # only that one's files are checked
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("oriel_inference.app.CheckPool", CheckPool)  # not one whose processes know no stand-in
+        patch.setattr("oriel_inference.assembly.CheckPool", CheckPool)  # not one whose processes know no stand-in
         async with open_unit(settings, backends=backends, sink=ListSink()) as unit, client_of(unit.http_port) as client:
             yield Served(unit, client)
 

@@ -431,8 +431,8 @@ async def test_each_gpu_has_a_budget_of_its_own(tmp_path: Path, monkeypatch: pyt
         on = [options.providers[0][1]["device_id"] for (_, options), session in opened if not session.closed]
         return {gpu.number: MODEL_BYTES * on.count(str(gpu.number)) for gpu in gpus}
 
-    monkeypatch.setattr("oriel_inference.app.list_gpus", lambda: gpus)
-    monkeypatch.setattr("oriel_inference.app.gpu_used_bytes", used)
+    monkeypatch.setattr("oriel_inference.assembly.list_gpus", lambda: gpus)
+    monkeypatch.setattr("oriel_inference.assembly.gpu_used_bytes", used)
     for name, gpu in (("a", 0), ("b", 0), ("c", 0), ("d", 1), ("e", 1)):
         put(tmp_path, name, f"instance_group {{ kind: KIND_GPU gpus: [ {gpu} ] }}")
     async with demanded(tmp_path, fake, gpu_memory_bytes=BUDGET) as served:

@@ -142,7 +142,7 @@ async def test_a_plan_counts_towards_the_budget_of_its_gpu(
     tmp_path: Path, machine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It counted as memory of the host, so that a full GPU took it and a full host did not."""
-    monkeypatch.setattr("oriel_inference.app.list_gpus", lambda: (Gpu(number=0, capability="9.0"),))
+    monkeypatch.setattr("oriel_inference.assembly.list_gpus", lambda: (Gpu(number=0, capability="9.0"),))
     models.put(tmp_path / "models", "double", models.double(), compiled_config())
     async with served(tmp_path / "models", tmp_path / "artefacts", gpu_memory_bytes=1 << 30) as one:
         await until_state(one, "serving")

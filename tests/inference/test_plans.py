@@ -353,7 +353,7 @@ async def test_a_plan_that_does_not_fit_the_gpu_takes_nothing(tmp_path: Path, ma
 @pytest.fixture
 def gpu_budget(monkeypatch: pytest.MonkeyPatch) -> int:
     """A server with a budget for the memory of its GPU; room for one model of the tests below."""
-    monkeypatch.setattr("oriel_inference.app.list_gpus", lambda: (Gpu(number=0, capability="9.0"),))
+    monkeypatch.setattr("oriel_inference.assembly.list_gpus", lambda: (Gpu(number=0, capability="9.0"),))
     return 3 << 20
 
 
