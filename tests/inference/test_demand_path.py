@@ -14,7 +14,7 @@ import tritonclient.http
 from fake_backend import FakeBackend
 from tritonclient.utils import InferenceServerException
 
-from oriel_inference import app
+from oriel_inference import assembly
 from oriel_inference.errors import Outcome
 from oriel_inference.model import Gpu, TensorInfo
 
@@ -198,7 +198,7 @@ async def test_memory_is_returned_before_that_of_an_evicted_model_counts_as_free
         put(tmp_path, name)
     open_at_return: list[int] = []
     async with demanded(tmp_path, model_memory_bytes=MODEL_BYTES * 3 // 2) as served:
-        monkeypatch.setattr(app, "return_memory", lambda: open_at_return.append(still_open(served)))
+        monkeypatch.setattr(assembly, "return_memory", lambda: open_at_return.append(still_open(served)))
         for name in "ab":
             assert (await served.infer(name)).status_code == 200
     assert open_at_return[:5] == [0, 1, 0, 0, 1], "before and after each load, and after the close of the first"
