@@ -33,10 +33,7 @@ COMMANDS = {
     "top": _Entry("oriel_cli.watch.top", "watch a gateway: tiers, pools, models, tenants, the latest misses"),
     "slo": _Entry("oriel_cli.watch.slo", "print which promises of tiers are kept, and what is left of their budgets"),
     "load": _Entry("oriel_tools.load.command", "offer a load on schedule and print what became of it (open loop)"),
-    "simulate": _Entry(
-        "oriel_tools.simulate.command",
-        "replay a load in virtual time, compare ways of scaling, pack services into nodes",
-    ),
+    "simulate": _Entry("oriel_tools.simulate.command", "replay a load in virtual time against servers and policies"),
     "tune": _Entry("oriel_tools.tune.command", "find the settings of a model that reach an objective"),
     "gateway": _Entry("oriel_gateway.command", "run the gateway alone"),
     "logic": _Entry("oriel_logic.command", "run a logic server alone"),

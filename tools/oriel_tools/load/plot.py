@@ -1,10 +1,11 @@
-"""Writes the page of a load: one HTML file that holds everything it shows. Pure: the document in, text out."""
+"""Writes the page of a load: one HTML file that holds everything it shows. The document in, text out."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from oriel_tools.load.chart import Line, Span, chart
+from oriel_tools.load import chart
+from oriel_tools.load.chart import Line, Span
 
 # Distinct for people who see fewer colours, too; further tiers start over.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9")
@@ -22,13 +23,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 10
 th, td { text-align: right; padding: .25rem .5rem; border-bottom: 1px solid var(--grid); }
 th { font-weight: 600; color: var(--soft); } th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
 .scroll { overflow-x: auto; }
-svg { width: 100%; height: auto; } svg text { font: 11.5px system-ui, sans-serif; fill: var(--soft); }
-.end { text-anchor: end; } .middle { text-anchor: middle; }
-.grid { stroke: var(--grid); } .phase { stroke: var(--soft); stroke-dasharray: 2 3; }
-.lag { fill: var(--lag); opacity: .6; } .warm { fill: var(--warm); }
-polyline { fill: none; stroke-width: 2; stroke-linejoin: round; } .thin { stroke-width: 1.2; opacity: .6; }
-.dash { stroke-dasharray: 5 4; } .dots { stroke-dasharray: 1.5 3; } .level { stroke-dasharray: 8 5; opacity: .55; }
-@media (prefers-color-scheme: dark) { .key, svg [class^="t"] { filter: brightness(1.35); } }
+.chart { margin: .3rem 0 1rem; } .chart .u-legend { font-size: 12px; text-align: left; color: var(--soft); }
 .key { display: inline-block; width: 1.6em; height: .2em; vertical-align: middle; margin: 0 .35em 0 1em; }
 """
 
@@ -41,20 +36,18 @@ def as_html(document: Mapping[str, Any], *, about: str = "", sections: Sequence[
     """
     timeline = document["timeline"]
     colours = {tier: COLOURS[index % len(COLOURS)] for index, tier in enumerate(timeline)}
-    styles = {tier: f"t{index % len(COLOURS)}" for index, tier in enumerate(timeline)}
     title = escape(document["title"] or "oriel load")
     quoted = "" if document["quoted"] else '<p class="bad">The generator lagged: the red phases are not quoted.</p>'
     cut = '<p class="bad">Interrupted: these are the figures until then.</p>' if document["interrupted"] else ""
     legend = "".join(
         f'<span class="key" style="background:{colour}"></span>{escape(tier)}' for tier, colour in colours.items()
     )
-    rules = "".join(f".t{i} {{ stroke: {c}; }} circle.t{i} {{ fill: {c}; }}\n" for i, c in enumerate(COLOURS))
     return "\n".join(
         [
             "<!doctype html>",
             f'<html lang="en"><head><meta charset="utf-8"><title>{title}</title>',
             '<meta name="viewport" content="width=device-width">',
-            f"<style>{STYLE}{rules}{style}</style></head><body>",
+            f"<style>{chart.style()}{STYLE}{style}</style></head><body>",
             f"<h1>{title}</h1>",
             about
             or f'<p class="soft">oriel {escape(document["oriel"])}, seed {document["seed"]}; a phase is '
@@ -63,12 +56,13 @@ def as_html(document: Mapping[str, Any], *, about: str = "", sections: Sequence[
             quoted,
             cut,
             f"<p>{legend}</p>",
-            *_charts(document, styles),
+            *_charts(document, colours),
             *sections,
             "<h2>Phases and tiers</h2>",
             _table(document),
             "<h2>What was not answered well</h2>",
             _reasons(document),
+            f"<script>{chart.script()}</script>",
             "</body></html>",
             "",
         ]
@@ -88,43 +82,44 @@ def spans_of(document: Mapping[str, Any]) -> list[Span]:
     ]
 
 
-def _charts(document: Mapping[str, Any], styles: Mapping[str, str]) -> list[str]:
+def _charts(document: Mapping[str, Any], colours: Mapping[str, str]) -> list[str]:
     timeline = document["timeline"]
     spans = spans_of(document)
+    width_s = next(iter(timeline.values()))["width_s"]
 
-    def lines(name: str, what: str, style: str = "", per_s: bool = False, scale: float = 1.0) -> list[Line]:
+    def lines(name: str, what: str, *, by: float = 1.0, width: float = 2.0, dash: tuple[int, ...] = ()) -> list[Line]:
         return [
             Line(
                 label=f"{tier}: {what}",
-                values=[
-                    None if value is None else value * scale / (found["width_s"] if per_s else 1)
-                    for value in found[name]
-                ],
-                width_s=found["width_s"],
-                style=f"{styles[tier]} {style}",
+                values=[None if value is None else value * by for value in found[name]],
+                colour=colours[tier],
+                width=width,
+                dash=dash,
             )
             for tier, found in timeline.items()
         ]
 
     targets = [
-        Line(label=f"{tier}: target {target:g} ms", values=[target], width_s=0, style=styles[tier])
+        Line(label=f"{tier}: target", values=[target], colour=colours[tier], width=1.0, dash=(8, 5))
         for tier, target in sorted(
             {(stream["tier"], stream["target_ms"]) for stream in document["streams"] if stream["target_ms"] is not None}
         )
     ]
-    latency = [*lines("p50_ms", "p50", "thin"), *lines("p99_ms", "p99")]
+    latency = [*lines("p50_ms", "p50", width=1.0), *lines("p99_ms", "p99"), *targets]
     flow = [
-        *lines("arrivals", "arrivals", "dash", per_s=True),
-        *lines("good", "good answers", per_s=True),
-        *lines("others", "refused or failed", "dots", per_s=True),
+        *lines("arrivals", "arrivals", by=1.0 / width_s, dash=(5, 4)),
+        *lines("good", "good answers", by=1.0 / width_s),
+        *lines("others", "refused or failed", by=1.0 / width_s, dash=(2, 3)),
     ]
     return [
         '<h2>Latency</h2><p class="soft">bold p99, thin p50, long dashes the target; by scheduled arrival</p>',
-        chart("latency over time", "ms", latency, spans, logarithmic=True, levels=targets),
+        chart.chart("latency over time", "ms", width_s, latency, spans, logarithmic=True),
         '<h2>Attainment</h2><p class="soft">share of all arrivals answered within the target</p>',
-        chart("attainment over time", "%", lines("attainment", "attainment", scale=100), spans, top=100.0),
+        chart.chart(
+            "attainment over time", "%", width_s, lines("attainment", "attainment", by=100.0), spans, top=100.0
+        ),
         '<h2>Arrivals and answers</h2><p class="soft">dashed arrivals, solid good answers, dotted all others</p>',
-        chart("arrivals and answers over time", "per s", flow, spans),
+        chart.chart("arrivals and answers over time", "/s", width_s, flow, spans),
     ]
 
 

@@ -1,9 +1,9 @@
-"""`oriel simulate`: what a load would get, which way of scaling serves it, and what services cost."""
+"""`oriel simulate`: what a load would get from some servers, and the profiles that this needs."""
 
 import argparse
 from typing import Protocol
 
-from oriel_tools.simulate import calibrate, cost, scale, serve
+from oriel_tools.simulate import calibrate, serve
 
 
 class _Action(Protocol):
@@ -15,8 +15,6 @@ class _Action(Protocol):
 ACTIONS: dict[str, tuple[_Action, str]] = {
     "serve": (serve, "replay a load against the real queue, limit and batch rules in virtual time"),
     "profile": (calibrate, "measure how long a model's batches take on a running server, for `simulate serve`"),
-    "cost": (cost, "what services cost an hour on nodes, packed in several ways"),
-    "scale": (scale, "how many replicas each policy takes, and which calls are in time"),
 }
 
 

@@ -1,6 +1,6 @@
 """Writes the page of a simulated load: the charts of a measured one, and beside them devices, queues and batches.
 
-Pure: the document in, text out. The page fetches nothing.
+The document in, text out. The page fetches nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,9 @@ _STYLE = """
 .tiles div { flex: 1 1 9rem; border: 1px solid var(--grid); border-radius: .5rem; padding: .6rem .8rem; }
 .tiles b { display: block; font-size: 1.5rem; font-weight: 600; font-variant-numeric: tabular-nums; }
 .tiles span { color: var(--soft); font-size: .85rem; }
-rect[class^="t"] { stroke: none; }
-""" + "".join(f"rect.t{index} {{ fill: {colour}; }}\n" for index, colour in enumerate(COLOURS))
-_WIDTH, _BAR, _LEFT = 960, 22, 90
+.bars td { text-align: left; } .bars td:last-child { width: 75%; }
+.bars i { display: inline-block; height: .8em; border-radius: 2px; margin-right: .5em; }
+"""
 
 
 def as_page(document: Mapping[str, Any]) -> str:
@@ -60,63 +60,41 @@ def _figures(document: Mapping[str, Any]) -> str:
 
 def _sections(document: Mapping[str, Any]) -> list[str]:
     found, spans = document["simulation"], spans_of(document)
-    timeline = found["timeline"]
-    styles = {name: f"t{index % len(COLOURS)}" for index, name in enumerate(found["models"])}
+    timeline, width_s = found["timeline"], found["timeline"]["width_s"]
+    colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(found["models"])}
     busy = [
-        Line(label=name, values=[100.0 * each for each in bins], width_s=timeline["width_s"], style=styles[name])
+        Line(label=name, values=[100.0 * each for each in bins], colour=colours[name])
         for name, bins in timeline["busy"].items()
     ]
-    queues = {"gateway": "dash", "servers": ""}
     waiting = [
-        Line(label=place, values=list(bins), width_s=timeline["width_s"], style=f"t0 {queues[place]}")
+        Line(label=place, values=bins, colour=COLOURS[0], dash=(5, 4) if place == "gateway" else ())
         for place, bins in timeline["waiting"].items()
     ]
-    scaled = Line(label="replicas", values=list(timeline["replicas"]), width_s=timeline["width_s"], style="t0")
-    dashed = ", dashed at the gateway" if "gateway" in timeline["waiting"] else ""
+    scaled = [Line(label="replicas", values=timeline["replicas"], colour=COLOURS[0])] if timeline["replicas"] else []
     costs = "".join(f"<p>{escape(line)}.</p>" for line in cost_lines(found))
     return [
-        f'<h2>Devices</h2><p class="soft">share of the time in which batches run, by model: {_legend(styles)}</p>',
-        chart("devices over time", "%", busy, spans, top=100.0),
-        f'<h2>Waiting</h2><p class="soft">the most calls at once, solid for a batch{dashed}</p>',
-        chart("waiting calls over time", "calls", waiting, spans),
-        *(
-            [
-                '<h2>Replicas</h2><p class="soft">ready and starting ones</p>',
-                chart("replicas over time", "", [scaled], spans),
-            ]
-            if timeline["replicas"]
-            else []
-        ),
-        *[_bars(name, each, styles[name]) for name, each in found["models"].items() if each["batches"]],
+        '<h2>Devices</h2><p class="soft">share of the time in which batches run, by model</p>',
+        chart("devices over time", "%", width_s, busy, spans, top=100.0),
+        '<h2>Waiting</h2><p class="soft">the most calls at once, at the servers and at the gateway</p>',
+        chart("waiting calls over time", "", width_s, waiting, spans),
+        *(["<h2>Replicas</h2>", chart("replicas over time", "", width_s, scaled, spans)] if scaled else []),
+        *[_batches(name, each, colours[name]) for name, each in found["models"].items() if each["batches"]],
         *(["<h2>Cost</h2>", costs] if costs else []),
     ]
 
 
-def _legend(styles: Mapping[str, str]) -> str:
-    return "".join(
-        f'<span class="key" style="background:{COLOURS[int(style[1:])]}"></span>{escape(name)}'
-        for name, style in styles.items()
-    )
-
-
-def _bars(name: str, found: Mapping[str, Any], style: str) -> str:
-    """The sizes of one model's batches, as bars: how many rows were executed in batches of which size."""
+def _batches(name: str, found: Mapping[str, Any], colour: str) -> str:
+    """Return a table of one model's batches: the share of all rows that ran in batches of each size."""
     rows = _grouped([(int(size), count) for size, count in found["sizes"].items()])
-    whole = found["rows"]
-    most = max([executed for _, executed in rows])
-    height = _BAR * len(rows) + 6
-    room = _WIDTH - _LEFT - 70
-    title = f"batches of {name}"
-    parts = [f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(title)}">']
-    for index, (label, executed) in enumerate(rows):
-        y, width = index * _BAR, room * executed / most
-        parts.append(f'<text x="{_LEFT - 8}" y="{y + 15}" class="end">{label}</text>')
-        parts.append(f'<rect class="{style}" x="{_LEFT}" y="{y + 3}" width="{width:.1f}" height="{_BAR - 6}" rx="2"/>')
-        parts.append(f'<text x="{_LEFT + width + 6:.1f}" y="{y + 15}">{executed / whole:.1%}</text>')
-    mean = found["rows"] / found["batches"]
+    lines = [
+        f'<tr><td>{label}</td><td><i style="background:{colour};width:{80 * executed / found["rows"]:.1f}%"></i>'
+        f"{executed / found['rows']:.1%}</td></tr>"
+        for label, executed in rows
+    ]
     return (
         f'<h2>Batches of {escape(name)}</h2><p class="soft">share of the rows that ran in batches of so many rows; '
-        f"{found['batches']:,} batches of {mean:.1f} rows on average</p>" + "\n".join(parts) + "</svg>"
+        f"{found['batches']:,} batches of {found['rows'] / found['batches']:.1f} rows on average</p>"
+        f'<table class="bars">{"".join(lines)}</table>'
     )
 
 

@@ -18,7 +18,6 @@ from oriel_tools.load.scenario import Scenario
 from oriel_tools.simulate.page import as_page
 from oriel_tools.simulate.profile import Profile, read
 from oriel_tools.simulate.requests import request_of
-from oriel_tools.simulate.scale import begins
 from oriel_tools.simulate.used import as_text, used
 from oriel_tools.simulate.virtual import VirtualLoad, tenant_of
 from oriel_wire.distribution import installed_version
@@ -109,6 +108,17 @@ def run(args: argparse.Namespace) -> int:
     if args.html is not None:
         write(args.html, as_page(document))
     return 0
+
+
+def begins(text: str) -> float:
+    """Return the time of `--begins` in epoch seconds. Raises CommandFailed."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or not 1971 <= moment.year < 3000:
+        raise CommandFailed(f"--begins is a time in UTC such as 2026-01-05T07:30, not {text[:64]!r}")
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def simulate(
