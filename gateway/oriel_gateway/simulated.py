@@ -189,10 +189,14 @@ class _Call:
         now, executed, cost_s = self._gateway.clock.now(), self._permit_s >= 0.0, 0.0
         if executed:
             late = status != 200 and now >= self._deadline
-            size_bytes = self._size_bytes if status < 300 else -1
-            cost_s = self._gate.release_permit(
-                self._target, self.tenant, self._ticket, now - self._permit_s, cost_us, size_bytes, status < 500, late
-            )
+            gate, target, held_s, good = self._gate, self._target, now - self._permit_s, status < 500
+            share_s = held_s / gate.streams.at_servers
+            cost_s = gate.charge(target, self.tenant, self._ticket, held_s, share_s, cost_us)
+            if good:
+                gate.note_answered(held_s, share_s, cost_us)
+            if status < 300:
+                gate.note_time(target, self._size_bytes, held_s)
+            gate.release_permit(target.counted, held_s, good, late)
         if self._grant is not None:
             self._grant.settle(round(cost_s * 1e6), executed, now)
         end(status, reason, cost_us)

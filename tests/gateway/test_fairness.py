@@ -60,6 +60,8 @@ def test_a_tenants_turns_are_neither_free_nor_priceless(cost_us: int, least: int
         call = running.popleft()
         turns[call.who] += 1
         reported = cost_us if call.who == "g" else 5000
-        gate.release_permit(targets[call.who], tenants[call.who], call.ticket, 0.04, reported, size_bytes=0, good=True)
+        share_s = 0.04 / gate.streams.at_servers
+        gate.charge(targets[call.who], tenants[call.who], call.ticket, 0.04, share_s, reported)
+        gate.release_permit(targets[call.who].counted, 0.04, True)
         come(call.who)
     assert min(turns.values()) >= least, turns

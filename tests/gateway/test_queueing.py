@@ -163,7 +163,7 @@ def test_what_waits_in_the_pool_is_unlearned(learn: bool) -> None:
         now += 0.01
         began = running.pop(0)
         gate.join_queue(Waiting(), tenant, target, received_s=now, deadline=now + 60.0, size_bytes=1)
-        gate.release_permit(target, tenant, None, now - began, -1, 1, True)
+        gate.release_permit(target.counted, now - began, True)
     assert gate.admission.limit == gate.admission.inflight == len(running)
     if learn:
         assert gate.learned is not None and gate.learned.base <= 3
@@ -268,5 +268,5 @@ def test_a_pool_that_is_not_full_gets_its_permits_back_after_an_incident() -> No
     for _ in range(100):
         now += 0.1
         assert gate.admission.enter()
-        gate.release_permit(target, tenant, None, 0.05, -1, 1, True)
+        gate.release_permit(target.counted, 0.05, True)
     assert gate.admission.limit == 8

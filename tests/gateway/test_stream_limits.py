@@ -14,7 +14,7 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits import Grant, StreamGrant
 from oriel_gateway.limits.streams import MAX_MODELS
 from oriel_policies.documents import compile_documents
-from oriel_policies.waiting.exchanges import Exchange, Habits
+from oriel_policies.waiting.unanswered import Unanswered
 from oriel_wire.h2.grpc import CODES
 
 from ..waiting import until
@@ -209,7 +209,7 @@ def test_a_streams_computing_counts_for_the_models_that_are_at_work() -> None:
     first = desk.take("small")
     stream = StreamGrant(first, "small", desk.now)
     desk.now += 1.0
-    stream.worked(["small"], desk.now, 1.0, desk.now)  # charged to the small model only
+    stream.worked(["small"], 1.0, desk.now)  # charged to the small model only
 
     later = desk.limiter.acquire_further(desk.tenant, desk.target("big"), 0, desk.now, stream.held)
     assert isinstance(later, Grant)
@@ -217,14 +217,14 @@ def test_a_streams_computing_counts_for_the_models_that_are_at_work() -> None:
     stream.message_sent("big", [], desk.now)
     assert compute_left(desk, later, "big") == 990_000.0
     desk.now += 0.5
-    stream.worked(["big"], desk.now, 1.0, desk.now)
+    stream.worked(["big"], 1.0, desk.now)
     assert compute_left(desk, later, "big") == 490_000.0, "counted while the stream goes on"
     again = desk.limiter.acquire_further(desk.tenant, desk.target("big"), 0, desk.now, stream.held)
     assert isinstance(again, Grant)
     stream.add_message(again, "big", desk.now)
     assert compute_left(desk, later, "big") == 490_000.0, "the estimate for one message is reserved"
     desk.now += 0.5
-    stream.worked(["big"], desk.now, 1.0, desk.now)
+    stream.worked(["big"], 1.0, desk.now)
     with pytest.raises(Refused) as caught:  # long before the stream ends
         desk.limiter.acquire_further(desk.tenant, desk.target("big"), 0, desk.now, stream.held)
     assert caught.value.outcome is Outcome.QUOTA_EXCEEDED
@@ -307,13 +307,13 @@ def test_a_model_that_says_more_was_at_work_all_the_time() -> None:
     stream, desk = mixed.stream, mixed.desk
     stream.message_sent("big", [], desk.now)
     desk.now += 1.0
-    stream.worked(["big"], desk.now, 1.0, desk.now)  # its first answer
+    stream.worked(["big"], 1.0, desk.now)  # its first answer
     for _ in range(9):
         desk.now += 0.1
         stream.message_sent("small", [], desk.now)
         desk.now += 0.1
-        stream.worked(["small"], desk.now, 1.0, desk.now)
-    stream.worked(["big"], desk.now, 1.0, desk.now)  # its second
+        stream.worked(["small"], 1.0, desk.now)
+    stream.worked(["big"], 1.0, desk.now)  # its second
     small, big, _ = mixed.used()
     assert abs(small - 900_000) < 20 and abs(big - 2_800_000) < 20
     stream.settle(2_800_000, desk.now)
@@ -331,7 +331,7 @@ def test_a_model_that_says_more_was_at_work_all_the_time() -> None:
 )
 def test_each_model_pays_for_the_time_that_it_was_at_work(operations: list[tuple[str, str, int]], cost_us: int) -> None:
     mixed = Mixed()
-    stream, desk, exchange = mixed.stream, mixed.desk, Exchange(Habits(), "t")
+    stream, desk, unanswered = mixed.stream, mixed.desk, Unanswered()
     at_work = {"small": 0, "big": 0}
     truth = {"small": 0.0, "big": 0.0, "both": 0.0}
     for what, model, ms in operations:
@@ -340,15 +340,15 @@ def test_each_model_pays_for_the_time_that_it_was_at_work(operations: list[tuple
         truth["both"] += ms * 1e3 if any(at_work.values()) else 0.0
         desk.now += ms * 1e-3
         if what == "ask":
-            stream.worked(exchange.at_work, desk.now, 1.0, desk.now)
-            stream.message_sent(model, exchange.at_work, desk.now)
-            exchange.sent(model)
+            stream.worked(unanswered.models, 1.0, desk.now)
+            stream.message_sent(model, unanswered.models, desk.now)
+            unanswered.sent(model)
             at_work[model] += 1
         elif what == "answer" and at_work[model]:
-            stream.worked(exchange.at_work, desk.now, 1.0, desk.now)
-            exchange.answered(model, None, desk.now)
+            stream.worked(unanswered.models, 1.0, desk.now)
+            unanswered.answered(model, None)
             at_work[model] -= 1
-    stream.worked(exchange.at_work, desk.now, 1.0, desk.now)
+    stream.worked(unanswered.models, 1.0, desk.now)
     for used, true in zip(mixed.used(), truth.values(), strict=True):
         assert abs(used - true) <= len(operations) + 1
     stream.settle(cost_us, desk.now)

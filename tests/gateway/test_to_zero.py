@@ -11,16 +11,16 @@ from oriel_cli.up.units import free_ports
 from ..waiting import until
 from .gate import INFER, idle
 from .grpc_stack import Backend
-from .lending_streams import SOON_S, asks, opened
 from .scaled import scaled
 from .scaler_stack import WAITING, stack
 from .stack import BRONZE, GOLD, Client, Seen, Upstream, gateway, grpc_server, nobody, upstream
+from .stream_clients import asks, opened
 
 KEEP_ALIVE_S = 300
 
 
-async def test_a_stream_that_rests_without_a_permit_keeps_its_pool() -> None:
-    """Its permit is another call's meanwhile: counting permits would scale the pool to zero under the stream."""
+async def test_a_stream_without_a_permit_keeps_its_pool() -> None:
+    """It has a slot in place of its permit: counting permits would scale the pool to zero under the stream."""
     async with AsyncExitStack() as stacked:
         at = await stacked.enter_async_context(grpc_server(Backend()))
         files = scaled(stacked.enter_context(nobody()), max_inflight=1)
@@ -29,7 +29,6 @@ async def test_a_stream_that_rests_without_a_permit_keeps_its_pool() -> None:
         )
         port, core = await stacked.enter_async_context(gateway(files))
         gate, plan = core.pools["p"], core.scaled.plans["p"]
-        gate.suspend_after_s = SOON_S
         await until(lambda: gate.grpc.usable)
         messages, stream = await opened(stacked, f"127.0.0.1:{port}", BRONZE)
         await asks(f"127.0.0.1:{port}", GOLD)

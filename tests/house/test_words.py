@@ -17,7 +17,6 @@ COINED = {
         "poll, probe"
     ),
     r"couriers?": "ledger client",
-    r"loans?|lends?_\w*|permits? owed": "permit lending: suspended, resumed",
     r"trails?": "request record",
     r"survey(?:s|ed|ing)?": "repository scan",
     r"outlooks?": "wait estimate",
@@ -37,7 +36,6 @@ NAMES = {
     "places": "model locations; slots, positions",
     "experience": "service-time statistics",
     "greeting": "TLS handshake",
-    "owed": "suspended, resumed",
 }
 # The folders whose names count. Tests and benchmarks are read as sentences.
 NAMED = ("cli/", "examples/", "gateway/", "inference/", "logic/", "policies/", "terraform/", "wire/")
@@ -118,8 +116,6 @@ def test_no_name_says_only_that_something_was_said_or_asked() -> None:
         "the looker",
         "two looks later",
         "a courier",
-        "permits owed",
-        "lends_permit",
         "the trail of a call",
         "it surveys a folder",
         "the outlook",

@@ -45,6 +45,7 @@ NUMBERS = [
     (TIER + "stream_idle_ms = 50\nstream_max_ms = #", whole(50, DAY_MS)),
     (TIER + "objective = #", between(0.0, 1.0)),
     (POOL + "max_inflight = #", whole(1, None)),
+    (POOL + "max_streams = #", whole(0, None)),
     (POOL + "max_queue = #", whole(0, None)),
     (POOL + "max_queue_bytes = #", whole(0, None)),
     (POOL + "max_body_bytes = #", whole(0, None)),

@@ -164,9 +164,9 @@ def test_a_call_that_is_served_is_followed_to_its_pool() -> None:
         "route: one endpoint per stream",
         "route: equal calls at the same time are made once; answers are kept for 5 s",
         "route: a call may run twice: it is retried, hedged after 10 ms",
-        "pool: p: 127.0.0.1:1; absent over gRPC; 32 permits at most, learned below that; 1024 calls and 268435456 "
-        "bytes may wait; bodies up to 67108864 bytes, answers up to 1073741824; connections within 2000 ms, kept for "
-        "45000 ms; /v2/health/ready probed every 1000 ms; Triton priority 1 over gRPC",
+        "pool: p: 127.0.0.1:1; absent over gRPC; 32 permits at most, learned below that; 256 streams; 1024 calls "
+        "and 268435456 bytes may wait; bodies up to 67108864 bytes, answers up to 1073741824; connections within "
+        "2000 ms, kept for 45000 ms; /v2/health/ready probed every 1000 ms; Triton priority 1 over gRPC",
     ]
 
 
@@ -282,7 +282,8 @@ LINES = {
     "pools.p": [
         "endpoints = ['127.0.0.1:9']", "discover = 'dns:b:2'", "discover = 'kubernetes:b.c:2'",
         "grpc_endpoints = ['127.0.0.1:8']",
-        "grpc_discover = 'dns:b:3'", "learn_concurrency = false", "max_inflight = 3", "max_queue = 4",
+        "grpc_discover = 'dns:b:3'", "learn_concurrency = false", "max_inflight = 3", "max_streams = 9",
+        "max_queue = 4",
         "max_queue_bytes = 5", "max_body_bytes = 6", "max_response_bytes = 7", "connect_timeout_ms = 8",
         "idle_timeout_ms = 9", "probe = ''", "probe_interval_ms = 500", "triton_priorities = {t = 3}",
         "place_models = true",

@@ -229,24 +229,6 @@ def test_turns_are_timed_while_a_tenant_waits() -> None:
     assert q.backlog(0, "nobody") == q.backlog(7, "a") == (None, 0, 0)
 
 
-def test_who_waits_beside_a_tenant_or_before_it() -> None:
-    q = queue()
-    assert not q.others_wait(1, ["a"])
-    own = ticket(1, "a")
-    for each in (ticket(2, "b"), own, ticket(1, "a")):
-        q.push(each)
-    assert (
-        not q.others_wait(1, ["a"])
-        and q.others_wait(1, ["b"])
-        and q.others_wait(2, ["b"])
-        and not q.others_wait(0, ["b"])
-    )
-    q.push(ticket(1, "b"))
-    assert q.others_wait(1, ["a"]) and q.others_wait(1, ["b"])
-    drain(q)
-    assert not q.others_wait(1, ["a"])
-
-
 def test_idle_tenants_are_forgotten() -> None:
     q = queue(max_items=10)
     for n in range(20_000):
@@ -283,7 +265,6 @@ OPERATIONS = st.lists(
             st.sampled_from([None, None, None, 5.0, 30.0]),
         ),
         st.tuples(st.just("pop"), st.sampled_from([0.0, 5.0, 15.0])),
-        st.tuples(st.just("pop other"), st.integers(-1, 3), st.lists(st.sampled_from("abc"), max_size=2, unique=True)),
         st.tuples(st.just("remove"), st.integers(0, 50)),
         st.tuples(st.just("expire"), st.integers(0, 20)),
         st.tuples(st.just("settle"), st.integers(0, 50), st.integers(0, 9)),
@@ -334,21 +315,6 @@ def test_any_order_of_operations_keeps_the_rules(operations: list[Any], floor: f
                     assert owed[q._bands[taken.band].flows[taken.tenant]] == min(owed.values())
                     if floor == 0.0:
                         assert taken.band == min(w.band for w in waiting)
-                    waiting.remove(taken)
-                    finished.append(taken)
-            case ("pop other", band, tenants):
-                others = [w for w in waiting if w.band < band or (w.band == band and w.tenant not in tenants)]
-                assert q.others_wait(band, tenants) is any(
-                    w.band < band or (w.band == band == min(v.band for v in waiting)) for w in others
-                )
-                turn = q.peek()
-                taken = q.pop_other(band, tenants)
-                if taken is None:
-                    assert not q.others_wait(band, tenants)
-                else:
-                    assert taken in others and (taken is turn or turn not in others)
-                    peers = [w for w in waiting if w.band == taken.band and w.tenant == taken.tenant]
-                    assert taken is min(peers, key=lambda w: w.order)
                     waiting.remove(taken)
                     finished.append(taken)
             case ("remove", index) if everything:

@@ -86,7 +86,7 @@ def admin_app(
     def ready() -> tuple[bool, str]:
         if gateway.draining:
             gates = (*gateway.pools.values(), *gateway.left_pools)
-            calls = sum(gate.admission.inflight + len(gate.admission.queue) for gate in gates)
+            calls = sum(gate.calls for gate in gates)
             incomplete = sum(each.collecting for each in gateway.clock)
             return False, f"the gateway is shutting down, {calls} call(s) under way, {incomplete} not received yet"
         return gateway.ready, "" if gateway.ready else "the gateway has not yet probed its upstreams"

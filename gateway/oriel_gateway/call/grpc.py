@@ -138,7 +138,6 @@ class GrpcCall(Call):
     """A unary call. answer: the upstream's, once its trailers are here."""
 
     protocol = "grpc"
-    streams = False  # whether its messages are passed on with the five bytes before each
     __slots__ = ("answer",)
 
     def __init__(

@@ -1,9 +1,8 @@
 """One bidirectional gRPC stream on its way: a call whose request and answer are many messages.
 
-The first message opens it like a unary call. Later messages are admitted one by one (`admit`): they count for the
-limits of their models, and the stream's permit is lent to other calls while it rests (`pools.lending`). The deadline
-bounds the first answer; then the tier bounds how long the stream may be silent in both directions, and how long it may
-last.
+The first message opens it like a unary call; from its answer on the stream has a slot in place of a permit
+(`pools.stream_slots`). Later messages are sent when the limits of their models allow it. The deadline bounds the first
+answer; then the tier bounds how long the stream may be silent in both directions, and how long it may last.
 """
 
 import asyncio
@@ -19,12 +18,11 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits import StreamGrant
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.grpc_answers import GrpcAnswer, GrpcExchange
-from oriel_gateway.pools.lending import PermitLending
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.pools.upstream_answers import DENIED
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
-from oriel_policies.waiting.exchanges import Exchange
+from oriel_policies.waiting.unanswered import Unanswered
 from oriel_wire.errors import UpstreamError
 from oriel_wire.h2.grpc import PREFIX_BYTES, prefix
 from oriel_wire.v2.grpc_names import append_schedule, peek_answer
@@ -54,21 +52,19 @@ class _Decision:
 class GrpcStreamCall(GrpcCall):
     """A stream. sent: set once the first message is on its way. closing: the client has sent its last message.
 
-    messages: how many were sent on.
+    unanswered: the messages that the server may still be working on.
     """
 
     streams = True
     __slots__ = (
         "_answering",
         "_cost_s",
-        "_exchange",
         "_first_s",
         "_grant",
-        "_lending",
         "_room",
         "closing",
-        "messages",
         "sent",
+        "unanswered",
     )
 
     def __init__(
@@ -86,11 +82,10 @@ class GrpcStreamCall(GrpcCall):
         super().__init__(gateway, client, gate, head, tenant, target, mark, received_s, deadline)
         self.sent = asyncio.Event()
         self.closing = False
+        self.unanswered = Unanswered()
         self.messages = 0
         self._first_s = 0.0  # when its first answer came
         self._cost_s = 0.0  # what it is charged
-        self._exchange: Exchange | None = None
-        self._lending: PermitLending | None = None
         self._grant: StreamGrant | None = None  # of a stream whose tenant has limits
         self._answering = ""  # the model of the latest answer
         self._room = asyncio.Event()  # the upstream takes more
@@ -99,12 +94,11 @@ class GrpcStreamCall(GrpcCall):
 
     def put(self, connection: GrpcExchange, now: float) -> None:
         connection.streamed = True
-        if self._exchange is None:
+        if not self.messages:
             if self.tenant.allowances:
                 self._grant = StreamGrant(self.grant, self.target.name, now)
-            self._exchange = Exchange(self.gate.habits, self.tenant.name)
-            self._lending = PermitLending(self.gate, self.tenant, self._exchange, self._ticket, self.target.counted)
-            self._note_sent(self.target.name)
+            self._note_sent(self.target.name, now)
+        self.as_stream().begin_work(self.permit_s)
         self._room.set()
         super().put(connection, now)
         self.sent.set()
@@ -112,7 +106,7 @@ class GrpcStreamCall(GrpcCall):
     @property
     def may_move(self) -> bool:
         """Return whether nothing of the stream was sent."""
-        return self._exchange is None and super().may_move
+        return not self.messages and super().may_move
 
     def rename(self, model: str) -> bool:
         """False: later messages would still name the other model."""
@@ -127,26 +121,20 @@ class GrpcStreamCall(GrpcCall):
     def time_for_triton(self, now: float) -> float | None:
         return None  # the deadline of a stream bounds its first answer only
 
-    def _note_sent(self, model: str) -> None:
-        exchange, lending = self._exchange, self._lending
-        assert exchange is not None and lending is not None
+    def _note_sent(self, model: str, now: float) -> None:
         self.messages += 1
         if self._grant is not None:
-            self._grant.message_sent(model, exchange.at_work, monotonic())
-        exchange.sent(model)
-        lending.message_sent()
+            self._grant.message_sent(model, self.unanswered.models, now)
+        self.unanswered.sent(model)
 
     def room(self) -> None:
         """The upstream takes more."""
         self._room.set()
 
     async def send_message(self, model: str, message: bytes) -> None:
-        """Send a further message when the permit and the upstream allow it. Raises Refused."""
-        lending = self._lending
-        assert lending is not None
+        """Send a further message when the upstream has room for it."""
         if self.stream is not None:
             self.stream.data_s = monotonic()
-        await lending.admit_message(self.tenant, self.target, len(message))
         await self._room.wait()
         connection = self.connection
         if connection is None or self.state == DONE:
@@ -156,7 +144,9 @@ class GrpcStreamCall(GrpcCall):
         priorities = self.gate.pool.triton_priorities
         if priorities and (priority := priorities.get(self.tenant.tier.name)) is not None:
             message = append_schedule(message, priority, None)
-        self._note_sent(model)
+        now = monotonic()
+        self._note_sent(model, now)
+        self.as_stream().message_sent(now)
         if not connection.send_more(prefix(len(message)) + message, False):
             self._room.clear()
 
@@ -187,8 +177,7 @@ class GrpcStreamCall(GrpcCall):
             if not got.ready:
                 got.waiter = decision = _Decision()
                 await decision.made
-            if self._exchange is not None:
-                self._charge(self._exchange.at_work)
+            self._charge(self.unanswered.models)
             if self.state != DONE:
                 self._grant.add_message(got, target.name, monotonic())
                 added = True
@@ -202,13 +191,9 @@ class GrpcStreamCall(GrpcCall):
         return 0.0
 
     def _charge(self, models: Collection[str]) -> None:
-        """Charge the stream's limits for what the server has done for these models, without the time of a suspended
-        permit.
-        """
-        if self._grant is not None:
-            now = monotonic()
-            until_s = self._lending.held_until_s(now) if self._lending is not None else now
-            self._grant.worked(models, until_s, 1.0 / max(1, self.gate.admission.inflight), now)
+        """Charge the stream's limits for the time in which the server worked for these models and the client read."""
+        if self._grant is not None and not self.as_stream().paused:
+            self._grant.worked(models, 1.0 / self.gate.streams.at_servers, monotonic())
 
     # From the upstream -----------------------------------------------------------------------------------------
 
@@ -229,6 +214,7 @@ class GrpcStreamCall(GrpcCall):
         self.stream = AnswerStream(now, unbounded=True)
         self.watch_until(self.stream.ends_s(self.tenant.tier, now))
         self._body = None
+        self.as_stream().begin_answer(now)
         if complete:
             self.answer = head
             self.cost_us = head.cost_us
@@ -256,50 +242,29 @@ class GrpcStreamCall(GrpcCall):
         client.answered(close=False)
 
     def _message(self, data: bytes) -> None:
-        client, exchange, lending, stream = self.client, self._exchange, self._lending, self.stream
-        assert client is not None and exchange is not None and lending is not None and stream is not None
+        client, stream, unanswered = self.client, self.stream, self.unanswered
+        assert client is not None and stream is not None
         stream.data_s = now = monotonic()
         message = data[PREFIX_BYTES:]
         self.bytes_out += len(message)
         model, final = peek_answer(message)
         if self._grant is not None:
             self._answering = model
-            at_work = exchange.at_work
-            self._charge(at_work if final and not model else (*at_work, model) if model not in at_work else at_work)
-        exchange.answered(model, final, now)
+            at_work = unanswered.models
+            self._charge(at_work if (final and not model) or model in at_work else (*at_work, model))
+        unanswered.answered(model, final)
+        self.as_stream().answered(now, bool(unanswered.models))
         self.moved(message)
-        lending.resume()
-        lending.wait_for_client()  # until the client has taken the answer, or sends more
         client.write_more(self, data, False)
-        if client.keeps_up:
-            self._taken()
-        else:
+        if not client.keeps_up:
             client.on_writable(False)
 
-    def _taken(self) -> None:
-        """The client has taken the latest answer."""
-        exchange, lending = self._exchange, self._lending
-        assert exchange is not None and lending is not None
-        if exchange.unanswered > 0:
-            lending.answer_arrived()
-        else:
-            lending.client_took_answer()
-
     def client_writable(self, writable: bool) -> None:
-        connection = self.connection
-        if connection is None:
-            return
-        if writable:
-            connection.resume()
-            if self.state == ANSWERING:
-                self._taken()
-        else:
-            connection.pause()
-
-    def ended(self, answer: GrpcAnswer) -> None:
-        if self._lending is not None:
-            self._lending.resume()
-        super().ended(answer)
+        if not writable:
+            self._charge(self.unanswered.models)
+        elif self._grant is not None:
+            self._grant.resume(monotonic())
+        super().client_writable(writable)
 
     def failed(self, error: UpstreamError) -> None:
         self._room.set()
@@ -328,8 +293,7 @@ class GrpcStreamCall(GrpcCall):
     def finish(self, outcome: Outcome, error: str = "", now: float = 0.0) -> None:
         if self.state == DONE:
             return
-        if self._exchange is not None:
-            self._charge(self._exchange.at_work)
+        self._charge(self.unanswered.models)
         super().finish(outcome, error, now)
         self._room.set()
         self.sent.set()
@@ -337,20 +301,7 @@ class GrpcStreamCall(GrpcCall):
             self._grant.settle(round(self._cost_s * 1e6), monotonic())
 
     def release_permit(self, now: float, good: bool | None, late: bool) -> float:
-        """See `Lifecycle.release_permit`: the permit may be suspended, and its time is counted by turns."""
-        lending = self._lending
-        lent_s = lending.finish(self.cost_us) if lending is not None else 0.0
-        self._cost_s = self.gate.release_permit(
-            self.target,
-            self.tenant,
-            self._ticket if lending is None else None,
-            now - self.permit_s - lent_s,
-            self.cost_us,
-            size_bytes=-1,
-            good=good,
-            late=late,
-            messages=max(1, self.messages),
-        )
+        self._cost_s = super().release_permit(now, good, late)
         return self._cost_s
 
     def settle(self, cost_s: float, executed: bool, now: float) -> None:

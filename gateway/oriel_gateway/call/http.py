@@ -23,7 +23,6 @@ from oriel_gateway.call.lifecycle import (
     SENDING,
     Lifecycle,
 )
-from oriel_gateway.call.stream import AnswerStream
 from oriel_gateway.call.trouble import Trouble
 from oriel_gateway.errors import Outcome, Refused, stopping
 from oriel_gateway.identity.named_models import naming_another
@@ -99,10 +98,8 @@ class Call(Lifecycle):
             else:
                 connection.pause()
             if self.state == ANSWERING:
-                stream = self.stream
-                if stream is None:
-                    stream = self.stream = AnswerStream()
-                stream.client_reads(writable, self.gate, self.tenant, self.target.counted)
+                slot = self.as_stream()
+                (slot.resume if writable else slot.pause)(monotonic())
 
     # Admission -------------------------------------------------------------------------------------------------
 
@@ -145,6 +142,9 @@ class Call(Lifecycle):
             return
         if gate.cold_start is not None:
             self.shorten_hold(now)
+        if self.streams and not self.as_stream().reserve():
+            self.refuse_full("the pool has no slot for a further stream")
+            return
         if gate.admission.enter(self.target.counted, now):
             self.permit_s = now
             self.state = SENDING
@@ -176,8 +176,7 @@ class Call(Lifecycle):
         """Put the body on the pool's byte budget; False: there are not enough bytes, and the call is refused."""
         if self.hold_body():
             return True
-        message, retry_after_s = "too many bytes wait for this pool", self.gate.retry_after_s()
-        self.refuse(Refused(Outcome.QUEUE_FULL, message, retry_after_s=retry_after_s))
+        self.refuse_full("too many bytes wait for this pool")
         return False
 
     def admitted(self) -> None:
@@ -205,8 +204,7 @@ class Call(Lifecycle):
         return True
 
     def _left_unseen(self) -> None:
-        client = self.client
-        assert client is not None
+        assert (client := self.client) is not None
         self.finish(_LEFT)
         client.abort()
 
@@ -311,7 +309,7 @@ class Call(Lifecycle):
         connection.request_done = True
 
     def upstream_writable(self, writable: bool) -> None:
-        """Do nothing: the request is written as a whole, and its bytes stay on the budget until it is answered."""
+        """Do nothing: the request is written as a whole."""
 
     # Trouble (see `trouble`) -----------------------------------------------------------------------------------
 
@@ -473,7 +471,10 @@ class Call(Lifecycle):
         if complete:
             self.finish(_ANSWERED, "", now)
             client.answered(close=close, now=now)
-        elif not client.keeps_up:
+            return
+        if (stream := self.stream) is not None and stream.unbounded:
+            self.as_stream().begin_answer(now)
+        if not client.keeps_up:
             client.on_writable(False)
 
     def response_data(self, data: bytes, complete: bool) -> None:

@@ -7,24 +7,12 @@
 | QUEUED | waits for a permit, or is parked because no endpoint can be asked | and its place there |
 | JOINED | waits for the answer to an equal call (`shared.single_flight`) | and its place in the flight |
 | SENDING | has a permit: a connection is made, or the answer is awaited | a permit, an endpoint, a connection |
-| ANSWERING | passes the answer on, whose head is written | the same |
+| ANSWERING | passes the answer on, whose head is written | the same; of a stream a slot in place of the permit |
 | DONE | is over | nothing |
 
 In every state it also holds what its limits granted, and is watched by the deadline clock.
 
-| what ends it | outcome |
-|---|---|
-| `response` or `response_data` with the last byte | answered, whatever the status |
-| `client_left` | client_left |
-| `expired`: the deadline passed, or a stream was silent or lasted too long | deadline_exceeded, upstream_unreachable |
-| `displaced`: another call took its place in the full queue, or its bytes | displaced |
-| `failed`: no answer, or no more of it, and nothing left to try (`call.attempts`) | upstream_* |
-| `stopping`: the gateway ends and the call has been sent to nobody | server_stopping |
-| `refuse` by its pool, its limits or its route | as they report it |
-
-Exactly one of these ends a call, through `Lifecycle.finish`, which gives everything back. The permit is given back at
-the upstream's last byte: what the client has not read by then is buffered in its transport, whose high-water mark
-pauses the upstream before that.
+`oriel_gateway.call` lists what ends a call.
 """
 
 from time import monotonic
@@ -45,6 +33,7 @@ from oriel_gateway.pools.cold_start import timing
 from oriel_gateway.pools.endpoint_state import HttpEndpoint
 from oriel_gateway.pools.holding import held_by
 from oriel_gateway.pools.pool import PoolGate
+from oriel_gateway.pools.stream_slots import StreamSlot
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
 from oriel_policies.waiting.flows import Ticket
@@ -73,51 +62,21 @@ class Lifecycle:
     queue, -1 if it did not queue. endpoint: asked last. stick: the key that chooses the endpoint, "" = the least busy.
     slot: among the deadlines. lines: the part of its head that is the same whenever it is sent, None until it is.
     extras: of a special route. body_bytes: so much of the body is here, or was when it was sent. stream: of an answer
-    that comes in parts and is more than its bytes. asks_report: the upstream was asked for a load report. timing: the
-    upstream's `Server-Timing`.
+    that comes in parts and is more than its bytes. stream_slot: of a streaming call, None for others. asks_report: the
+    upstream was asked for a load report. timing: the upstream's `Server-Timing`.
     """
 
     protocol = "http"
+    streams = False  # whether it is a gRPC stream, known as a streaming call before its answer
     # Slots and not defaults of the class: what a call reads and never set would cost more than to set it.
     __slots__ = (
-        "_body",
-        "_holding",
-        "_ticket",
-        "_trouble",
-        "ahead",
-        "asks_report",
-        "body_bytes",
-        "bytes_out",
-        "client",
-        "connection",
-        "cost_us",
-        "deadline",
-        "endpoint",
-        "endpoints",
-        "extras",
-        "gate",
-        "gateway",
-        "grant",
-        "head",
-        "lines",
-        "mark",
-        "method",
-        "outcome",
-        "permit_s",
-        "queued_s",
-        "received_s",
-        "receiver",
-        "response_s",
-        "sent_s",
-        "slot",
-        "state",
-        "status",
-        "stick",
-        "stream",
-        "target",
-        "tenant",
-        "timing",
-        "used",
+        *("_body", "_holding", "_ticket", "_trouble", "ahead", "asks_report"),
+        *("body_bytes", "bytes_out", "client", "connection", "cost_us", "deadline"),
+        *("endpoint", "endpoints", "extras", "gate", "gateway", "grant"),
+        *("head", "lines", "mark", "messages", "method", "outcome", "permit_s"),
+        *("queued_s", "received_s", "receiver", "response_s", "sent_s", "slot"),
+        *("state", "status", "stick", "stream", "stream_slot", "target"),
+        *("tenant", "timing", "used"),
     )
 
     def __init__(
@@ -151,6 +110,7 @@ class Lifecycle:
         self.state = COLLECT
         self.status = 0
         self.cost_us = self.ahead = -1
+        self.messages = 1  # that are charged
         self.outcome = _ANSWERED
         self.queued_s = self.permit_s = self.sent_s = self.response_s = 0.0
         self.bytes_out = 0
@@ -165,6 +125,7 @@ class Lifecycle:
         self._ticket: Ticket | None = None
         self._trouble: Trouble | None = None
         self.stream: AnswerStream | None = None
+        self.stream_slot: StreamSlot | None = None
         self.asks_report = False
         self.slot = YOUNG
         clock = gateway.clock
@@ -270,7 +231,7 @@ class Lifecycle:
         record.ended_s = now
         record.deadline = self.deadline
         record.ahead = self.ahead
-        record.beside = self.gate.admission.inflight
+        record.beside = self.gate.streams.at_servers
         record.bytes_in = self.body_bytes
         record.bytes_out = self.bytes_out
         record.endpoint = self.endpoint
@@ -340,8 +301,13 @@ class Lifecycle:
         self._ticket = self.endpoint = self.connection = None
         self.ahead = -1
         self.queued_s = self.permit_s = self.sent_s = self.response_s = 0.0
+        if (slot := self.stream_slot) is not None:
+            slot.finish(now)
+            self.stream_slot = None
         if state == SENDING and sent:
-            gate.release_permit(self.target, self.tenant, ticket, now - permit_s, -1, -1, False)
+            held_s = now - permit_s
+            gate.charge(self.target, self.tenant, ticket, held_s, held_s / gate.streams.at_servers, -1)
+            gate.release_permit(self.target.counted, held_s, False)
         elif state == SENDING:
             gate.decline_permit(ticket, self.target.counted)
             gate.pump()
@@ -365,11 +331,34 @@ class Lifecycle:
         elif self._trouble is not None:
             self._trouble.stop_waiting()
 
+    # The slot of a streaming call, see `pools.stream_slots` -----------------------------------------------------
+
+    def as_stream(self) -> StreamSlot:
+        """Return the call's stream slot, made now if it has none: it is a streaming call from now on."""
+        slot = self.stream_slot
+        if slot is None:
+            slot = self.stream_slot = StreamSlot(self.gate.streams, self, held_by(self.tenant))
+            if self.permit_s:
+                slot.begin_work(self.permit_s)
+        return slot
+
+    def release_permit_for_slot(self, now: float) -> None:
+        """The call has a slot now: release its permit."""
+        self.gate.release_permit(self.target.counted, now - self.permit_s, True)
+
+    def unread(self) -> None:
+        """End the call: its client does not read, and no slot became free."""
+        self.refuse_full("the client did not read its answer while the pool had no slot for a stream")
+
     # The end ---------------------------------------------------------------------------------------------------
 
     def displaced(self) -> None:
         """End the call: another one took its place, or its bytes, by the rule of `oriel_policies.waiting.shares`."""
         self.refuse(displaced(self.gate.retry_after_s()))
+
+    def refuse_full(self, message: str) -> None:
+        """End the call, because there is too little of something in its pool."""
+        self.refuse(Refused(Outcome.QUEUE_FULL, message, retry_after_s=self.gate.retry_after_s()))
 
     @property
     def collecting(self) -> bool:
@@ -469,6 +458,10 @@ class Lifecycle:
             gate.leave_queue(ticket)
         elif trouble is not None and trouble.parked:
             trouble.unpark()
+        if (slot := self.stream_slot) is not None:
+            if state < SENDING:
+                slot.finish(now)
+            self.stream_slot = None  # breaks the cycle of references between the two
         if trouble is not None:
             self._trouble = None  # breaks the cycle of references between the two
         if self.grant is not None:
@@ -482,16 +475,23 @@ class Lifecycle:
             self.extras.ended(self, record)
 
     def release_permit(self, now: float, good: bool | None, late: bool) -> float:
-        """Release the permit at the end. Returns what the call is charged, in seconds. See `PoolGate`."""
-        stream = self.stream
-        unbounded = stream is not None and stream.unbounded
-        size_bytes = -1 if unbounded or self.status >= 300 else self.body_bytes
-        held_s = now - self.permit_s
-        if stream is not None and stream.lending is not None:
-            held_s -= stream.lending.finish()
-        return self.gate.release_permit(
-            self.target, self.tenant, self._ticket, held_s, self.cost_us, size_bytes, good, late
-        )
+        """Release the permit or the slot at the end. Returns what the call is charged, in seconds. See `PoolGate`."""
+        gate, slot, stream = self.gate, self.stream_slot, self.stream
+        if slot is None:
+            worked_s = now - self.permit_s
+            share_s = worked_s / gate.streams.at_servers
+        else:
+            slot.finish(now)
+            worked_s, share_s = slot.worked_s, slot.share_s
+        cost_s = gate.charge(self.target, self.tenant, self._ticket, worked_s, share_s, self.cost_us, self.messages)
+        if good:
+            if gate.demand is not None:
+                gate.note_answered(worked_s, share_s, self.cost_us)
+            if self.status < 300 and (stream is None or not stream.unbounded):
+                gate.note_time(self.target, self.body_bytes, worked_s)
+        if slot is None or not slot.has_slot:
+            gate.release_permit(self.target.counted, now - self.permit_s, good, late)
+        return cost_s
 
     def settle(self, cost_s: float, executed: bool, now: float) -> None:
         """Settle what the limits granted, once, at the end."""

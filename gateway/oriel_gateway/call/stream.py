@@ -1,4 +1,4 @@
-"""The part of an answer that goes on after its head: its framing, its silence, the lending of its permit."""
+"""The part of an answer that goes on after its head: its framing and its silence."""
 
 import asyncio
 from time import monotonic
@@ -6,9 +6,7 @@ from typing import Final
 
 from oriel_gateway.call.events import Events, events_of
 from oriel_gateway.call.heads import answer_lines
-from oriel_gateway.pools.lending import PermitLending
-from oriel_gateway.pools.pool import PoolGate
-from oriel_policies.documents import Tenant, Tier
+from oriel_policies.documents import Tier
 from oriel_wire.h1.chunked import LAST_CHUNK, chunk
 from oriel_wire.h1.response import ResponseHead
 
@@ -22,11 +20,10 @@ class AnswerStream:
 
     unbounded: no length was announced, so the stream has its tier's bounds on silence and duration instead of the
     call's deadline. rechunk: it is written in chunks. close: its end is the connection's. data_s: when its latest bytes
-    came. events: how far an answer of events has come, None for any other. lending: of the permit while the client does
-    not read.
+    came. events: how far an answer of events has come, None for any other.
     """
 
-    __slots__ = ("close", "data_s", "events", "lending", "rechunk", "unbounded")
+    __slots__ = ("close", "data_s", "events", "rechunk", "unbounded")
 
     def __init__(self, data_s: float = 0.0, *, unbounded: bool = False) -> None:
         self.unbounded = unbounded
@@ -34,21 +31,10 @@ class AnswerStream:
         self.rechunk = False
         self.close = False
         self.events: Events | None = None
-        self.lending: PermitLending | None = None
 
     def ends_s(self, tier: Tier, response_s: float) -> float:
         """Return when an unbounded stream has been silent, or gone on, for too long."""
         return min(self.data_s + tier.stream_idle_s, response_s + tier.stream_max_s)
-
-    def client_reads(self, reads: bool, gate: PoolGate, tenant: Tenant, model: str) -> None:
-        """The client stopped or resumed reading: others may have the permit meanwhile."""
-        lending = self.lending
-        if lending is None:
-            lending = self.lending = PermitLending(gate, tenant, model=model)
-        if reads:
-            lending.resume()
-        else:
-            lending.wait_for_client()
 
     def write(self, transport: asyncio.Transport, data: bytes, complete: bool) -> None:
         """Write more of an unbounded answer."""

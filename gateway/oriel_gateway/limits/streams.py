@@ -91,7 +91,7 @@ class StreamGrant:
                 meter.charge(size_bytes, now)
 
     def message_sent(self, model: str, at_work: Collection[str], now: float) -> None:
-        """Note that a message for this model is sent. at_work: see `worked`; any other model begins now."""
+        """Note that a message for this model is sent. at_work: the models with unanswered messages."""
         busy = set(self._of(at_work)) if at_work else ()
         for meter in self._of((model,)):
             if meter in self._spent and meter not in busy:
@@ -99,8 +99,13 @@ class StreamGrant:
         if not at_work:
             self._moved_s[None] = now
 
-    def worked(self, models: Collection[str], until_s: float, share: float, now: float) -> None:
-        """Count what the server has computed for these models until `until_s`.
+    def resume(self, now: float) -> None:
+        """Count no computing for the time until now: the client did not read."""
+        for meter in self._moved_s:
+            self._moved_s[meter] = now
+
+    def worked(self, models: Collection[str], share: float, now: float) -> None:
+        """Count what the server has computed for these models until now.
 
         share: this stream's share of its pool. Computing is counted as it passes, so that a long stream does not exceed
         its quota.
@@ -108,11 +113,11 @@ class StreamGrant:
         if not models:
             return
         moved_s = self._moved_s
-        self._total_us += max(0, int((until_s - moved_s[None]) * share * 1e6))
+        self._total_us += max(0, int((now - moved_s[None]) * share * 1e6))
         moved_s[None] = now
         for meter in self._of(models):
             if meter in self._spent:
-                us = int((until_s - moved_s[meter]) * share * 1e6)
+                us = int((now - moved_s[meter]) * share * 1e6)
                 moved_s[meter] = now
                 if us > 0:
                     self._spent[meter] += us

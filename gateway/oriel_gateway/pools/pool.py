@@ -11,22 +11,20 @@ from oriel_gateway.pools.demand import PoolDemand
 from oriel_gateway.pools.endpoint_state import HttpEndpoint
 from oriel_gateway.pools.endpoints import EndpointSet, PoolEndpoint
 from oriel_gateway.pools.grpc_endpoint import GrpcEndpoint
-from oriel_gateway.pools.lendable import Lendable, Others, others_than
 from oriel_gateway.pools.load_reports import load_direction
+from oriel_gateway.pools.stream_slots import StreamSlots
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Pool, Tenant
 from oriel_policies.upstreams.budget import RetryBudget
 from oriel_policies.upstreams.fallback import Prospect
 from oriel_policies.waiting.admission import Admission, Charges
 from oriel_policies.waiting.concurrency import LearnedLimit
-from oriel_policies.waiting.exchanges import Habits
 from oriel_policies.waiting.feasibility import PROBE, AnswerTimes, Verdict
 from oriel_policies.waiting.flows import Ticket
 from oriel_policies.waiting.queue import Pushed, SlaQueue
 from oriel_policies.waiting.shares import Holding, Shares
 from oriel_wire.h1.response import ResponseMemo
 
-SUSPEND_AFTER_S: Final = 0.5
 LEAST_CHARGE: Final = 0.1  # the least charge of a call that reports no cost, as a part of its share
 # the highest charge, as a multiple of the time a call held its permit: a service may have called several models
 MOST_CHARGE: Final = 4.0
@@ -56,7 +54,7 @@ class PoolGate:
 
     slow_s: a call with more time left than this is never refused as infeasible; infinite while calls are held.
     cold_start: of a pool that scales.
-    suspend_after_s: how long a client or a stream's server may be silent before the pool lends its permit.
+    streams: the slots of streaming calls whose answer has begun.
     wants_load_report: whether the next request should ask its server for a load report.
     most_s: how long calls may take in the pool so that its concurrency can be learned.
     demand: counts the demand for a pool that scales; None for others.
@@ -88,22 +86,17 @@ class PoolGate:
         self.learned = LearnedLimit(pool.max_inflight, most_s=most_s) if pool.learn_concurrency else None
         limit = self.learned.limit if self.learned else pool.max_inflight
         self.admission = Admission(limit=limit, queue=SlaQueue(max_items=pool.max_queue, max_bytes=0))
+        self.streams = StreamSlots(self.admission, pool.max_streams)
         self.bytes = Shares(0)
         self._bound_bytes()
         self.slow_s = self._slowest_s = 0.0
-        self.suspend_after_s = SUSPEND_AFTER_S
         self.wants_load_report = False
         self._times: dict[str, AnswerTimes] = {}
         self._answers = 0
         self._full = False  # whether calls waited when the latest permit was released
         self.charges = Charges()
-        self.habits = Habits()
         self.shadows = 0  # shadow copies that hold a permit or wait for one
         self.calls = 0  # calls that have not finished, in whatever state
-        # permits that may be suspended, of clients that do not read or of silent streams; the longest first
-        self.lendable: dict[Lendable, None] = {}
-        # suspended permits of silent streams, which are resumed as soon as one is free
-        self.to_resume: dict[Lendable, None] = {}
         self.demand: PoolDemand | None = None
         self._late = 0  # calls that would have been late here and have other pools to go to
         self.cold_start: PoolColdStart | None = None
@@ -138,6 +131,7 @@ class PoolGate:
             self.learned = LearnedLimit(pool.max_inflight, most_s=most_s) if pool.learn_concurrency else None
             self.admission.limit = self.learned.limit if self.learned else pool.max_inflight
         self.admission.queue.slots.bound = pool.max_queue
+        self.streams.resize(pool.max_streams, self._clock())
         self._bound_bytes()
         self._adopt_cold_start()
         self.pump()
@@ -297,48 +291,62 @@ class PoolGate:
             self.demand.left(ticket.payload.tenant.tier.name, ticket.deadline)
         return left
 
-    def release_permit(
+    def charge(
         self,
         target: Target,
         tenant: Tenant,
         ticket: Ticket | None,
-        held_s: float,
+        worked_s: float,
+        share_s: float,
         cost_us: int,
-        size_bytes: int,
-        good: bool | None,
-        late: bool = False,
         messages: int = 1,
     ) -> float:
-        """Release a permit. Returns what the call is charged, in seconds.
+        """Charge a call that is over to its tenant, before its permit is released. Returns the charge in seconds.
 
-        held_s: the time from the permit to the upstream's last byte.
+        worked_s: the time that a server was at work for the call.
+        share_s: this time divided by the calls that shared the servers.
         cost_us: the cost that the server reported; -1 if it reported none.
-        size_bytes: the size of the request; -1 if the call's duration is no sample (a stream).
-        good: whether the call was answered; None if the caller ended it.
-        late: whether the deadline passed before the answer.
         messages: the messages of a stream; the cost of one of them is learned.
         """
-        admission = self.admission
-        share_s = held_s / (admission.inflight or 1)
         # No turn is free, or a tenant whose calls report no cost would get all of them; and the charge has an upper
         # bound.
         actual_s = cost_us * 1e-6 if cost_us >= 0 else share_s
-        fair_s = min(max(actual_s, LEAST_CHARGE * share_s), MOST_CHARGE * held_s)
-        if good and (demand := self.demand) is not None:
-            if cost_us >= 0:
-                demand.answered(actual_s)
-            else:  # the devices of the usable endpoints share the calls that have permits
-                devices = demand.capacity * max(len(self.endpoints.usable), len(self.grpc.usable), 1)
-                demand.answered(min(held_s, share_s * devices))
-        now = self._clock()
-        admission.leave(held_s, target.counted, now)
-        self.charges.learn(target.route, tenant.name, fair_s if messages == 1 else fair_s / messages)
-        if good and size_bytes >= 0:
-            self._answers = answers = self._answers + 1
-            if answers % SAMPLE_EVERY == 0 and target.work:
-                self._time(target.work, size_bytes, held_s)
+        fair_s = min(max(actual_s, LEAST_CHARGE * share_s), MOST_CHARGE * worked_s)
+        self.charges.learn(target.route, tenant.name, fair_s if messages <= 1 else fair_s / messages)
         if ticket is not None:
-            admission.queue.settle(ticket, fair_s)
+            self.admission.queue.settle(ticket, fair_s)
+        return actual_s
+
+    def note_answered(self, worked_s: float, share_s: float, cost_us: int) -> None:
+        """Count an answered call as demand; see `charge`."""
+        demand = self.demand
+        if demand is None:
+            return
+        if cost_us >= 0:
+            demand.answered(cost_us * 1e-6)
+        else:  # the devices of the usable endpoints share the calls that are at the servers
+            devices = demand.capacity * max(len(self.endpoints.usable), len(self.grpc.usable), 1)
+            demand.answered(min(worked_s, share_s * devices))
+
+    def note_time(self, target: Target, size_bytes: int, took_s: float) -> None:
+        """Take the time of one answered call in `SAMPLE_EVERY` as a sample of how long such calls take.
+
+        size_bytes: the size of the request.
+        """
+        self._answers = answers = self._answers + 1
+        if answers % SAMPLE_EVERY == 0 and target.work:
+            self._time(target.work, size_bytes, took_s)
+
+    def release_permit(self, model: str, held_s: float, good: bool | None, late: bool = False) -> None:
+        """Release a permit, and give it to a waiting call.
+
+        model: by which the permit is counted.
+        held_s: seconds for which the call held the permit.
+        good: whether the call was answered; None if the caller ended it.
+        late: whether the deadline passed before the answer.
+        """
+        admission, now = self.admission, self._clock()
+        admission.leave(held_s, model, now)
         if (queue := admission.queue).items and not queue.held:  # else permits may be kept free for quicker models
             learned = self.learned
             if learned is not None:
@@ -355,9 +363,8 @@ class PoolGate:
             if self.learned is not None and self.learned.lowered and not queue.items:
                 self.learned.has_room(now)
                 admission.limit = self.learned.limit
-            if self.to_resume or queue.held:
+            if queue.held:
                 self.pump()
-        return actual_s
 
     def _time(self, work: str, size_bytes: int, held_s: float) -> None:
         times = self._times.get(work)
@@ -378,73 +385,18 @@ class PoolGate:
     def pump(self) -> None:
         """Hand out the permits that are free."""
         admission = self.admission
-        if not (admission.queue.items or admission.queue.held or self.to_resume) or (
-            admission.inflight >= admission.limit and not self.lendable
-        ):
+        if not (admission.queue.items or admission.queue.held) or admission.inflight >= admission.limit:
             return
         now = self._clock()
-        while True:
-            while admission.inflight >= admission.limit:
-                if not self.lendable or not self._suspend_one():
-                    return
-            if self.to_resume:
-                if (ticket := self._next_borrower(now)) is None:
-                    next(iter(self.to_resume)).resume_at_work()
-                    continue
-            elif (ticket := admission.next_admitted(now)) is None:
-                return
+        while (ticket := admission.next_admitted(now)) is not None:
             if self.demand is not None:
                 self.demand.left(ticket.payload.tenant.tier.name, ticket.deadline)
             ticket.payload.admitted()
 
-    def _suspend_one(self) -> bool:
-        """Suspend the permit of a stream that rests, does not read or is silent, for a waiting call. Returns whether it
-        did.
-        """
-        queue = self.admission.queue
-        whole, mute = self._sets(self.admission.limit)
-        in_vain: set[Others] = set()
-        for lending in self.lendable:
-            if not lending.rests:
-                others = others_than(lending, whole, mute)
-                if others in in_vain:
-                    continue
-                if not queue.others_wait(*others):
-                    in_vain.add(others)
-                    continue
-            elif not queue.items:
-                continue
-            lending.suspend()
-            return True
-        return False
-
-    def _next_borrower(self, now: float) -> Ticket | None:
-        """Return the call that may have a free permit while suspended ones are to be resumed; None if there is none."""
-        admission = self.admission
-        whole, mute = self._sets(admission.limit + 1)
-        for band, tenants in dict.fromkeys([others_than(lending, whole, mute) for lending in self.to_resume]):
-            if (ticket := admission.queue.pop_other(band, tenants, now)) is not None:
-                admission.grant(ticket.model, now)
-                return ticket
-        return None
-
-    def _sets(self, count: int) -> tuple[bool, frozenset[str] | None]:
-        """Decide which calls may have the permit of a silent stream, given a bound of `count` permits to resume.
-
-        Returns whether fewer than `count` are suspended of silent streams; if not, but all permits in use belong to
-        silent streams, also returns the tenants of these streams.
-        """
-        if len(self.to_resume) < count:
-            return True, None
-        silent = [lending for lending in self.lendable if lending.silent]
-        if len(silent) < self.admission.inflight:
-            return False, None
-        return False, frozenset([lending.tenant.name for lending in (*silent, *self.to_resume)])
-
     def release_unused_permit(self, ticket: Ticket | None, model: str) -> None:
         """Release a permit that was not used because no endpoint was usable."""
         self.decline_permit(ticket, model)
-        if self.to_resume or self.admission.queue.held:
+        if self.admission.queue.held:
             self.pump()
 
     def decline_permit(self, ticket: Ticket | None, model: str) -> None:

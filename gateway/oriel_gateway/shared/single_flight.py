@@ -177,7 +177,7 @@ class _Work:
         if not call.sent_s:
             return False, 0.0
         pays = self._founder is member if call.state == DONE else len(self._flight.members) == 1
-        return True, (now - call.permit_s) / max(1, call.gate.admission.inflight) if pays else 0.0
+        return True, (now - call.permit_s) / call.gate.streams.at_servers if pays else 0.0
 
     def cancel(self) -> None:
         """Drop the work, because no caller wants the answer any more or the gateway closes."""

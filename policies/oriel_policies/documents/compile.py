@@ -194,7 +194,7 @@ def _pool(file: str, path: str, name: str, pool: object, probes: Mapping[str | N
         raise BadDocument(file, path, "a pool has either endpoints, at least one host:port, or discover")
     if pool.grpc_endpoints and pool.grpc_discover:
         raise BadDocument(file, path, "a pool has either grpc_endpoints or grpc_discover")
-    if pool.max_inflight < 1 or min(pool.max_queue, pool.max_queue_bytes, pool.max_body_bytes) < 0:
+    if pool.max_inflight < 1 or min(pool.max_streams, pool.max_queue, pool.max_queue_bytes, pool.max_body_bytes) < 0:
         raise BadDocument(file, path, "max_inflight is at least 1, the other bounds at least 0")
     if pool.max_response_bytes < 1:
         raise BadDocument(file, f"{path}.max_response_bytes", "at least 1")
@@ -221,6 +221,7 @@ def _pool(file: str, path: str, name: str, pool: object, probes: Mapping[str | N
         endpoints=tuple(_address(file, f"{path}.endpoints", text) for text in pool.endpoints),
         grpc_endpoints=tuple(_address(file, f"{path}.grpc_endpoints", text) for text in pool.grpc_endpoints),
         max_inflight=pool.max_inflight,
+        max_streams=pool.max_streams,
         max_queue=pool.max_queue,
         max_queue_bytes=pool.max_queue_bytes,
         max_body_bytes=pool.max_body_bytes,

@@ -234,7 +234,8 @@ class Scaling:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
     """A group of equal endpoints. max_inflight: the largest number of permits; if learn_concurrency, a lower limit is
-    learned. max_queue, max_queue_bytes: calls that may wait. probe: path that every endpoint is probed at, "" for none.
+    learned. max_streams: streaming calls that the servers have begun to answer. max_queue, max_queue_bytes: calls that
+    may wait. probe: path that every endpoint is probed at, "" for none.
     discover: (host, port) whose addresses are the endpoints; the host is a DNS name, or `kubernetes:` with the name of
     a service and, after a dot, its namespace. place_models: the gateway decides which servers load which models.
     scaling: None for a pool whose replicas are not the gateway's to plan.
@@ -244,6 +245,7 @@ class Pool:
     endpoints: tuple[tuple[str, int], ...]
     grpc_endpoints: tuple[tuple[str, int], ...]
     max_inflight: int
+    max_streams: int
     max_queue: int
     max_queue_bytes: int
     max_body_bytes: int

@@ -150,6 +150,7 @@ class PoolTable(_Table):
     grpc_discover: str | None = None
     learn_concurrency: bool = True
     max_inflight: int = 32
+    max_streams: int = 256
     max_queue: int = 1024
     max_queue_bytes: int = 256 * 1024 * 1024
     max_body_bytes: int = 64 * 1024 * 1024

@@ -296,7 +296,8 @@ def _pool(pool: Pool, tenant: Tenant) -> str:
     learned = " at most, learned below that" if pool.learn_concurrency else ""
     text = (
         f"{pool.name}: {addresses or 'no HTTP'}; {f'over gRPC {over_grpc}' if over_grpc else 'absent over gRPC'}; "
-        f"{pool.max_inflight} permits{learned}; {pool.max_queue} calls and {pool.max_queue_bytes} bytes may wait; "
+        f"{pool.max_inflight} permits{learned}; {pool.max_streams} streams; {pool.max_queue} calls and "
+        f"{pool.max_queue_bytes} bytes may wait; "
         f"bodies up to {pool.max_body_bytes} bytes, answers up to {pool.max_response_bytes}; connections within "
         f"{_ms(pool.connect_timeout_s)}, kept for {_ms(pool.idle_timeout_s)}; "
         + (f"{pool.probe} probed every {_ms(pool.probe_interval_s)}" if pool.probe else "not probed")

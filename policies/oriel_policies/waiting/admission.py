@@ -12,8 +12,6 @@ from oriel_policies.waiting.flows import Ticket
 from oriel_policies.waiting.model_share import ModelShares
 from oriel_policies.waiting.queue import Pushed, SlaQueue
 
-_ENOUGH = 1 << 30  # free permits
-
 
 class Charges:
     """Estimated charge per (route, tenant): exponentially weighted mean of what earlier calls cost, in seconds.
@@ -89,12 +87,6 @@ class Admission:
                 return queue.pop(now)
             queue.hold_next(now)
         return None
-
-    def grant(self, model: str, now: float) -> None:
-        """Give a call a permit, however many its model has."""
-        if model:
-            self._shares.acquire(model, _ENOUGH, 0, now)
-        self.inflight += 1
 
     def leave(self, held_s: float, model: str = "", now: float = 0.0) -> None:
         """Release a permit that a call of `model` held for `held_s` seconds."""

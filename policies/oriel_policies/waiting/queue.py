@@ -28,7 +28,6 @@ the line is rebuilt. So every operation is O(log n) amortised.
 """
 
 from bisect import insort
-from collections.abc import Collection
 from enum import Enum
 from heapq import heapify, heappop, heappush, heapreplace
 
@@ -85,10 +84,6 @@ class _Band:
             else:
                 return flow
 
-    def waiting(self, tenants: Collection[str]) -> int:
-        """Number of waiting tickets of these tenants."""
-        return sum([flow.waiting for tenant in tenants if (flow := self.flows.get(tenant)) is not None])
-
     def enter(self, flow: Flow) -> None:
         """Add a new entry for a flow that waits again, or owes less than its entry says. Older entries become stale."""
         self.entered += 1
@@ -102,10 +97,6 @@ class _Band:
     def forget_idle(self) -> None:
         """Drop flows that neither wait nor owe."""
         self.flows = {name: f for name, f in self.flows.items() if f.waiting or f.virtual > self.virtual}
-
-
-def _virtual(flow: Flow) -> float:
-    return flow.virtual
 
 
 def _number(ticket: Ticket) -> int:
@@ -167,14 +158,6 @@ class SlaQueue:
         found = self.held.get(model, self)._bands.get(band)
         flow = found.flows.get(tenant) if found else None
         return (flow.backlog, flow.waiting, flow.behind) if flow else (None, 0, 0)
-
-    def others_wait(self, band: int, tenants: Collection[str]) -> bool:
-        """Return whether a ticket waits in a more urgent band, or in `band` one of another tenant than `tenants`."""
-        if not self._waiting:
-            return False
-        if (first := self._waiting[0]) != band:
-            return first < band
-        return self._bands[band].items > self._bands[band].waiting(tenants)
 
     def push(self, ticket: Ticket) -> tuple[Pushed, list[Ticket]]:
         """Queue `ticket`; the list holds the tickets it displaced, which have left the queue.
@@ -268,21 +251,6 @@ class SlaQueue:
         """
         band = self._choose()
         return self._free(self._take(band, band.next_flow(), now)) if band is not None else None
-
-    def pop_other(self, band: int, tenants: Collection[str], now: float = 0.0) -> Ticket | None:
-        """`pop` among the tickets that `others_wait` counts. If it is another ticket's turn, that ticket keeps it."""
-        if not self.others_wait(band, tenants):
-            return None
-        chosen = self._choose()
-        assert chosen is not None
-        if chosen.number > band or (chosen.number == band and chosen.items == chosen.waiting(tenants)):
-            chosen = self._bands[self._waiting[0]]
-        flow = chosen.next_flow()
-        if chosen.number == band:
-            these = [chosen.flows.get(tenant) for tenant in tenants]
-            if flow in these:
-                flow = min([each for each in chosen.flows.values() if each.waiting and each not in these], key=_virtual)
-        return self._free(self._take(chosen, flow, now))
 
     def _take(self, band: _Band, flow: Flow, now: float) -> Ticket:
         ticket = flow.head(now)
