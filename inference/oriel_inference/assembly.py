@@ -51,7 +51,7 @@ from oriel_wire.process.shared_settings import cache_folder
 _log = logging.getLogger(__name__)
 
 WORKER_END_S = 5.0
-BUILD_NICENESS = 10  # where builds get no idle time: a tenth of a busy core; with less, one ends at its bound of time
+BUILD_NICENESS = 10  # serving goes first; beside a thread that serves, a build gets a tenth of a core
 
 
 @dataclass(slots=True, kw_only=True)
@@ -214,7 +214,6 @@ def _artefacts(settings: Settings, sink: SpanSink, store: GroupStore | None) -> 
             seconds=settings.artefact_build_s,
             memory_bytes=settings.artefact_build_bytes,
             niceness=BUILD_NICENESS,
-            idle=True,
         ),
         sink=sink,
         store=store,

@@ -140,7 +140,7 @@ class Settings:
         "--artefact-store",
         type=object_store,
         metavar="URL",
-        help="object store through which servers that share no folder build each artefact once: "
+        help="object store through which servers that share no folder share their artefacts: "
         "s3://bucket/prefix, gs://bucket/prefix, az://account/container/prefix (default: none)",
     )
     artefact_build_s: float = MODELS.setting(

@@ -1,25 +1,22 @@
 """Servers that share artefacts through each kind of store, and through S3 over a network that fails."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager, AsyncExitStack, ExitStack
-from functools import partial
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
 
-from oriel_inference import assembly
+from oriel_inference.artefacts.folder import ArtefactFolder
 from oriel_inference.artefacts.group_store import GroupStore, GroupStoreFailed
-from oriel_policies.artefacts.refusals import Refusal, RefusalKind
 from oriel_wire.objects.client import location_of
 from oriel_wire.objects.opening import open_client, open_writer
 
 from ..conftest import Run
 from ..inference.artefact_folders import FILES, key_of_here, other_folder, published
 from ..inference.artefact_server import COMPILED, outcomes, served, until_state
-from ..inference.artefact_stores import UNDER, Tasks, group, wait
+from ..inference.artefact_stores import LONG_S, group
 from ..inference.control_server import times
-from ..waiting import until
 from .object_stores import SERVERS, ObjectServer, object_server, point_to
 from .redis_server import Proxy
 
@@ -38,46 +35,39 @@ def s3(run: Run) -> Iterator[ObjectServer]:
         yield running
 
 
-@pytest.fixture
-async def tasks() -> AsyncIterator[Tasks]:
-    tasks = Tasks()
-    yield tasks
-    await tasks.end()
-
-
-def member(server: ObjectServer, **more: float) -> AbstractContextManager[GroupStore]:
+def member(server: ObjectServer, request_s: float = LONG_S) -> AbstractContextManager[GroupStore]:
     """Give the store as one more server of the group uses it."""
     location = location_of(server.url)
-    return group(open_client(location), open_writer(location), **more)
+    return group(open_client(location), open_writer(location), request_s)
 
 
-async def test_of_servers_that_start_together_one_builds_and_the_others_fetch(
-    server: ObjectServer, tmp_path: Path, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+async def test_of_servers_that_send_an_artefact_at_once_one_wins_and_the_others_fetch_it(
+    server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     point_to(monkeypatch, server)
     key = key_of_here()
-    mine = published(tmp_path / "mine", key, LARGE)
-    folders = [other_folder(tmp_path / f"{number}") for number in range(3)]
+    built = [
+        published(tmp_path / f"{number}", key, LARGE | {"optimised.onnx": f"graph {number}".encode()})
+        for number in range(3)
+    ]
+    folders = [other_folder(tmp_path / f"other-{number}") for number in range(2)]
     with ExitStack() as stack:
-        stores = [stack.enter_context(member(server)) for _ in folders]
-        both = list(zip(stores, folders, strict=True))
-        numbers = await asyncio.gather(*(wait(store, folder, key.fingerprint) for store, folder in both))
-        assert numbers == [1, 1, 1]
-        leases = [store.lease(key.fingerprint, 1) for store in stores]
-        taken = await asyncio.gather(*(lease.take(tasks.spawn) for lease in leases))
-        assert sorted(taken) == [False, False, True]
-        waiting = [asyncio.Event() for _ in folders]
-        fetches = [
-            tasks.spawn(wait(store, folder, key.fingerprint, event.set))
-            for (store, folder), event in zip(both, waiting, strict=True)
-        ]
-        await asyncio.gather(*(event.wait() for event in waiting))
-        await leases[taken.index(True)].send(mine)
-        assert await asyncio.gather(*fetches) == [None, None, None]
-    manifest = mine.find(key.fingerprint)
+        stores = [stack.enter_context(member(server)) for _ in built]
+        assert not await stores[0].fetch(folders[0], key.fingerprint, LONG_S)
+        await asyncio.gather(
+            *(store.send(folder, key.fingerprint) for store, folder in zip(stores, built, strict=True))
+        )
+        await asyncio.gather(
+            *(store.fetch(folder, key.fingerprint, LONG_S) for store, folder in zip(stores, folders, strict=False))
+        )
+    manifests = [folder.find(key.fingerprint) for folder in folders]
+    (winner,) = [folder for folder in built if folder.find(key.fingerprint) == manifests[0]]
+    assert manifests[0] == manifests[1]
     for folder in folders:
-        assert folder.find(key.fingerprint) == manifest
-        assert {name: (folder.root / key.fingerprint / name).read_bytes() for name in LARGE} == LARGE
+        for name in LARGE:
+            assert (folder.root / key.fingerprint / name).read_bytes() == (
+                winner.root / key.fingerprint / name
+            ).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -85,47 +75,27 @@ async def test_of_servers_that_start_together_one_builds_and_the_others_fetch(
     ["s3", pytest.param("gs", marks=pytest.mark.long), pytest.param("az", marks=pytest.mark.long)],
     indirect=True,
 )
-async def test_two_servers_find_model_and_artefact_in_one_bucket(
+async def test_model_and_artefact_of_a_server_are_in_one_bucket(
     server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     point_to(monkeypatch, server)
-    monkeypatch.setattr(assembly, "GroupStore", partial(GroupStore, poll_s=0.02))
     server.put_many({"models/double/config.pbtxt": COMPILED.encode()})
     server.put_many({"models/double/1/model.onnx": times(2.0).SerializeToString()})
-    store = location_of(f"{server.url}/engines")
-    async with AsyncExitStack() as stack:
-        starts = (
-            served(
-                f"{server.url}/models",
-                tmp_path / f"artefacts-{number}",
-                artefact_store=store,
-                model_cache=tmp_path / f"cache-{number}",
-            )
-            for number in range(2)
-        )
-        servers = await asyncio.gather(*map(stack.enter_async_context, starts))
-        await asyncio.gather(*(until_state(each, "serving") for each in servers))
-        assert sorted(outcome for each in servers for outcome in outcomes(each)) == ["built", "found"]
-        assert [await each.answer() for each in servers] == [2.0, 2.0]
+    store, sent = location_of(f"{server.url}/engines"), asyncio.Event()
+    send = GroupStore.send
 
+    async def sending(self: GroupStore, folder: ArtefactFolder, fingerprint: str) -> None:
+        await send(self, folder, fingerprint)
+        sent.set()
 
-async def test_a_lease_is_renewed_and_ends_with_the_refusal_of_its_build(
-    server: ObjectServer, tmp_path: Path, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    point_to(monkeypatch, server)
-    fingerprint, folder = key_of_here().fingerprint, other_folder(tmp_path)
-    refusal = Refusal(kind=RefusalKind.NOT_COMPILED, reason="it has an unknown operator", under=UNDER)
-    with member(server, beat_s=0.01) as one, member(server) as other:
-        lease = one.lease(fingerprint, 1)
-        assert await lease.take(tasks.spawn)
-
-        async def renewed() -> bool:
-            known = await other.find(fingerprint)
-            return known.lease is not None and known.lease.holder == one.holder and known.number >= 3
-
-        await until(renewed)
-        await lease.end(refusal)
-        assert await wait(other, folder, fingerprint) == refusal
+    monkeypatch.setattr(GroupStore, "send", sending)
+    for number, expected in enumerate(({"built": 1}, {"found": 1})):
+        folder, cache = tmp_path / f"artefacts-{number}", tmp_path / f"cache-{number}"
+        async with served(f"{server.url}/models", folder, artefact_store=store, model_cache=cache) as one:
+            await until_state(one, "serving")
+            assert outcomes(one) == expected
+            assert await one.answer() == 2.0
+            await sent.wait()
 
 
 async def test_an_object_that_was_replaced_is_not_published(
@@ -140,27 +110,25 @@ async def test_an_object_that_was_replaced_is_not_published(
         await one.send(mine, key.fingerprint)
         server.put(f"engines/{key.fingerprint}/{manifest.files['optimised.onnx'].sha256}", b"GRAPH")
         with pytest.raises(GroupStoreFailed, match=r"remove it there: optimised\.onnx is not the file that was built"):
-            await wait(one, folder, key.fingerprint)
+            await one.fetch(folder, key.fingerprint, LONG_S)
     assert list(folder.root.iterdir()) == []
 
 
 async def test_without_its_bucket_a_store_is_not_used(
-    server: ObjectServer, tmp_path: Path, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+    server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     point_to(monkeypatch, server)
     server.bucket += "-missing"
     key = key_of_here()
     with member(server) as one:
         with pytest.raises(GroupStoreFailed, match="no such bucket"):
-            await wait(one, other_folder(tmp_path / "other"), key.fingerprint)
-        with pytest.raises(GroupStoreFailed):
-            await one.lease(key.fingerprint, 1).take(tasks.spawn)
+            await one.fetch(other_folder(tmp_path / "other"), key.fingerprint, LONG_S)
         with pytest.raises(GroupStoreFailed):
             await one.send(published(tmp_path / "one", key), key.fingerprint)
 
 
 async def test_a_network_that_loses_everything_costs_a_bounded_time(
-    s3: ObjectServer, tmp_path: Path, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+    s3: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proxy = Proxy(s3.port)
     await proxy.open()
@@ -169,11 +137,10 @@ async def test_a_network_that_loses_everything_costs_a_bounded_time(
     with member(s3, request_s=0.5) as one, member(s3) as other:
         await proxy.set("blackhole")
         with pytest.raises(GroupStoreFailed, match=r"did not answer within 0\.5 s"):
-            await wait(one, folder, fingerprint)
+            await one.fetch(folder, fingerprint, LONG_S)
         await proxy.set("refuse")
         with pytest.raises(GroupStoreFailed, match="no connection"):
-            await one.lease(fingerprint, 1).take(tasks.spawn)
+            await one.fetch(folder, fingerprint, LONG_S)
         await proxy.set("through")
-        assert await wait(other, folder, fingerprint) == 1
-        assert await other.lease(fingerprint, 1).take(tasks.spawn)
+        assert not await other.fetch(folder, fingerprint, LONG_S)
     await proxy.close()

@@ -82,7 +82,6 @@ OPERATORS = {
 }
 # Texts of authors of models and services, and of this project.
 AUTHORS = {
-    "inference/oriel_inference/artefacts/group_store.py": "_RECORD",
     "inference/oriel_inference/backends/__init__.py": "_FOLDERS",
     "inference/oriel_inference/backends/compilers.py": "_INSTRUCTIONS found",
     "inference/oriel_inference/backends/onnx_runtime.py": "_PREFIX",

@@ -4,8 +4,6 @@ import io
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,9 +27,8 @@ from oriel_inference.artefacts.process import (
     ArtefactRefused,
     BuildBounds,
     ChildProcesses,
-    _Starved,
+    Wanted,
     build,
-    circumstances,
     lacks_memory,
     read_samples,
     write_samples,
@@ -44,9 +41,11 @@ from oriel_inference.repository import onnx_files
 from oriel_inference.repository.compiling import Compilation, made_samples
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.stores.local import LocalStore
+from oriel_policies.artefacts.comparison import Tolerance
 from oriel_policies.artefacts.fingerprint import ArtefactKey
-from oriel_policies.artefacts.refusals import Refusal, RefusalKind, is_void
+from oriel_policies.artefacts.refusals import RefusalKind
 from oriel_wire.process.child import Child
+from oriel_wire.v2.proto import model_config_pb2 as pb
 
 from . import models
 from .control_server import put, times
@@ -55,6 +54,15 @@ from .remote_models import model as model_bytes
 from .remote_stores import remote
 
 COMPILE = 'parameters { key: "oriel.compile" value { string_value: "onnxruntime-graph" } }\n'
+
+
+# Lowers its priority as the real one does, and answers with it.
+NICE_CHILD = """
+import json, os
+from oriel_inference.artefacts import child
+child._build = lambda *_: {"kind": "not_compiled", "reason": f"niceness {os.getpriority(os.PRIO_PROCESS, 0)}"}
+child.main()
+"""
 
 
 def compilation(root: Path) -> Compilation:
@@ -83,7 +91,7 @@ def test_a_build_beyond_its_bounds_ends_and_is_remembered(tmp_path: Path, bounds
     assert first.value.kind.value == kind, first.value.reason
     with pytest.raises(ArtefactRefused, match="it was refused before"):
         build_ahead(one, folder, bounds, silent)
-    assert not list(folder.root.glob(".work-*")) and not list(folder.root.glob("*.lease"))
+    assert not list(folder.root.glob(".work-*"))
     outcome, _ = build_ahead(one, folder, BuildBounds(), silent, again=True)
     assert outcome == "built"
 
@@ -110,15 +118,26 @@ def test_a_full_disk_is_no_refusal_of_the_compiler(tmp_path: Path, monkeypatch: 
     assert refused.value.kind is RefusalKind.NO_SPACE and folder.refused() == []
 
 
-def test_a_refusal_for_want_of_memory_holds_until_a_build_may_use_more_than_the_default(tmp_path: Path) -> None:
+def test_a_refusal_holds_until_the_bounds_the_tolerance_or_the_samples_are_others(tmp_path: Path) -> None:
     put(tmp_path / "models", 2.0, config=models.DOUBLE + COMPILE)
-    one = compilation(tmp_path / "models")
-    with one.source() as source:
-        usual, more, less = (
-            circumstances(one, source, BuildBounds(memory_bytes=each), one.samples()) for each in (0, 1 << 40, 1 << 20)
-        )
-    refusal = Refusal(kind=RefusalKind.OUT_OF_MEMORY, reason="", under=usual)
-    assert [is_void(refusal, each) for each in (usual, more, less)] == [False, True, False]
+    folder, one = ArtefactFolder(tmp_path / "a", max_bytes=1 << 30), compilation(tmp_path / "models")
+    small = BuildBounds(artefact_bytes=16)
+    with pytest.raises(ArtefactRefused):
+        build_ahead(one, folder, small, silent)
+    with pytest.raises(ArtefactRefused, match="it was refused before: "):
+        build_ahead(one, folder, replace(small, niceness=1), silent)
+    before = Wanted.of(one, small)
+    lenient = replace(one, tolerance=Tolerance(1.0, 0.0))
+    warmed = replace(one, config=pb.ModelConfig())
+    warmed.config.CopyFrom(one.config)
+    warmed.config.model_warmup.add(name="w", batch_size=3).inputs["x"].CopyFrom(
+        pb.ModelWarmup.Input(data_type=pb.TYPE_FP32, dims=[4], zero_data=True)
+    )
+    bounds = [replace(small, **{name: 17}) for name in ("seconds", "memory_bytes", "artefact_bytes")]
+    found = [Wanted.of(one, each) for each in bounds] + [Wanted.of(each, small) for each in (lenient, warmed)]
+    assert {each.key for each in found} == {before.key}
+    assert len({each.conditions for each in (before, *found)}) == 6
+    assert build_ahead(one, folder, BuildBounds(), silent)[0] == "built"
 
 
 def test_a_model_of_an_object_store_has_an_artefact_too(tmp_path: Path) -> None:
@@ -142,12 +161,12 @@ class Disturbed(ChildProcesses):
     """Children of which the first one is asked while the model's file is replaced."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__()
+        super().__init__(BuildBounds())
         self._path = path
 
-    def ask(self, request: dict[str, Any], data: bytes, bounds: BuildBounds) -> dict[str, Any]:
+    def ask(self, request: dict[str, Any], data: bytes) -> dict[str, Any]:
         models.save_model(times(3.0), str(self._path))
-        return super().ask(request, data, bounds)
+        return super().ask(request, data)
 
 
 def test_nothing_is_published_under_the_fingerprint_of_a_file_that_was_replaced_meanwhile(tmp_path: Path) -> None:
@@ -156,27 +175,12 @@ def test_nothing_is_published_under_the_fingerprint_of_a_file_that_was_replaced_
     assert folder.open() == ""
     one = replace(small, store=LocalStore(tmp_path / "models", max_copy_bytes=0))  # opened where it lies
     path = tmp_path / "models/double/1/model.onnx"
-    key, children = one.key(path), Disturbed(path)
     with pytest.raises(ArtefactRefused) as changed:
-        build(one, key, folder, BuildBounds(), one.samples(), children, lambda phase: None)
+        build(Wanted.of(one, BuildBounds()), folder, Disturbed(path), lambda phase: None)
     assert changed.value.kind is RefusalKind.CHANGED
     assert list(folder.root.iterdir()) == []
     with pytest.raises(LoadFailed, match="have changed since it was loaded"):
         one.key(path)
-
-
-def test_the_lease_of_a_process_that_is_gone_is_taken_over(tmp_path: Path) -> None:
-    put(tmp_path / "models", 2.0, config=models.DOUBLE + COMPILE)
-    folder, one = ArtefactFolder(tmp_path / "a", max_bytes=1 << 30), compilation(tmp_path / "models")
-    folder.open()
-    fingerprint = one.key(tmp_path / "models/double/1/model.onnx").fingerprint
-    assert folder.take(fingerprint, "somebody who was killed")
-    phases: list[str] = []
-    outcome, _ = build_ahead(
-        one, folder, BuildBounds(), lambda phase, _: phases.append(phase), expire_s=0.05, poll_s=0.01
-    )
-    assert outcome == "built" and phases[0] == "waiting for another process that builds it"
-    assert folder.lease(fingerprint) is None
 
 
 def test_a_bound_on_the_size_of_files_leaves_no_half_bytecode_behind(tmp_path: Path) -> None:
@@ -283,7 +287,7 @@ def test_a_build_that_is_ended_from_outside_is_not_held_against_the_artefact(
     """
     monkeypatch.setattr("oriel_inference.artefacts.process.compiles_on_gpu", lambda compiler: on_gpu)
     put(tmp_path / "models", 2.0, config=models.DOUBLE + COMPILE)
-    one, path = compilation(tmp_path / "models"), tmp_path / "models/double/1/model.onnx"
+    one = compilation(tmp_path / "models")
     folder, write = ArtefactFolder(tmp_path / "a", max_bytes=1 << 30), Child.write
     folder.open()
 
@@ -293,7 +297,7 @@ def test_a_build_that_is_ended_from_outside_is_not_held_against_the_artefact(
 
     monkeypatch.setattr(Child, "write", signalled)
     with pytest.raises(ArtefactRefused) as ended:
-        build(one, one.key(path), folder, BuildBounds(), one.samples(), ChildProcesses(), lambda phase: None)
+        build(Wanted.of(one, BuildBounds()), folder, ChildProcesses(BuildBounds()), lambda phase: None)
     assert ended.value.kind is kind, ended.value.reason
     assert "server" not in ended.value.reason, "it is not known to stop"
 
@@ -305,83 +309,27 @@ def test_what_lacks_memory_without_a_bound_is_tried_again(
     answer = {"kind": "out_of_memory", "reason": "out of memory"}
     monkeypatch.setattr("oriel_inference.artefacts.process._answer", lambda child, deadline, shown: answer)
     with pytest.raises(ArtefactRefused) as refused:
-        ChildProcesses().ask({"shown": "", "memory_bytes": memory_bytes}, b"", BuildBounds())
+        ChildProcesses(BuildBounds()).ask({"shown": "", "memory_bytes": memory_bytes}, b"")
     assert refused.value.kind is kind
 
 
 def test_a_server_that_stops_starts_no_child() -> None:
-    children = ChildProcesses()
+    children = ChildProcesses(BuildBounds())
     children.close()
     with pytest.raises(ArtefactRefused) as stopped:
-        children.ask({}, b"", BuildBounds())
+        children.ask({}, b"")
     assert stopped.value.kind is RefusalKind.STOPPED
 
 
-BUSY_CHILD = """
-import json, os, sys
-request = json.loads(sys.stdin.buffer.readline())
-if request["idle"]:
-    sys.stdin.buffer.read()  # no processor time until it is killed
-os.write(1, json.dumps({"idle": request["idle"], "samples": sys.stdin.buffer.read(7).decode()}).encode() + b"\\n")
-"""
-
-
-def test_a_child_that_gets_no_idle_time_is_started_again_at_its_niceness(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "busy_child.py").write_text(BUSY_CHILD)
+def test_a_build_has_the_niceness_of_its_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nice_child.py").write_text(NICE_CHILD)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("oriel_inference.artefacts.process._CHILD", "busy_child")
-    monkeypatch.setattr("oriel_inference.artefacts.process.START_S", 0.1)
-    request = {"shown": "", "memory_bytes": 0, "samples": []}
-    found = ChildProcesses().ask(request, b"samples", BuildBounds(seconds=60.0, idle=True))
-    assert found == {"idle": False, "samples": "samples"}
-    with pytest.raises(ArtefactRefused) as late:
-        ChildProcesses().ask(request, b"samples", BuildBounds(seconds=0.0, idle=True))
-    assert late.value.kind is RefusalKind.TIMED_OUT, "it is remembered only if the second one is late too"
-
-
-def test_a_build_that_is_started_again_finds_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[list[str]] = []
-
-    def ask(self: ChildProcesses, request: dict[str, Any], *_: object) -> dict[str, Any]:
-        begun.append(sorted(each.name for each in tmp_path.iterdir()))
-        (tmp_path / "half").mkdir(exist_ok=True)
-        (tmp_path / "half/weights.bin").write_bytes(b"0")
-        (tmp_path / "model.onnx").write_bytes(b"0")
-        if request["idle"]:
-            raise _Starved
-        return {}
-
-    monkeypatch.setattr(ChildProcesses, "_ask", ask)
-    for samples in (None, []):  # a build, and a check of what is in the folder
-        ChildProcesses().ask({"folder": str(tmp_path), "samples": samples}, b"", BuildBounds(idle=True))
-    assert begun == [[], [], ["half", "model.onnx"], ["half", "model.onnx"]]
-
-
-@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="Linux")
-@pytest.mark.parametrize("idle", [True, False])
-def test_a_child_takes_idle_time_or_a_low_priority(idle: bool) -> None:
-    code = (
-        "import os; from oriel_inference.artefacts.child import _yield_to_others as give_way; before = os.nice(0);"
-        f"give_way({{'idle': {idle}, 'niceness': 3}}); print(os.sched_getscheduler(0), os.nice(0) - before)"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    policy, added = map(int, done.stdout.split())
-    assert (policy, added) == ((os.SCHED_IDLE, 0) if idle else (os.SCHED_OTHER, 3))
-
-
-def test_a_build_in_idle_time_has_the_same_result(tmp_path: Path) -> None:
+    monkeypatch.setattr("oriel_inference.artefacts.process._CHILD", "nice_child")
     put(tmp_path / "models", 2.0, config=models.DOUBLE + COMPILE)
-    folder = ArtefactFolder(tmp_path / "a", max_bytes=1 << 30)
-    outcome, manifest = build_ahead(
-        compilation(tmp_path / "models"), folder, BuildBounds(idle=True, niceness=1), silent
-    )
-    _, usual = build_ahead(
-        compilation(tmp_path / "models"), ArtefactFolder(tmp_path / "b", max_bytes=1 << 30), BuildBounds(), silent
-    )
-    assert outcome == "built" and (manifest.files, manifest.errors) == (usual.files, usual.errors)
+    wanted, folder = Wanted.of(compilation(tmp_path / "models"), BuildBounds()), ArtefactFolder(tmp_path, max_bytes=1)
+    with pytest.raises(ArtefactRefused) as refused:
+        build(wanted, folder, ChildProcesses(BuildBounds(niceness=3)), lambda phase: None)
+    assert refused.value.reason == f"niceness {min(19, os.getpriority(os.PRIO_PROCESS, 0) + 3)}"
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from memory_objects import MemoryObjects, MemoryWriter
 
-from oriel_inference.artefacts.folder import ArtefactFolder
+from oriel_inference.artefacts.folder import ArtefactFolder, Refusal
 from oriel_inference.artefacts.objects import Copied, pull, push
-from oriel_policies.artefacts.refusals import Circumstances, Refusal, RefusalKind
+from oriel_policies.artefacts.refusals import RefusalKind
 from oriel_wire.objects.errors import StoreUnavailable
 
 from .artefact_folders import FILES, key_of_here, other_folder, published
@@ -93,8 +93,16 @@ async def test_what_was_refused_on_this_machine_stays_refused(tmp_path: Path) ->
     key, objects = key_of_here(), MemoryObjects()
     await pushed(published(tmp_path / "one", key), objects)
     other = other_folder(tmp_path / "other")
-    under = Circumstances(seconds=1.0, memory_bytes=0, artefact_bytes=1)
-    other.remember(key, Refusal(kind=RefusalKind.OUTPUTS_DIFFER, reason="it differs", under=under), "double")
+    other.remember(
+        Refusal(
+            key=key.parts(),
+            kind=RefusalKind.OUTPUTS_DIFFER,
+            reason="it differs",
+            conditions="",
+            model="double",
+            at_s=0.0,
+        )
+    )
     assert [each.state for each in await pulled(other, objects)] == ["refused"]
     assert other.refusal(key.fingerprint) is not None
 

@@ -21,6 +21,7 @@ from oriel_inference.artefacts.folder import (
     ArtefactDamaged,
     ArtefactFolder,
     Manifest,
+    Refusal,
     describe_files,
 )
 from oriel_inference.artefacts.session import CompiledSession
@@ -34,8 +35,7 @@ from oriel_inference.stores.local import LocalStore
 from oriel_policies.artefacts.comparison import TOLERANCES, Tolerance, disagreement
 from oriel_policies.artefacts.differences import measure
 from oriel_policies.artefacts.fingerprint import ArtefactKey
-from oriel_policies.artefacts.lease import LeaseRecord
-from oriel_policies.artefacts.refusals import Circumstances, Refusal, RefusalKind
+from oriel_policies.artefacts.refusals import RefusalKind
 
 from . import models
 from .bench import Bench, spec
@@ -44,7 +44,6 @@ from .bench import Y as BENCH_Y
 
 COMPILE = 'parameters { key: "oriel.compile" value { string_value: "onnxruntime-graph" } }\n'
 KEY = ArtefactKey(model="m", compiler="c", compiler_version="1", device="d")
-UNDER = Circumstances(seconds=1.0, memory_bytes=0, artefact_bytes=1)
 
 
 # The folder
@@ -157,27 +156,13 @@ def test_what_is_no_ordinary_file_is_damaged_and_nobody_waits_for_it(
         folder.copy(KEY.fingerprint, folder.find(KEY.fingerprint) or manifest, None)
 
 
-def test_one_of_two_takes_a_lease_and_only_its_holder_renews_and_releases_it(tmp_path: Path) -> None:
-    folder = ArtefactFolder(tmp_path / "a", max_bytes=1)
-    folder.open()
-    assert folder.lease("f") is None
-    assert folder.take("f", "one") and not folder.take("f", "two")
-    assert folder.renew("f", LeaseRecord("one", 1)) and not folder.renew("f", LeaseRecord("two", 9))
-    folder.release("f", "two")
-    assert folder.lease("f") == LeaseRecord("one", 1)
-    folder.break_lease("f", LeaseRecord("one", 0))
-    assert folder.lease("f") == LeaseRecord("one", 1), "it was renewed since"
-    folder.break_lease("f", LeaseRecord("one", 1))
-    assert folder.take("f", "two")
-    folder.release("f", "two")
-    assert list(folder.root.iterdir()) == []
-
-
 def test_a_refusal_is_read_as_it_was_written_and_a_success_forgets_it(tmp_path: Path) -> None:
     folder, _ = published(tmp_path / "a", {"x": b"1"})
-    refusal = Refusal(kind=RefusalKind.TIMED_OUT, reason="too slow", under=UNDER)
-    folder.remember(KEY, refusal, "double")
-    assert folder.refusal(KEY.fingerprint) == (KEY, "double", refusal)
+    refusal = Refusal(
+        key=KEY.parts(), kind=RefusalKind.TIMED_OUT, reason="too slow", conditions="c", model="double", at_s=1.0
+    )
+    folder.remember(refusal)
+    assert folder.refusal(KEY.fingerprint) == refusal
     assert folder.refused() == [KEY.fingerprint]
     folder.discard(KEY.fingerprint)
     published(tmp_path / "a", {"x": b"1"})

@@ -1,4 +1,4 @@
-"""Compiled artefacts: fingerprints, states, leases, tolerances, refusals and retirement, over all orders of events."""
+"""Compiled artefacts: fingerprints, states, tolerances, refusals and retirement, over all orders of events."""
 
 from dataclasses import fields, replace
 
@@ -15,9 +15,7 @@ from oriel_policies.artefacts.comparison import (
     tolerance_of,
 )
 from oriel_policies.artefacts.fingerprint import ArtefactKey, is_fingerprint, key_of
-from oriel_policies.artefacts.lease import LeaseRecord, LeaseVerdict, LeaseWatch
 from oriel_policies.artefacts.lifecycle import ArtefactEvent, ArtefactLife, ArtefactState
-from oriel_policies.artefacts.refusals import Circumstances, Refusal, RefusalKind, is_remembered, is_void
 from oriel_policies.artefacts.retirement import StoredArtefact, retired
 
 PARTS = [field.name for field in fields(ArtefactKey)]
@@ -96,38 +94,6 @@ def test_a_refused_artefact_says_why() -> None:
     assert life.text == "compiled by onnxruntime-graph: refused, it is too slow"
 
 
-# Leases
-
-
-@given(st.lists(st.tuples(st.floats(0.0, 4.0), st.booleans()), max_size=40))
-def test_a_lease_that_is_renewed_in_time_is_never_taken_over(steps: list[tuple[float, bool]]) -> None:
-    watch, now, beat, renewed = LeaseWatch(expire_s=5.0), 0.0, 0, 0.0
-    assert watch.judge(LeaseRecord("a", beat), now) is LeaseVerdict.WAIT
-    for passed, renews in steps:
-        now += passed
-        if renews or now - renewed >= 5.0:
-            beat, renewed = beat + 1, now
-        assert watch.judge(LeaseRecord("a", beat), now) is LeaseVerdict.WAIT
-
-
-@given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=40))
-def test_a_lease_whose_holder_is_gone_is_taken_over_once_it_has_expired(steps: list[float]) -> None:
-    watch, now, record = LeaseWatch(expire_s=5.0), 1000.0, LeaseRecord("a", 3)
-    watch.judge(record, now)
-    for passed in steps:
-        now += passed
-        expected = LeaseVerdict.TAKE_OVER if now - 1000.0 >= 5.0 else LeaseVerdict.WAIT
-        assert watch.judge(record, now) is expected
-
-
-def test_a_lease_of_another_holder_starts_anew_and_none_is_free() -> None:
-    watch = LeaseWatch(expire_s=5.0)
-    watch.judge(LeaseRecord("a", 3), 0.0)
-    assert watch.judge(LeaseRecord("b", 3), 5.0) is LeaseVerdict.WAIT
-    assert watch.judge(None, 6.0) is LeaseVerdict.TAKE
-    assert watch.judge(LeaseRecord("b", 3), 20.0) is LeaseVerdict.WAIT
-
-
 # Outputs
 
 
@@ -182,56 +148,6 @@ def test_the_first_output_that_disagrees_is_named_with_its_errors() -> None:
         "absolute, 0.25 relative"
     )
     assert disagreement([replace(good, shapes="[1] for [2]")]) == "output 'a' has another shape: [1] for [2]"
-
-
-# Refusals
-
-circumstances = st.builds(
-    Circumstances,
-    seconds=st.floats(1, 1e6),
-    memory_bytes=st.integers(0, 1 << 40),
-    artefact_bytes=st.integers(1, 1 << 40),
-    tolerance=texts,
-    samples=texts,
-)
-
-
-@given(st.sampled_from(RefusalKind), circumstances)
-def test_what_is_remembered_stays_refused_while_nothing_changes(kind: RefusalKind, under: Circumstances) -> None:
-    assert is_void(Refusal(kind=kind, reason="r", under=under), under) == (not is_remembered(kind))
-
-
-@given(st.sampled_from(RefusalKind), circumstances, circumstances)
-def test_smaller_bounds_never_void_a_refusal(kind: RefusalKind, under: Circumstances, now: Circumstances) -> None:
-    now = replace(
-        now,
-        seconds=min(now.seconds, under.seconds),
-        memory_bytes=min(now.memory_bytes, under.memory_bytes) or under.memory_bytes,
-        artefact_bytes=min(now.artefact_bytes, under.artefact_bytes),
-        tolerance=under.tolerance,
-        samples=under.samples,
-    )
-    assume(is_remembered(kind))
-    assert not is_void(Refusal(kind=kind, reason="r", under=under), now)
-
-
-@pytest.mark.parametrize(
-    ("kind", "change", "void"),
-    [
-        (RefusalKind.TIMED_OUT, {"seconds": 60.5}, True),
-        (RefusalKind.TIMED_OUT, {"memory_bytes": 0}, False),
-        (RefusalKind.OUT_OF_MEMORY, {"memory_bytes": 0}, True),
-        (RefusalKind.CRASHED, {"memory_bytes": 11}, True),
-        (RefusalKind.TOO_LARGE, {"artefact_bytes": 11}, True),
-        (RefusalKind.OUTPUTS_DIFFER, {"tolerance": "absolute=1"}, True),
-        (RefusalKind.NOT_COMPARED, {"samples": "other"}, True),
-        (RefusalKind.FAILED, {"samples": "other", "seconds": 61.0, "memory_bytes": 0}, False),
-        (RefusalKind.NOT_COMPILED, {"seconds": 61.0}, False),
-    ],
-)
-def test_only_what_may_end_differently_is_tried_again(kind: RefusalKind, change: dict, void: bool) -> None:  # type: ignore[type-arg]
-    under = Circumstances(seconds=60.0, memory_bytes=10, artefact_bytes=10)
-    assert is_void(Refusal(kind=kind, reason="r", under=under), replace(under, **change)) is void
 
 
 # Retirement

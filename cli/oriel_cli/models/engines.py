@@ -368,13 +368,12 @@ def _line(folder: Folder, fingerprint: str, stored: StoredArtefact | None) -> di
         if reason := unfit(key):
             line |= {"state": "unfit", "reason": reason}
     elif (refused := folder.refusal(fingerprint)) is not None:
-        key, model, refusal = refused
         line |= {
-            "model": model,
-            "compiler": key.compiler,
+            "model": refused.model,
+            "compiler": refused.key["compiler"],
             "state": "refused",
-            "reason": f"{refusal.kind.value}: {refusal.reason}",
-            "key": key.parts(),
+            "reason": f"{refused.kind.value}: {refused.reason}",
+            "key": refused.key,
         }
     return line
 

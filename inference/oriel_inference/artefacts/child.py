@@ -1,7 +1,7 @@
 """The process that builds or checks one artefact: `python -m oriel_inference.artefacts.child`.
 
-Reads one JSON line, writes one when it has started, reads the bytes of the samples, writes a JSON line, and exits. A
-server that serves meanwhile gives it a low priority. It holds no secrets and no sockets.
+Reads one JSON line and the bytes of the samples, writes JSON lines, and exits. A server that serves meanwhile gives it
+a low priority. It holds no secrets and no sockets.
 """
 
 import json
@@ -9,7 +9,6 @@ import os
 import resource
 import signal
 import sys
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +34,7 @@ def main() -> None:
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     request = json.loads(sys.stdin.buffer.readline())
-    _yield_to_others(request)
+    os.nice(request["niceness"])
     # The process ends itself if its parent is no longer there to kill it.
     signal.alarm(request["timeout_s"])
     # A file that would grow too large is an error of the write, not the end of the process.
@@ -46,7 +45,6 @@ def main() -> None:
     # Imported before the memory is bounded, because it is needed when there is none left.
     from oriel_inference.artefacts.process import kind_of, lacks_memory
 
-    _send(answers, {"started": True})
     try:
         if request["samples"] is not None:
             answer = _check(request)
@@ -62,15 +60,6 @@ def main() -> None:
             raise
         answer = {"kind": unwritable.value, "reason": f"its files cannot be written: {error.strerror}"}
     _send(answers, answer)
-
-
-def _yield_to_others(request: dict[str, Any]) -> None:
-    """Take a low priority, or only the time that nobody else wants."""
-    if request["idle"]:
-        with suppress(AttributeError, OSError):  # not Linux, or not allowed in this container
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-            return
-    os.nice(request["niceness"])
 
 
 def _send(descriptor: int, answer: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from oriel_inference.artefacts.process import (
     ArtefactRefused,
     BuildBounds,
     ChildProcesses,
+    Wanted,
     compile_into,
     measure_outputs,
 )
@@ -146,7 +147,7 @@ def compare(
             assert other.compilation is not None  # its configuration asks for one
             folder = Path(mkdtemp(prefix="oriel-compare-"))
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            entries.append(_compiled(name, other.compilation, folder, samples, bounds))
+            entries.append(_compiled(name, other.compilation, folder, bounds))
         if served is not None:
             progress(f"{SERVED}: comparing")
             entries.append(_served(served(loaded), loaded, config, samples))
@@ -222,17 +223,15 @@ def take_turns(
     }
 
 
-def _compiled(name: str, compilation: Compilation, folder: Path, samples: Samples, bounds: BuildBounds) -> _Entry:
+def _compiled(name: str, compilation: Compilation, folder: Path, bounds: BuildBounds) -> _Entry:
     """Build an artefact into an empty folder, compare its outputs, and open it if that was possible."""
-    one, children = _Entry(name), ChildProcesses()
+    one, children = _Entry(name), ChildProcesses(bounds)
     try:
+        wanted = Wanted.of(compilation, bounds)
         with compilation.source() as source:
-            precision = compilation.key(source).precision
-            entry = compile_into(compilation, source, folder, bounds, children)
-            one.errors, one.samples = measure_outputs(
-                compilation, source, folder, entry, precision, bounds, samples, children
-            )
-        one.session = compilation.compiler.open(folder / entry, compilation.place.options)
+            artefact = folder / compile_into(wanted, source, folder, children)
+            one.errors, one.samples = measure_outputs(wanted, source, artefact, children)
+        one.session = compilation.compiler.open(artefact, compilation.place.options)
         _judge(one)
     except (ArtefactRefused, LoadFailed) as refused:
         one.reason = refused.reason

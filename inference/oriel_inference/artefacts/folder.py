@@ -2,7 +2,6 @@
 
     <fingerprint>/manifest.json, and the files that it names    published by one rename, never changed afterwards
     <fingerprint>.refused                                       a refusal that is remembered
-    <fingerprint>.lease                                         somebody builds it
     .work-*                                                     builds in progress
 
 Everything is read as if somebody else had written it: a manifest is small and has exactly the form below, files are
@@ -17,7 +16,6 @@ import stat
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import mkdtemp
 from uuid import uuid4
@@ -25,9 +23,8 @@ from uuid import uuid4
 import msgspec
 
 from oriel_inference.stores.own_files import open_new, open_own, own_folder, read_own
-from oriel_policies.artefacts.fingerprint import ArtefactKey, is_fingerprint, key_of
-from oriel_policies.artefacts.lease import LeaseRecord
-from oriel_policies.artefacts.refusals import Circumstances, Refusal, RefusalKind
+from oriel_policies.artefacts.fingerprint import is_fingerprint, key_of
+from oriel_policies.artefacts.refusals import RefusalKind
 from oriel_policies.artefacts.retirement import MAX_AGE_S, StoredArtefact, retired
 
 MAX_RECORD_BYTES = 1 << 20
@@ -74,16 +71,18 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return sum(each.size_bytes for each in self.files.values())
 
 
-class _Lease(msgspec.Struct, frozen=True):
-    holder: str
-    beat: int
+class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A refusal as it is remembered.
 
+    key: the parts of the fingerprint. model: the name of the model that was refused first.
+    conditions: digest of the bounds, tolerance and samples under which it was refused; another one may end differently.
+    at_s: time of the Unix clock.
+    """
 
-class _Refused(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: dict[str, str]
-    kind: str
+    kind: RefusalKind
     reason: str
-    under: dict[str, float | int | str]
+    conditions: str
     model: str
     at_s: float
 
@@ -151,28 +150,27 @@ class ArtefactFolder:
         for name in (*manifest.files, MANIFEST):
             with (work / name).open("rb") as file:
                 os.fsync(file.fileno())
+        fingerprint = key_of(manifest.key).fingerprint
         try:
-            work.rename(self.root / key_of(manifest.key).fingerprint)
+            work.rename(self.root / fingerprint)
         except OSError:
-            if not (self.root / key_of(manifest.key).fingerprint).is_dir():
+            if not (self.root / fingerprint).is_dir():
                 raise
         else:
             work.mkdir()  # `work` removes it
-            (self.root / f"{key_of(manifest.key).fingerprint}.refused").unlink(missing_ok=True)
+            self._refused(fingerprint).unlink(missing_ok=True)
 
     def remove(self, fingerprint: str) -> bool:
         """Remove an artefact, and the refusal of its fingerprint. Returns False if there was neither."""
-        path, refused = self.root / fingerprint, self.root / f"{fingerprint}.refused"
+        path, refused = self.root / fingerprint, self._refused(fingerprint)
         found = path.exists() or path.is_symlink() or refused.exists()
         refused.unlink(missing_ok=True)
-        self._discard(path)
+        self.discard(fingerprint)
         return found
 
     def discard(self, fingerprint: str) -> None:
         """Remove an artefact, but not the refusal of its fingerprint."""
-        self._discard(self.root / fingerprint)
-
-    def _discard(self, path: Path) -> None:
+        path = self.root / fingerprint
         if path.is_symlink():
             path.unlink()
         elif path.exists():
@@ -224,32 +222,20 @@ class ArtefactFolder:
 
     # Refusals ---------------------------------------------------------------------------------------------------
 
-    def remember(self, key: ArtefactKey, refusal: Refusal, model: str) -> None:
-        """Keep a refusal for a fingerprint."""
-        line = _Refused(
-            key=key.parts(),
-            kind=refusal.kind.value,
-            reason=refusal.reason[:MAX_TEXT],
-            under=asdict(refusal.under),
-            model=model,
-            at_s=time.time(),
-        )
-        self._write(f"{key.fingerprint}.refused", msgspec.json.format(msgspec.json.encode(line), indent=1))
+    def remember(self, refusal: Refusal) -> None:
+        """Keep a refusal for its fingerprint."""
+        new = self.root / f".work-{uuid4().hex}"
+        with os.fdopen(open_new(new), "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(refusal), indent=1))
+        new.replace(self._refused(key_of(refusal.key).fingerprint))
 
-    def refusal(self, fingerprint: str) -> tuple[ArtefactKey, str, Refusal] | None:
-        """Return the refusal of a fingerprint with its key and the name of its model; None if there is none, or none
-        that can be read.
-        """
+    def refusal(self, fingerprint: str) -> Refusal | None:
+        """Return the refusal of a fingerprint; None if there is none, or none that can be read."""
         try:
-            data = read_own(self.root / f"{fingerprint}.refused", MAX_RECORD_BYTES)
-            line = msgspec.json.decode(data, type=_Refused)
-            key, under = key_of(line.key), msgspec.convert(line.under, Circumstances)
-            kind = RefusalKind(line.kind)
+            refusal = msgspec.json.decode(read_own(self._refused(fingerprint), MAX_RECORD_BYTES), type=Refusal)
+            return refusal if key_of(refusal.key).fingerprint == fingerprint else None
         except (FileNotFoundError, PermissionError, msgspec.MsgspecError, ValueError):
             return None
-        if key.fingerprint != fingerprint:
-            return None
-        return key, line.model, Refusal(kind=kind, reason=line.reason, under=under)
 
     def refused(self) -> list[str]:
         """Return the fingerprints with a refusal."""
@@ -258,64 +244,8 @@ class ArtefactFolder:
             return sorted(name for name in names if is_fingerprint(name))
         return []
 
-    # Leases -----------------------------------------------------------------------------------------------------
-
-    def lease(self, fingerprint: str) -> LeaseRecord | None:
-        """Return the lease of a fingerprint. One that cannot be read counts as one whose holder does not renew it."""
-        try:
-            line = msgspec.json.decode(read_own(self._lease(fingerprint), 4096), type=_Lease)
-        except FileNotFoundError:
-            return None
-        except (PermissionError, msgspec.MsgspecError):
-            return LeaseRecord("", 0)
-        return LeaseRecord(line.holder, line.beat)
-
-    def take(self, fingerprint: str, holder: str) -> bool:
-        """Take a lease; return False if somebody has it."""
-        new = self.root / f".work-{uuid4().hex}"
-        self._new(new, msgspec.json.encode(_Lease(holder, 0)))
-        try:
-            os.link(new, self._lease(fingerprint))  # fails if the name is there, also on NFS
-        except FileExistsError:
-            return False
-        finally:
-            new.unlink()
-        return True
-
-    def renew(self, fingerprint: str, record: LeaseRecord) -> bool:
-        """Write the next beat of a lease; return False if it is somebody else's by now."""
-        found = self.lease(fingerprint)
-        if found is None or found.holder != record.holder:
-            return False
-        self._write(f"{fingerprint}.lease", msgspec.json.encode(_Lease(record.holder, record.beat)))
-        return True
-
-    def release(self, fingerprint: str, holder: str) -> None:
-        """Give a lease back, unless it is somebody else's by now."""
-        found = self.lease(fingerprint)
-        if found is not None and found.holder == holder:
-            self._lease(fingerprint).unlink(missing_ok=True)
-
-    def break_lease(self, fingerprint: str, seen: LeaseRecord) -> None:
-        """Remove the lease of a holder that is gone, unless it was renewed since it was seen."""
-        if self.lease(fingerprint) == seen:
-            gone = self.root / f".work-{uuid4().hex}"
-            with suppress(FileNotFoundError):
-                self._lease(fingerprint).rename(gone)  # of several servers that try, one succeeds
-                gone.unlink()
-
-    def _lease(self, fingerprint: str) -> Path:
-        return self.root / f"{fingerprint}.lease"
-
-    def _write(self, name: str, data: bytes) -> None:
-        new = self.root / f".work-{uuid4().hex}"
-        self._new(new, data)
-        new.replace(self.root / name)
-
-    @staticmethod
-    def _new(path: Path, data: bytes) -> None:
-        with os.fdopen(open_new(path), "wb") as file:
-            file.write(data)
+    def _refused(self, fingerprint: str) -> Path:
+        return self.root / f"{fingerprint}.refused"
 
 
 def read_manifest(data: bytes, fingerprint: str) -> Manifest:

@@ -7,8 +7,7 @@ batcher between two batches. The sessions of the reference stay open beside it. 
 that the reference can answer, the caller gets that answer, the sessions are swapped back, and the artefact is refused
 from then on.
 
-One artefact at a time is built, checked or opened in a server. Of the servers that share a folder or an object store
-one builds, see `oriel_inference.artefacts.builder`. Owner and single writer: the loop.
+One artefact at a time is obtained, checked and opened in a server. Owner and single writer: the loop.
 """
 
 import asyncio
@@ -23,14 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from oriel_inference.artefacts.builder import ArtefactBuilder
-from oriel_inference.artefacts.folder import ArtefactDamaged, Manifest
-from oriel_inference.artefacts.process import (
-    ArtefactRefused,
-    ChildProcesses,
-    check_copy,
-    circumstances,
-    lacks_memory,
-)
+from oriel_inference.artefacts.folder import ArtefactDamaged, Manifest, Refusal
+from oriel_inference.artefacts.process import ArtefactRefused, ChildProcesses, Wanted, check_copy, lacks_memory
 from oriel_inference.artefacts.records import ArtefactCounts, ArtefactSettings, Followed, record_span
 from oriel_inference.artefacts.session import CompiledSession
 from oriel_inference.backends import Session
@@ -39,16 +32,14 @@ from oriel_inference.batching.batcher import Batcher
 from oriel_inference.catalog import Catalog, ServingModel
 from oriel_inference.errors import CompilerMissing, InferenceError, LoadFailed
 from oriel_inference.repository.compiling import Compilation, Samples
-from oriel_policies.artefacts.lease import BEAT_S, EXPIRE_S, LeaseVerdict, LeaseWatch
 from oriel_policies.artefacts.lifecycle import ArtefactEvent, ArtefactLife, ArtefactState
-from oriel_policies.artefacts.refusals import Refusal, RefusalKind, is_remembered
+from oriel_policies.artefacts.refusals import RefusalKind, is_remembered
 
 _log = logging.getLogger(__name__)
 
-POLL_S = 1.0
 LEAVE_POLL_S = 0.02
 RETIRE_S = 3600.0
-MAX_DAMAGES = 2
+MAX_TRIES = 3  # of an artefact that is damaged whenever it was built
 _Event = ArtefactEvent
 
 
@@ -58,7 +49,6 @@ class ArtefactKeeper:
     spawn: starts a task that ends with the server.
     from_thread: schedules a callback on the loop, from any thread.
     grow: counts further bytes of a version's memory on a device; returns False if there is no room.
-    expire_s, beat_s, poll_s: of leases.
     """
 
     def __init__(
@@ -69,31 +59,23 @@ class ArtefactKeeper:
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[Any]],
         from_thread: Callable[[Callable[[], None]], None],
         grow: Callable[[ServingModel, str, int], bool],
-        expire_s: float = EXPIRE_S,
-        beat_s: float = BEAT_S,
-        poll_s: float = POLL_S,
     ) -> None:
         self._folder = settings.folder
-        self._bounds = settings.bounds
         self._sink = settings.sink
         self._catalog = catalog
         self._spawn = spawn
         self._from_thread = from_thread
         self._grow = grow
-        self._expire_s = expire_s
-        self._poll_s = poll_s
         self._turn = asyncio.Semaphore(1)
-        self._children = ChildProcesses()
+        self._children = ChildProcesses(settings.bounds)
         self._retiring = False
         self.counts = ArtefactCounts()
         self._builder = ArtefactBuilder(
             settings,
             children=self._children,
-            turn=self._turn,
             counts=self.counts,
             spawn=spawn,
             from_thread=from_thread,
-            beat_s=beat_s,
         )
 
     def close(self) -> None:
@@ -111,109 +93,79 @@ class ArtefactKeeper:
     # Bringing one into service ----------------------------------------------------------------------------------
 
     async def _follow(self, one: Followed) -> None:
-        try:
-            await self._bring(one)
-        except ArtefactRefused as refused:
-            await self._refuse(one, refused)
-        except OSError as error:
-            text = f"the artefact folder cannot be used: {error.strerror}"
-            await self._refuse(one, ArtefactRefused(RefusalKind.NO_SPACE, text))
-        except Exception:
-            # An unexpected error in one artefact must not keep the others from serving; the reference serves.
-            _log.exception("%s: its artefact could not be brought into service", one.shown)
-            with suppress(ValueError):
-                one.life.happened(_Event.INTERRUPTED)
-            one.life.reason = "it could not be brought into service, the server's log says why"
-        await self._tidy()
+        async with self._turn:
+            try:
+                await self._bring(one)
+            except ArtefactRefused as refused:
+                await self._refuse(one, refused)
+            except OSError as error:
+                text = f"the artefact folder cannot be used: {error.strerror}"
+                await self._refuse(one, ArtefactRefused(RefusalKind.NO_SPACE, text))
+            except Exception:
+                # An unexpected error in one artefact must not keep the others from serving; the reference serves.
+                _log.exception("%s: its artefact could not be brought into service", one.shown)
+                with suppress(ValueError):
+                    one.life.happened(_Event.INTERRUPTED)
+                one.life.reason = "it could not be brought into service, the server's log says why"
+            await self._tidy()
 
     async def _bring(self, one: Followed) -> None:
-        life, watch, damages = one.life, LeaseWatch(self._expire_s), 0
-        async with self._turn:
-            await asyncio.to_thread(self._prepare, one)
-        fingerprint = life.fingerprint = one.key.fingerprint
-        while not one.left:
-            if damages > MAX_DAMAGES:
-                raise ArtefactRefused(RefusalKind.NO_SPACE, "the artefact folder does not keep what is written to it")
-            found = await asyncio.to_thread(self._builder.find, one)
-            if one.left:
+        if one.left:
+            return
+        refusal = await asyncio.to_thread(self._prepare, one)
+        one.life.fingerprint = one.wanted.key.fingerprint
+        if one.left:
+            return
+        if refusal is not None:
+            one.life.happened(_Event.REFUSAL_FOUND, refusal.reason)
+            self.counts.count(one, "remembered")
+            _log.warning("%s: %s", one.shown, one.life.text)
+            return
+        for _ in range(MAX_TRIES):
+            obtained = await self._builder.obtain(one)
+            if obtained is None or one.left or await self._enter(one, *obtained):
                 return
-            if isinstance(found, ArtefactDamaged):
-                await self._discard(one, found)
-                continue
-            if isinstance(found, Refusal):
-                life.happened(_Event.REFUSAL_FOUND, found.reason)
-                self.counts.count(one, "remembered")
-                _log.warning("%s: %s", one.shown, life.text)
-                return
-            if found is not None:
-                life.happened(_Event.FOUND)
-                if await self._enter(one, found, built=False):
-                    return
-                damages += 1
-                continue
-            lease = await asyncio.to_thread(self._folder.lease, fingerprint)
-            verdict = watch.judge(lease, time.monotonic())
-            if one.left:
-                return
-            if verdict is LeaseVerdict.WAIT:
-                if life.state is not ArtefactState.WAITING:
-                    life.happened(_Event.OTHER_BUILDS)
-                    _log.info("%s: another server builds its artefact", one.shown)
-                await sleep(self._poll_s)
-                continue
-            if verdict is LeaseVerdict.TAKE_OVER and lease is not None:
-                await asyncio.to_thread(self._folder.break_lease, fingerprint, lease)
-            if await asyncio.to_thread(self._folder.take, fingerprint, self._builder.holder):
-                if life.state is ArtefactState.WAITING:
-                    life.happened(_Event.LEASE_FREE)
-                built = await self._builder.build(one)
-                if built is not None and await self._enter(one, built, built=True):
-                    return
-                damages += built is not None
+        raise ArtefactRefused(RefusalKind.NO_SPACE, "the artefact folder does not keep what is written to it")
 
-    def _prepare(self, one: Followed) -> None:
-        """Read what the fingerprint and the check need. Raises ArtefactRefused and OSError."""
+    def _prepare(self, one: Followed) -> Refusal | None:
+        """Read what the fingerprint and the check need. Returns the refusal that is remembered for it, if that holds.
+
+        Raises ArtefactRefused and OSError.
+        """
         if wrong := self._folder.open():
             raise ArtefactRefused(RefusalKind.NO_SPACE, wrong)
         try:
-            with one.compilation.source() as source:
-                one.key = one.compilation.key(source)
-                one.samples = one.compilation.samples()
-                one.under = circumstances(one.compilation, source, self._bounds, one.samples)
+            one.wanted = Wanted.of(one.compilation, self._children.bounds)
         except CompilerMissing as missing:
             raise ArtefactRefused(RefusalKind.NOT_INSTALLED, missing.reason) from missing
         except LoadFailed as failure:
             raise ArtefactRefused(RefusalKind.CHANGED, failure.reason) from failure
+        refusal = self._folder.refusal(one.wanted.key.fingerprint)
+        return refusal if refusal is not None and refusal.conditions == one.wanted.conditions else None
 
-    async def _discard(self, one: Followed, damaged: ArtefactDamaged) -> None:
-        self.counts.count(one, "damaged")
-        _log.warning("%s: an artefact is removed: %s", one.shown, damaged)
-        await asyncio.to_thread(self._folder.discard, one.key.fingerprint)
-
-    async def _enter(self, one: Followed, manifest: Manifest, *, built: bool) -> bool:
+    async def _enter(self, one: Followed, manifest: Manifest, built: bool) -> bool:
         """Copy, check and open an artefact, and swap it in. built: by this server just now, and checked.
 
         Returns False if it was damaged and is to be built again. Raises ArtefactRefused and OSError.
         """
         life = one.life
-        async with self._turn:
-            if one.left:
-                return True
-            began, outcome = time.monotonic(), "stopped"
-            try:
-                opened = await asyncio.to_thread(self._open, one, manifest, built)
-                outcome = "opened"
-            except ArtefactDamaged as damaged:
-                outcome = "damaged"
-                if not one.left:
-                    life.happened(_Event.DAMAGED, str(damaged))
-                await self._discard(one, damaged)
-                return False
-            except ArtefactRefused as refused:
-                outcome = refused.kind.value
-                raise
-            finally:
-                record_span(self._sink, one, "artefact check", began, outcome)
+        if life.state is ArtefactState.ABSENT:
+            life.happened(_Event.FOUND)
+        began, outcome = time.monotonic(), "stopped"
+        try:
+            opened = await asyncio.to_thread(self._open, one, manifest, built)
+            outcome = "opened"
+        except ArtefactDamaged as damaged:
+            outcome = "damaged"
+            if not one.left:
+                life.happened(_Event.DAMAGED, str(damaged))
+            await self._builder.discard(one, damaged)
+            return False
+        except ArtefactRefused as refused:
+            outcome = refused.kind.value
+            raise
+        finally:
+            record_span(self._sink, one, "artefact check", began, outcome)
         if not built:
             self.counts.count(one, "found")
         if one.left:
@@ -232,7 +184,7 @@ class ArtefactKeeper:
 
     def _open(self, one: Followed, manifest: Manifest, checked: bool) -> list[Session]:
         """Return one session for each of the reference's; in a thread. Raises ArtefactDamaged and ArtefactRefused."""
-        compilation, fingerprint = one.compilation, one.key.fingerprint
+        compilation, fingerprint = one.compilation, one.life.fingerprint
         copy = Path(tempfile.mkdtemp(prefix="oriel-artefact-"))
         opened: list[Session] = []
         try:
@@ -241,16 +193,14 @@ class ArtefactKeeper:
             if checked:
                 one.life.note = manifest.errors
             else:
-                one.life.note = check_copy(
-                    compilation, one.key, copy, manifest, self._bounds, one.samples, self._children
-                )
+                one.life.note = check_copy(one.wanted, copy / manifest.entry, self._children)
             try:
                 opened.extend(
                     compilation.compiler.open(copy / manifest.entry, compilation.place.options) for _ in one.reference
                 )
                 names = [output.name for output in compilation.spec.outputs]
                 for session in opened:
-                    self._warm(session, one.samples, names)
+                    self._warm(session, one.wanted.samples, names)
             except (LoadFailed, InferenceError) as error:
                 _close(opened)
                 kind = RefusalKind.NO_SPACE if lacks_memory(str(error)) else RefusalKind.NOT_OPENED
@@ -303,7 +253,7 @@ class ArtefactKeeper:
         self, one: Followed, opened: list[Session], runs: Callable[[], bool], reason: str
     ) -> None:
         kind = RefusalKind.NO_SPACE if lacks_memory(reason) else RefusalKind.FAILED
-        await self._builder.remember(one, ArtefactRefused(kind, reason))
+        await self._remember(one, ArtefactRefused(kind, reason))
         while True:
             if not runs():
                 break
@@ -313,7 +263,7 @@ class ArtefactKeeper:
     async def _refuse(self, one: Followed, refused: ArtefactRefused) -> None:
         life = one.life
         self.counts.count(one, refused.kind.value)
-        await self._builder.remember(one, refused)
+        await self._remember(one, refused)
         if one.left:
             return
         if not is_remembered(refused.kind):
@@ -328,6 +278,20 @@ class ArtefactKeeper:
             }
             life.happened(events[life.state], refused.reason)
         _log.warning("%s is served by the model itself: %s", one.shown, life.text)
+
+    async def _remember(self, one: Followed, refused: ArtefactRefused) -> None:
+        """Keep a refusal for later, and for servers with the same folder, unless its reason may pass."""
+        if not is_remembered(refused.kind):
+            return
+
+        def keep() -> None:
+            self._folder.remember(one.wanted.refusal(refused))
+            self._folder.discard(one.life.fingerprint)
+
+        try:
+            await asyncio.to_thread(keep)
+        except OSError as error:
+            _log.warning("%s: the refusal of its artefact cannot be kept: %s", one.shown, error.strerror)
 
     # The folder -------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ byte is compared with its checksum before it is published there, and a server ch
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,28 +103,21 @@ async def pull(
         fingerprint, _, name = stored.key.removeprefix(prefix).partition("/")
         if is_fingerprint(fingerprint):
             found.setdefault(fingerprint, {})[name] = stored
-    there, refused = {each.fingerprint for each in folder.stored()}, set(folder.refused())
     for fingerprint, objects in found.items():
         if MANIFEST not in objects:
             continue  # it is being pushed, or was not pushed to the end
         try:
-            yield await _pull(folder, client, fingerprint, objects, there, refused, everything)
+            yield await _pull(folder, client, fingerprint, objects, everything)
         except ArtefactDamaged as damaged:
             yield Copied(fingerprint=fingerprint, state="damaged", reason=str(damaged))
 
 
 async def _pull(
-    folder: ArtefactFolder,
-    client: ObjectClient,
-    fingerprint: str,
-    objects: dict[str, Stored],
-    there: Collection[str],
-    refused: Collection[str],
-    everything: bool,
+    folder: ArtefactFolder, client: ObjectClient, fingerprint: str, objects: dict[str, Stored], everything: bool
 ) -> Copied:
-    if fingerprint in there:
+    if (folder.root / fingerprint).exists():
         return Copied(fingerprint=fingerprint, state="there")
-    if fingerprint in refused:
+    if fingerprint in folder.refused():
         reason = "its fingerprint was refused on this machine: oriel engines ls says why"
         return Copied(fingerprint=fingerprint, state="refused", reason=reason)
     manifest = await stored_manifest(client, objects[MANIFEST], fingerprint)

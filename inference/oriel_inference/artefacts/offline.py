@@ -1,25 +1,22 @@
 """Builds and verifies artefacts without a server: for `oriel engines`, ahead of a deployment. All functions block."""
 
-import os
 import shutil
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import uuid4
 
 from oriel_inference.artefacts.folder import ArtefactDamaged, ArtefactFolder, Manifest
 from oriel_inference.artefacts.process import (
     ArtefactRefused,
     BuildBounds,
     ChildProcesses,
+    Wanted,
     build,
     check_copy,
-    circumstances,
-    refusal_of,
 )
 from oriel_inference.backends import find_backend
 from oriel_inference.backends.compilers import find_compiler
@@ -31,11 +28,11 @@ from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.stores.local import LocalStore
 from oriel_policies.artefacts.comparison import EXACT, tolerance_of
 from oriel_policies.artefacts.fingerprint import ArtefactKey
-from oriel_policies.artefacts.lease import BEAT_S, EXPIRE_S, LeaseRecord, LeaseVerdict, LeaseWatch
-from oriel_policies.artefacts.refusals import RefusalKind, is_remembered, is_void
+from oriel_policies.artefacts.refusals import RefusalKind, is_remembered
 from oriel_wire.v2.datatypes import quoted
 
 CHECK_S = 60.0
+REPORT_S = 5.0  # between two reports of the progress of one phase
 Progress = Callable[[str, float], None]  # phase, and for how many seconds it has lasted
 
 
@@ -77,49 +74,28 @@ def build_ahead(
     progress: Progress,
     *,
     again: bool = False,
-    beat_s: float = BEAT_S,
-    expire_s: float = EXPIRE_S,
-    poll_s: float = 1.0,
 ) -> tuple[str, Manifest]:
     """Make sure that the artefact is in the folder, with checked outputs. Returns "built" or "found", and its manifest.
 
-    again: try a build in spite of a refusal that is remembered. Waits while another process builds it.
-    Raises ArtefactRefused, LoadFailed and OSError.
+    again: remove what is there first, and a refusal that is remembered. Raises ArtefactRefused, LoadFailed and OSError.
     """
     if wrong := folder.open():
         raise ArtefactRefused(RefusalKind.NO_SPACE, wrong)
-    with compilation.source() as source:
-        key, samples = compilation.key(source), compilation.samples()
-        fingerprint, under = key.fingerprint, circumstances(compilation, source, bounds, samples)
+    wanted = Wanted.of(compilation, bounds)
+    fingerprint = wanted.key.fingerprint
     if again:
         folder.remove(fingerprint)
-    holder, watch, began = f"oriel-engines.{os.getpid()}.{uuid4().hex[:8]}", LeaseWatch(expire_s), time.monotonic()
-    while True:
-        if (kept := folder.refusal(fingerprint)) is not None and not is_void(kept[2], under):
-            raise ArtefactRefused(kept[2].kind, f"it was refused before: {kept[2].reason}")
-        if (found := _sound(folder, fingerprint)) is not None:
-            return "found", found
-        lease = folder.lease(fingerprint)
-        verdict = watch.judge(lease, time.monotonic())
-        if verdict is LeaseVerdict.WAIT:
-            progress("waiting for another process that builds it", time.monotonic() - began)
-            time.sleep(poll_s)
-            continue
-        if verdict is LeaseVerdict.TAKE_OVER and lease is not None:
-            folder.break_lease(fingerprint, lease)
-        if not folder.take(fingerprint, holder):
-            continue
-        try:
-            if (found := _sound(folder, fingerprint)) is not None:
-                return "found", found
-            with _beats(folder, fingerprint, holder, progress, beat_s) as phase:
-                return "built", build(compilation, key, folder, bounds, samples, ChildProcesses(), phase)
-        except ArtefactRefused as refused:
-            if is_remembered(refused.kind):
-                folder.remember(key, refusal_of(refused, under), compilation.model)
-            raise
-        finally:
-            folder.release(fingerprint, holder)
+    if (kept := folder.refusal(fingerprint)) is not None and kept.conditions == wanted.conditions:
+        raise ArtefactRefused(kept.kind, f"it was refused before: {kept.reason}")
+    if (found := _sound(folder, fingerprint)) is not None:
+        return "found", found
+    try:
+        with _reported(progress) as enter:
+            return "built", build(wanted, folder, ChildProcesses(bounds), enter)
+    except ArtefactRefused as refused:
+        if is_remembered(refused.kind):
+            folder.remember(wanted.refusal(refused))
+        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,26 +118,26 @@ def verify_outputs(compilation: Compilation, folder: ArtefactFolder, bounds: Bui
 
     Raises ArtefactDamaged, LoadFailed and OSError.
     """
-    with compilation.source() as source:
-        key, samples = compilation.key(source), compilation.samples()
+    wanted = Wanted.of(compilation, bounds)
+    fingerprint = wanted.key.fingerprint
     text, kind = "", None
-    manifest = folder.find(key.fingerprint)
+    manifest = folder.find(fingerprint)
     if manifest is not None:
         copy = Path(tempfile.mkdtemp(prefix="oriel-artefact-"))
         try:
-            folder.copy(key.fingerprint, manifest, copy)
-            text = check_copy(compilation, key, copy, manifest, bounds, samples, ChildProcesses())
+            folder.copy(fingerprint, manifest, copy)
+            text = check_copy(wanted, copy / manifest.entry, ChildProcesses(bounds))
         except ArtefactRefused as refused:
             text, kind = refused.reason, refused.kind
         finally:
             shutil.rmtree(copy, ignore_errors=True)
     own = compilation.tolerance
-    found = {each.datatype: tolerance_of(each.datatype, key.precision, own) for each in compilation.spec.outputs}
+    found = {each.datatype: tolerance_of(each.datatype, wanted.key.precision, own) for each in compilation.spec.outputs}
     tolerances = [
         f"{name} {'equal' if each == EXACT else f'{each.absolute:g} absolute + {each.relative:g} relative'}"
         for name, each in sorted(found.items())
     ]
-    return Verified(fingerprint=key.fingerprint, text=text, refused=kind, tolerance=", ".join(tolerances))
+    return Verified(fingerprint=fingerprint, text=text, refused=kind, tolerance=", ".join(tolerances))
 
 
 def unfit(key: ArtefactKey) -> str:
@@ -199,33 +175,24 @@ def _sound(folder: ArtefactFolder, fingerprint: str) -> Manifest | None:
 
 
 @contextmanager
-def _beats(
-    folder: ArtefactFolder, fingerprint: str, holder: str, progress: Progress, beat_s: float
-) -> Iterator[Callable[[str], None]]:
-    """Renew a lease and report the progress from another thread. Gives the function that begins a phase."""
-    ended, lock = threading.Event(), threading.Lock()
-    phase, since = "", time.monotonic()
+def _reported(progress: Progress) -> Iterator[Callable[[str], None]]:
+    """Report each phase when it begins, and then every REPORT_S from another thread. Gives what begins a phase."""
+    ended, phase = threading.Event(), ("", 0.0)
 
     def enter(name: str) -> None:
-        nonlocal phase, since
-        with lock:
-            phase, since = name, time.monotonic()
+        nonlocal phase
+        phase = (name, time.monotonic())
         progress(name, 0.0)
 
-    def beat() -> None:
-        number = 0
-        while not ended.wait(beat_s):
-            number += 1
-            with suppress(OSError):
-                folder.renew(fingerprint, LeaseRecord(holder, number))
-            with lock:
-                name, seconds = phase, time.monotonic() - since
-            progress(name, seconds)
+    def report() -> None:
+        while not ended.wait(REPORT_S):
+            name, since = phase
+            progress(name, time.monotonic() - since)
 
-    beating = threading.Thread(target=beat, name="artefact-lease", daemon=True)
-    beating.start()
+    reporting = threading.Thread(target=report, name="artefact-progress", daemon=True)
+    reporting.start()
     try:
         yield enter
     finally:
         ended.set()
-        beating.join()
+        reporting.join()

@@ -13,20 +13,29 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 
-from oriel_inference.artefacts.folder import FORM, ArtefactDamaged, ArtefactFolder, FileLine, Manifest, describe_files
+from oriel_inference.artefacts.folder import (
+    FORM,
+    MAX_TEXT,
+    ArtefactDamaged,
+    ArtefactFolder,
+    FileLine,
+    Manifest,
+    Refusal,
+    describe_files,
+)
 from oriel_inference.backends.compilers import compiles_on_gpu
 from oriel_inference.errors import LoadFailed
 from oriel_inference.repository.compiling import Compilation, Samples
 from oriel_policies.artefacts.comparison import OutputError, agreement, disagreement
 from oriel_policies.artefacts.fingerprint import ArtefactKey
-from oriel_policies.artefacts.refusals import Circumstances, Refusal, RefusalKind
+from oriel_policies.artefacts.refusals import RefusalKind
 from oriel_wire.process.child import Child
 from oriel_wire.v2.datatypes import DATATYPES, decode_raw, raw_view
 
@@ -35,7 +44,6 @@ _log = logging.getLogger(__name__)
 MAX_ANSWER_BYTES = 1 << 20
 BASE_MEMORY_BYTES = 2 << 30
 MEMORY_PER_BYTE = 8
-START_S = 1.0  # a child that has not started by then gets hardly any idle time; it needs about a fifth of that
 MAX_LINES = 10_000  # about the progress of one build
 _CHILD = "oriel_inference.artefacts.child"
 # Exit codes of a child that was ended together with the server, by a terminal or a service manager.
@@ -49,15 +57,10 @@ _UNWRITABLE = {
 }
 
 
-class _Starved(Exception):
-    """A child that runs only where nothing else wants the processor has not ended in time."""
-
-
 class ArtefactRefused(Exception):
-    """An artefact cannot serve. kept: whether the refusal was written into the folder."""
+    """An artefact cannot serve."""
 
     def __init__(self, kind: RefusalKind, reason: str) -> None:
-        self.kept = False
         self.kind = kind
         self.reason = " ".join(reason.split())
         super().__init__(self.reason)
@@ -67,38 +70,70 @@ class ArtefactRefused(Exception):
 class BuildBounds:
     """Bounds of one build, and of one check.
 
-    seconds: for the child. memory_bytes: of its address space; 0 for 2 GiB and eight times the model's files.
-    artefact_bytes: of all files of an artefact. niceness: added to that of this process. idle: try it first
-    where nothing else wants the processor, for as long, and at this niceness only if that was not enough.
+    seconds: time that the child may take.
+    memory_bytes: address space of the child; 0 for 2 GiB and eight times the model's files.
+    artefact_bytes: size of all files of an artefact.
+    niceness: number that is added to the niceness of this process.
     """
 
     seconds: float = 600.0
     memory_bytes: int = 0
     artefact_bytes: int = 16 << 30
     niceness: int = 0
-    idle: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """An artefact that is to be built or checked.
+
+    key: the parts of its fingerprint.
+    samples: inputs with which its outputs are compared with those of the model.
+    conditions: digest of the bounds, the tolerance and the samples; a refusal holds while that is the same.
+    """
+
+    compilation: Compilation
+    key: ArtefactKey
+    samples: Samples
+    conditions: str
+
+    @classmethod
+    def of(cls, compilation: Compilation, bounds: BuildBounds) -> "Wanted":
+        """Return the artefact of the model's present files. Raises LoadFailed."""
+        with compilation.source() as source:
+            key = compilation.key(source)
+        samples = compilation.samples()
+        lines, data = write_samples(compilation, samples)
+        limits = [bounds.seconds, bounds.memory_bytes, bounds.artefact_bytes]
+        digest = hashlib.sha256(json.dumps([limits, repr(compilation.tolerance), lines]).encode() + data)
+        return cls(compilation=compilation, key=key, samples=samples, conditions=digest.hexdigest())
+
+    def refusal(self, refused: ArtefactRefused) -> Refusal:
+        """Return a refusal of this artefact as it is remembered."""
+        return Refusal(
+            key=self.key.parts(),
+            kind=refused.kind,
+            reason=refused.reason[:MAX_TEXT],
+            conditions=self.conditions,
+            model=self.compilation.model,
+            at_s=time.time(),
+        )
 
 
 class ChildProcesses:
-    """The children under way, so that a server that stops need not wait for them. Any thread may use it."""
+    """The children under way, so that a server that stops need not wait for them. Any thread may use it.
 
-    def __init__(self) -> None:
+    bounds: limits of each child.
+    """
+
+    def __init__(self, bounds: BuildBounds) -> None:
+        self.bounds = bounds
         self._lock = threading.Lock()
         self._running: set[Child] = set()
         self._closed = False
 
-    def ask(self, request: dict[str, Any], data: bytes, bounds: BuildBounds) -> dict[str, Any]:
+    def ask(self, request: dict[str, Any], data: bytes) -> dict[str, Any]:
         """Start a child for one request and return its answer. Raises ArtefactRefused."""
-        if bounds.idle:
-            with suppress(_Starved):
-                return self._ask(request | {"idle": True}, data, bounds)
-            if request["samples"] is None:  # a build, which may have written something
-                _empty(Path(request["folder"]))
-        return self._ask(request | {"idle": False}, data, bounds)
-
-    def _ask(self, request: dict[str, Any], data: bytes, bounds: BuildBounds) -> dict[str, Any]:
-        """Ask one child. Raises _Starved if it was to be idle and its time is over, and ArtefactRefused."""
-        deadline, starved = time.monotonic() + bounds.seconds, False
+        deadline = time.monotonic() + self.bounds.seconds
         with self._lock:
             if self._closed:
                 raise ArtefactRefused(RefusalKind.STOPPED, "the server is stopping")
@@ -106,16 +141,11 @@ class ChildProcesses:
             self._running.add(child)
         try:
             child.write(json.dumps(request).encode() + b"\n", deadline)
-            if request["idle"]:
-                child.wait(min(deadline, time.monotonic() + START_S))
             child.write(data, deadline)
             answer = _answer(child, deadline, request["shown"])
         except TimeoutError:
-            if request["idle"]:
-                starved = True
-                raise _Starved from None
-            what = f"it took longer than {bounds.seconds:g} s"
-            raise ArtefactRefused(RefusalKind.TIMED_OUT, what) from None
+            text = f"it took longer than {self.bounds.seconds:g} s"
+            raise ArtefactRefused(RefusalKind.TIMED_OUT, text) from None
         except (OSError, ValueError):
             code = child.end()
             if self._closed:
@@ -129,11 +159,7 @@ class ChildProcesses:
         finally:
             with self._lock:
                 self._running.discard(child)
-            if starved:  # even to exit it needs time that it may not get
-                child.kill()
-                threading.Thread(target=child.end, daemon=True).start()
-            else:
-                child.end()
+            child.end()
         if reason := answer.get("reason"):
             kind = RefusalKind(answer["kind"])
             if kind is RefusalKind.OUT_OF_MEMORY and not request["memory_bytes"]:
@@ -149,68 +175,42 @@ class ChildProcesses:
                 child.kill()
 
 
-def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-
-
 def _answer(child: Child, deadline: float, shown: str) -> dict[str, Any]:
     """Return the answer of a child; the lines about its progress before that go to the log."""
     for _ in range(MAX_LINES):
         for line in child.read_line(MAX_ANSWER_BYTES, deadline).splitlines():
             answer: dict[str, Any] = json.loads(line)
-            if "started" in answer:
-                continue
             if "progress" not in answer:
                 return answer
             _log.info("%s: %s", shown, str(answer["progress"])[:200])
     raise ValueError("the child reports too much")
 
 
-def circumstances(compilation: Compilation, source: Path, bounds: BuildBounds, samples: Samples) -> Circumstances:
-    """Return what may void a refusal of the artefact of `source`."""
-    lines, data = write_samples(compilation, samples)
-    return Circumstances(
-        seconds=bounds.seconds,
-        memory_bytes=_memory_bytes(compilation, source, bounds),
-        artefact_bytes=bounds.artefact_bytes,
-        tolerance=compilation.tolerance_text,
-        samples=hashlib.sha256(json.dumps(lines).encode() + data).hexdigest(),
-    )
-
-
 def build(
-    compilation: Compilation,
-    key: ArtefactKey,
-    folder: ArtefactFolder,
-    bounds: BuildBounds,
-    samples: Samples,
-    children: ChildProcesses,
-    progress: Callable[[str], None],
+    wanted: Wanted, folder: ArtefactFolder, children: ChildProcesses, progress: Callable[[str], None]
 ) -> Manifest:
-    """Build, check and publish the artefact of `key`. progress: called with "building", then "checking".
+    """Build, check and publish an artefact, unless somebody else publishes it first. Return its manifest.
 
-    Raises ArtefactRefused, and OSError where the folder cannot be written.
+    progress: called with "building", then "checking". Raises ArtefactRefused, and OSError where the folder cannot be
+    written.
     """
     try:
         with folder.work() as work:
-            with _unchanged(compilation, key) as source:
+            with _unchanged(wanted) as source:
                 progress("building")
                 began = time.monotonic()
-                entry = compile_into(compilation, source, work, bounds, children)
+                entry = compile_into(wanted, source, work, children)
                 build_s = time.monotonic() - began
                 files = describe_files(work)
-                if sum(each.size_bytes for each in files.values()) > bounds.artefact_bytes:
-                    raise ArtefactRefused(RefusalKind.TOO_LARGE, f"it has more than {bounds.artefact_bytes} bytes")
-                manifest = _manifest(compilation, key, entry, files, build_s)
+                most = children.bounds.artefact_bytes
+                if sum(each.size_bytes for each in files.values()) > most:
+                    raise ArtefactRefused(RefusalKind.TOO_LARGE, f"it has more than {most} bytes")
+                manifest = _manifest(wanted, entry, files, build_s)
                 progress("checking")
                 with folder.work() as copy:  # a runtime may write beside what it opens
                     for name in files:
                         shutil.copyfile(work / name, copy / name)
-                    errors = check(compilation, source, copy, manifest, bounds, samples, children)
+                    errors = _check(wanted, source, copy / entry, children)
                 manifest = msgspec.structs.replace(manifest, errors=errors)
             folder.publish(work, manifest)
             return manifest
@@ -218,74 +218,48 @@ def build(
         raise ArtefactRefused(RefusalKind.NOT_COMPILED, str(damaged)) from damaged
 
 
-def check_copy(
-    compilation: Compilation,
-    key: ArtefactKey,
-    copy: Path,
-    manifest: Manifest,
-    bounds: BuildBounds,
-    samples: Samples,
-    children: ChildProcesses,
-) -> str:
-    """Check the outputs of a private copy of an artefact; return the largest errors as text. Raises ArtefactRefused."""
-    with _unchanged(compilation, key) as source:
-        return check(compilation, source, copy, manifest, bounds, samples, children)
+def check_copy(wanted: Wanted, artefact: Path, children: ChildProcesses) -> str:
+    """Compare the outputs of a private copy of an artefact with those of the model.
 
-
-def check(
-    compilation: Compilation,
-    source: Path,
-    folder: Path,
-    manifest: Manifest,
-    bounds: BuildBounds,
-    samples: Samples,
-    children: ChildProcesses,
-) -> str:
-    """Compare the outputs of the artefact in `folder` with those of `source`; return the largest errors as text.
-
-    Raises ArtefactRefused.
+    artefact: the file to open. Returns the largest errors as text. Raises ArtefactRefused.
     """
-    entry, precision = manifest.entry, manifest.key["precision"]
-    errors, compared = measure_outputs(compilation, source, folder, entry, precision, bounds, samples, children)
+    with _unchanged(wanted) as source:
+        return _check(wanted, source, artefact, children)
+
+
+def _check(wanted: Wanted, source: Path, artefact: Path, children: ChildProcesses) -> str:
+    errors, compared = measure_outputs(wanted, source, artefact, children)
     if reason := disagreement(errors):
         raise ArtefactRefused(RefusalKind.OUTPUTS_DIFFER, reason)
     return f"{agreement(errors)} over {compared} samples"
 
 
-def compile_into(
-    compilation: Compilation, source: Path, folder: Path, bounds: BuildBounds, children: ChildProcesses
-) -> str:
+def compile_into(wanted: Wanted, source: Path, folder: Path, children: ChildProcesses) -> str:
     """Write the artefact of `source` into an empty folder; return the name of the file to open. Raises
     ArtefactRefused.
     """
-    request = _request(compilation, source, folder, bounds, RefusalKind.NOT_COMPILED)
-    return str(children.ask(request, b"", bounds)["entry"])
+    request = _request(wanted.compilation, source, folder, children.bounds) | {"kind": RefusalKind.NOT_COMPILED.value}
+    return str(children.ask(request, b"")["entry"])
 
 
 def measure_outputs(
-    compilation: Compilation,
-    source: Path,
-    folder: Path,
-    entry: str,
-    precision: str,
-    bounds: BuildBounds,
-    samples: Samples,
-    children: ChildProcesses,
+    wanted: Wanted, source: Path, artefact: Path, children: ChildProcesses
 ) -> tuple[list[OutputError], int]:
-    """Return how the outputs of the artefact in `folder` differ from those of `source`, and over how many samples.
+    """Return how the outputs of an artefact differ from those of `source`, and over how many samples.
 
-    precision: in which the artefact computes. Raises ArtefactRefused if it cannot be compared.
+    artefact: the file to open. Raises ArtefactRefused if it cannot be compared.
     """
-    lines, data = write_samples(compilation, samples)
-    own = compilation.tolerance
-    request = _request(compilation, source, folder, bounds, RefusalKind.NOT_OPENED) | {
-        "entry": entry,
+    lines, data = write_samples(wanted.compilation, wanted.samples)
+    own = wanted.compilation.tolerance
+    request = _request(wanted.compilation, source, artefact.parent, children.bounds) | {
+        "kind": RefusalKind.NOT_OPENED.value,
+        "entry": artefact.name,
         "samples": lines,
         "tolerance": [own.absolute, own.relative] if own is not None else None,
-        "precision": precision,
+        "precision": wanted.key.precision,
         "file_bytes": 0,
     }
-    answer = children.ask(request, data, bounds)
+    answer = children.ask(request, data)
     return [OutputError(**each) for each in answer["errors"]], int(answer["compared"])
 
 
@@ -324,19 +298,15 @@ def kind_of(error: OSError) -> RefusalKind | None:
     return _UNWRITABLE.get(error.errno or 0)
 
 
-def refusal_of(refused: ArtefactRefused, under: Circumstances) -> Refusal:
-    """Return a refusal as it is remembered."""
-    return Refusal(kind=refused.kind, reason=refused.reason, under=under)
-
-
 @contextmanager
-def _unchanged(compilation: Compilation, key: ArtefactKey) -> Iterator[Path]:
+def _unchanged(wanted: Wanted) -> Iterator[Path]:
     """Give the model's file. If it changes before the end, nothing that was found out holds: raises ArtefactRefused."""
+    compilation = wanted.compilation
     try:
         with compilation.source() as source:
 
             def compare() -> None:
-                if compilation.key(source) != key:
+                if compilation.key(source) != wanted.key:
                     raise ArtefactRefused(RefusalKind.CHANGED, "the model's files have changed")
 
             compare()
@@ -348,9 +318,7 @@ def _unchanged(compilation: Compilation, key: ArtefactKey) -> Iterator[Path]:
         raise ArtefactRefused(RefusalKind.CHANGED, failure.reason) from failure
 
 
-def _request(
-    compilation: Compilation, source: Path, folder: Path, bounds: BuildBounds, kind: RefusalKind
-) -> dict[str, Any]:
+def _request(compilation: Compilation, source: Path, folder: Path, bounds: BuildBounds) -> dict[str, Any]:
     return {
         "source": str(source),
         "shown": f"{compilation.model}/{compilation.version}/{source.name}",
@@ -362,7 +330,6 @@ def _request(
             "concurrent_runs": 1,
         },
         "folder": str(folder),
-        "kind": kind.value,
         "samples": None,
         "timeout_s": int(bounds.seconds) + 5,
         "niceness": bounds.niceness,
@@ -379,18 +346,16 @@ def _memory_bytes(compilation: Compilation, source: Path, bounds: BuildBounds) -
     return bounds.memory_bytes or BASE_MEMORY_BYTES + MEMORY_PER_BYTE * size_bytes
 
 
-def _manifest(
-    compilation: Compilation, key: ArtefactKey, entry: str, files: dict[str, FileLine], build_s: float
-) -> Manifest:
+def _manifest(wanted: Wanted, entry: str, files: dict[str, FileLine], build_s: float) -> Manifest:
     if entry not in files:
         raise ArtefactRefused(RefusalKind.NOT_COMPILED, "the compiler wrote no file")
     return Manifest(
         form=FORM,
-        key=key.parts(),
+        key=wanted.key.parts(),
         entry=entry,
         files=files,
-        model=compilation.model,
-        version=compilation.version,
+        model=wanted.compilation.model,
+        version=wanted.compilation.version,
         built_at_s=time.time(),
         build_s=round(build_s, 3),
         errors="",

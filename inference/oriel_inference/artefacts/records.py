@@ -6,12 +6,10 @@ from dataclasses import dataclass
 
 from oriel_inference.artefacts.folder import ArtefactFolder
 from oriel_inference.artefacts.group_store import GroupStore
-from oriel_inference.artefacts.process import BuildBounds
+from oriel_inference.artefacts.process import BuildBounds, Wanted
 from oriel_inference.catalog import ServingModel
-from oriel_inference.repository.compiling import Compilation, Samples
-from oriel_policies.artefacts.fingerprint import ArtefactKey
+from oriel_inference.repository.compiling import Compilation
 from oriel_policies.artefacts.lifecycle import ArtefactLife, ArtefactState
-from oriel_policies.artefacts.refusals import Circumstances
 from oriel_wire.observe.trace import Span, SpanSink, new_trace
 
 
@@ -19,7 +17,8 @@ from oriel_wire.observe.trace import Span, SpanSink, new_trace
 class ArtefactSettings:
     """What the operator decides.
 
-    sink: takes a span of each build and each check. store: None shares artefacts only through the folder.
+    sink: takes a span of each build and each check.
+    store: object store shared with other servers; None shares artefacts only through the folder.
     """
 
     folder: ArtefactFolder
@@ -32,8 +31,8 @@ class ArtefactCounts:
     """What has happened to artefacts since the start. Single writer: the loop.
 
     outcomes: (compiler, outcome) -> times: "built", "found" (built earlier, or by another server), "damaged",
-    "remembered" (refused earlier, or by another server), "store_failed" (the object store could not be used for one),
-    or why one was refused.
+    "remembered" (refused earlier, or by a server with the same folder), "store_failed" (the object store could not be
+    used for one), or why one was refused.
     rollbacks: model -> times. build_s: compiler -> seconds of builds that succeeded.
     size_bytes: of the folder, when it was last listed.
     """
@@ -52,11 +51,9 @@ class ArtefactCounts:
 class Followed:
     """A version whose artefact is being brought into service, and its life."""
 
-    __slots__ = ("compilation", "key", "life", "reference", "samples", "serving", "under")
+    __slots__ = ("compilation", "life", "reference", "serving", "wanted")
 
-    key: ArtefactKey
-    samples: Samples
-    under: Circumstances
+    wanted: Wanted
 
     def __init__(self, serving: ServingModel, compilation: Compilation, life: ArtefactLife) -> None:
         self.serving = serving

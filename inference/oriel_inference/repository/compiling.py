@@ -88,12 +88,6 @@ class Compilation:
     tolerance: Tolerance | None
 
     @property
-    def tolerance_text(self) -> str:
-        """Return the owner's tolerance as text; "" for the default."""
-        own = self.tolerance
-        return "" if own is None else f"absolute={own.absolute!r},relative={own.relative!r}"
-
-    @property
     def device(self) -> str:
         """Return the name of the device whose memory the artefact takes."""
         if not compiles_on_gpu(self.compiler):

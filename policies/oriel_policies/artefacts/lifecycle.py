@@ -10,8 +10,7 @@ from enum import Enum
 class ArtefactState(Enum):
     """The states."""
 
-    ABSENT = "absent"  # there is none for this fingerprint, and nobody builds one
-    WAITING = "waiting"  # another server, or another model of this one, is building
+    ABSENT = "absent"  # this server has none for this fingerprint, and does not build it now
     BUILDING = "building"
     CHECKING = "checking"  # its files and its outputs
     READY = "ready"  # to be swapped in
@@ -24,9 +23,7 @@ class ArtefactEvent(Enum):
     """What happens to an artefact."""
 
     BUILD_BEGUN = "build begun"
-    OTHER_BUILDS = "another one builds"
-    LEASE_FREE = "nobody builds any more"
-    FOUND = "found"  # in the folder, built by whoever
+    FOUND = "found"  # in the folder already
     BUILT = "built"
     BUILD_FAILED = "build failed"
     INTERRUPTED = "interrupted"  # for a reason that says nothing about the artefact
@@ -36,7 +33,7 @@ class ArtefactEvent(Enum):
     NOT_OPENED = "not opened"
     SWAPPED_IN = "swapped in"
     FAILED = "failed"  # a run that the reference could do
-    REFUSAL_FOUND = "refusal found"  # remembered by whoever
+    REFUSAL_FOUND = "refusal found"  # remembered in the folder
     LEFT = "left"  # the model version is replaced or unloaded
 
 
@@ -44,15 +41,8 @@ _S, _E = ArtefactState, ArtefactEvent
 _TABLE: dict[ArtefactState, dict[ArtefactEvent, ArtefactState]] = {
     _S.ABSENT: {
         _E.BUILD_BEGUN: _S.BUILDING,
-        _E.OTHER_BUILDS: _S.WAITING,
         _E.FOUND: _S.CHECKING,
         _E.REFUSAL_FOUND: _S.REFUSED,
-    },
-    _S.WAITING: {
-        _E.LEASE_FREE: _S.ABSENT,
-        _E.FOUND: _S.CHECKING,
-        _E.REFUSAL_FOUND: _S.REFUSED,
-        _E.INTERRUPTED: _S.ABSENT,
     },
     _S.BUILDING: {_E.BUILT: _S.CHECKING, _E.BUILD_FAILED: _S.REFUSED, _E.INTERRUPTED: _S.ABSENT},
     _S.CHECKING: {

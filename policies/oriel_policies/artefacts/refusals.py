@@ -1,10 +1,9 @@
-"""Refusals of artefacts: which are remembered for a fingerprint, and what makes them void.
+"""Reasons for which an artefact is refused, and which of them hold when the model is loaded again.
 
-A remembered refusal keeps every server of a group from repeating a build that cannot help. Another model file,
+A remembered refusal keeps a server that is restarted from repeating a build that cannot help. Another model file,
 compiler, device or option is another fingerprint, so it needs no rule here.
 """
 
-from dataclasses import dataclass
 from enum import Enum
 
 
@@ -29,55 +28,6 @@ class RefusalKind(Enum):
 _PASSING = frozenset({RefusalKind.NO_SPACE, RefusalKind.CHANGED, RefusalKind.STOPPED, RefusalKind.NOT_INSTALLED})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Circumstances:
-    """What may change a refusal without changing the fingerprint.
-
-    seconds, memory_bytes, artefact_bytes: the bounds of a build. memory_bytes is 0 without a bound.
-    tolerance: the model owner's, as text; "" for the default.
-    samples: digest of the configured samples.
-    """
-
-    seconds: float
-    memory_bytes: int
-    artefact_bytes: int
-    tolerance: str = ""
-    samples: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """A refusal as it is remembered."""
-
-    kind: RefusalKind
-    reason: str
-    under: Circumstances
-
-
 def is_remembered(kind: RefusalKind) -> bool:
-    """Return whether the refusal holds until its circumstances change; otherwise the next load tries again."""
+    """Return whether the refusal holds for the next load too; otherwise that one tries again."""
     return kind not in _PASSING
-
-
-def is_void(refusal: Refusal, now: Circumstances) -> bool:
-    """Return whether another try may end differently under these circumstances."""
-    before = refusal.under
-    match refusal.kind:
-        case RefusalKind.TIMED_OUT:
-            return now.seconds > before.seconds
-        case RefusalKind.OUT_OF_MEMORY:
-            return _is_larger(now.memory_bytes, before.memory_bytes)
-        case RefusalKind.CRASHED:  # a runtime may crash for want of memory
-            return _is_larger(now.memory_bytes, before.memory_bytes)
-        case RefusalKind.TOO_LARGE:
-            return now.artefact_bytes > before.artefact_bytes
-        case RefusalKind.OUTPUTS_DIFFER | RefusalKind.NOT_COMPARED:
-            return (now.tolerance, now.samples) != (before.tolerance, before.samples)
-        case RefusalKind.NOT_COMPILED | RefusalKind.NOT_OPENED | RefusalKind.FAILED:
-            return False
-        case _:
-            return True
-
-
-def _is_larger(now: int, before: int) -> bool:
-    return before != 0 and (now == 0 or now > before)
