@@ -9,9 +9,10 @@ from fake_backend import FakeBackend
 
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.model import EngineOptions, TensorInfo
-from oriel_inference.repository.check import CheckPool, CheckProcess
+from oriel_inference.repository.check import CheckPool
 from oriel_inference.settings import Settings
 from oriel_wire.observe.trace import ListSink
+from oriel_wire.process.helper import Helper
 
 from . import models
 from .clients import client_of
@@ -24,7 +25,7 @@ MAX_LEFT = 4
 class LeavingPool(CheckPool):
     """Leaves its child processes to the next server: each of them spends 0.2 s of CPU on importing the runtime."""
 
-    left: list[CheckProcess] = []
+    left: list[Helper] = []
 
     def check(
         self, path: Path, shown: str, backend: str, options: EngineOptions, wanted: Callable[[], bool] = lambda: True

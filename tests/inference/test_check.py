@@ -10,7 +10,7 @@ import pytest
 
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions
-from oriel_inference.repository.check import NICENESS, CheckPool, CheckProcess
+from oriel_inference.repository.check import NICENESS, CheckPool
 from oriel_wire.process.helper import Helper
 
 from ..waiting import wait_until
@@ -32,24 +32,22 @@ def put(root: Path, model: object) -> Path:
 
 
 def test_one_process_is_reused_and_ends(tmp_path: Path) -> None:
-    path, check = put(tmp_path, models.double()), CheckProcess(120)
-    assert check.pid is None
+    path, check = put(tmp_path, models.double()), CheckPool(120)
+    assert check.pids == []
     check.check(path, "m", "onnxruntime", OPTIONS)
-    pid = check.pid
-    assert pid is not None
+    (pid,) = check.pids
     check.check(path, "m", "onnxruntime", OPTIONS)
-    assert check.pid == pid
+    assert check.pids == [pid]
     path.write_bytes(b"junk")
     with pytest.raises(LoadFailed, match="not a whole ONNX file"):
         check.check(path, "m", "onnxruntime", OPTIONS)
-    assert check.pid is None and not stands(pid)
+    assert check.pids == [] and not stands(pid)
 
 
 def test_a_crash_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, check = put(tmp_path, models.double()), CheckProcess(60)
+    path, check = put(tmp_path, models.double()), CheckPool(60)
     check.check(path, "m", "onnxruntime", OPTIONS)
-    pid = check.pid
-    assert pid is not None
+    (pid,) = check.pids
     os.kill(pid, signal.SIGSTOP)
     os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)  # a crash would overtake a stop that has not taken effect
     os.kill(pid, signal.SIGSEGV)  # takes effect when it goes on
@@ -63,33 +61,33 @@ def test_a_crash_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         patch.setattr(Helper, "_write", doomed)
         check.check(path, "m", "onnxruntime", OPTIONS)
     check.check(path, "m", "onnxruntime", OPTIONS)
-    assert check.pid not in (None, pid)
+    assert len(check.pids) == 1 and check.pids != [pid]
     check.end()
-    assert check.pid is None
+    assert check.pids == []
 
 
 def test_a_hang_is_a_reason(tmp_path: Path) -> None:
-    path, check = put(tmp_path, models.double()), CheckProcess(0.05)
+    path, check = put(tmp_path, models.double()), CheckPool(0.05)
     with pytest.raises(LoadFailed, match=r"could not be opened within 0.05 s"):
         check.check(path, "m", "onnxruntime", OPTIONS)
-    assert check.pid is None
+    assert check.pids == []
 
 
 def test_a_check_is_given_up_when_its_files_are_not_wanted_any_more(tmp_path: Path) -> None:
     """It went on for a minute after its folder had been taken away."""
-    path, check = put(tmp_path, models.endless()), CheckProcess(600)
+    path, check = put(tmp_path, models.endless()), CheckPool(600)
     looks = iter([True, False, False])
     with pytest.raises(LoadFailed, match="m was changed or removed while it was being checked"):
         check.check(path, "m", "onnxruntime", OPTIONS, lambda: next(looks))
-    assert check.pid is None
+    assert check.pids == []
 
 
 def test_checks_leave_the_cores_to_what_serves(tmp_path: Path) -> None:
-    path, check = put(tmp_path, models.double()), CheckProcess(120)
+    path, check = put(tmp_path, models.double()), CheckPool(120)
     check.check(path, "m", "onnxruntime", OPTIONS)
-    assert check.pid is not None
+    (pid,) = check.pids
     lower = min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
-    assert os.getpriority(os.PRIO_PROCESS, check.pid) == lower
+    assert os.getpriority(os.PRIO_PROCESS, pid) == lower
     check.end()
 
 
@@ -107,12 +105,11 @@ def test_a_pool_has_a_child_per_check_at_once_and_ends_them(tmp_path: Path) -> N
     wait_until(lambda: pool._busy)
     (stuck,) = pool._busy
     assert pool.check(fine, "a", "onnxruntime", OPTIONS) is True
-    (idle,) = pool._idle
-    first = idle.pid
+    idle = pool.pids
     assert pool.check(fine, "a", "onnxruntime", OPTIONS) is True
-    assert [each.pid for each in pool._idle] == [first] and first != stuck.pid
+    assert pool.pids == idle and idle != [stuck.pid]
     pool.end()
-    assert idle.pid is None and stuck.pid is not None
+    assert pool.pids == [] and stuck.pid is not None
     pool.close()
     thread.join()
     assert reasons and stuck.pid is None
@@ -129,9 +126,9 @@ def test_what_needs_too_much_memory_is_not_tried_in_the_server(tmp_path: Path) -
     ]
     many = models.numpy_helper.from_array(models.np.array([1 << 20, 1 << 20]), "many")
     model = models.graph(nodes, [("x", models.INT64, [2])], [("y", models.FLOAT, ["a", "b"])], [many])
-    check = CheckProcess(120)
+    check = CheckPool(120)
     assert check.check(put(tmp_path, model), "m", "onnxruntime", OPTIONS) is False
-    assert check.pid is None
+    assert check.pids == []
     assert check.check(put(tmp_path, models.double()), "m", "onnxruntime", OPTIONS) is True
     check.end()
 
@@ -149,13 +146,13 @@ def test_engines_are_not_built_twice(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Helper, "ask", ask)
     providers = (("TensorrtExecutionProvider", {"device_id": "0"}), ("CUDAExecutionProvider", {"device_id": "0"}))
     path = put(tmp_path, models.double())
-    assert CheckProcess(120).check(path, "m", "onnxruntime", EngineOptions(providers=providers))
+    assert CheckPool(120).check(path, "m", "onnxruntime", EngineOptions(providers=providers))
     assert asked[0]["options"]["providers"] == [("CUDAExecutionProvider", {"device_id": "0"})]
     assert asked[0]["memory_bytes"] == 0  # CUDA maps more than an address space limit would allow
 
 
 def test_a_check_that_a_stop_ends_is_no_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, check = put(tmp_path, models.double()), CheckProcess(60)
-    monkeypatch.setattr(Helper, "_wait_for_answer", lambda *_: check.kill())
+    path, check = put(tmp_path, models.double()), CheckPool(60)
+    monkeypatch.setattr(Helper, "_wait_for_answer", lambda *_: check.close())
     with pytest.raises(LoadFailed, match="the server is shutting down"):
         check.check(path, "m", "onnxruntime", OPTIONS)

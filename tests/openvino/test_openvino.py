@@ -19,7 +19,7 @@ from oriel_inference.app import open_unit  # noqa: E402
 from oriel_inference.backends import find_backend  # noqa: E402
 from oriel_inference.backends.providers import OPENVINO, missing  # noqa: E402
 from oriel_inference.errors import LoadFailed  # noqa: E402
-from oriel_inference.repository.check import CheckProcess  # noqa: E402
+from oriel_inference.repository.check import CheckPool  # noqa: E402
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model  # noqa: E402
 from oriel_inference.settings import Settings  # noqa: E402
 from oriel_inference.stores.local import LocalStore  # noqa: E402
@@ -61,7 +61,7 @@ def put(root: Path, name: str, config: str) -> None:
 
 
 def load(root: Path, name: str) -> LoadedVersion | LoadFailed | None:
-    check = CheckProcess(60)
+    check = CheckPool(60)
     try:
         found = load_model(Loading(LocalStore(root), name, find_backend=find_backend, cores=2, models=1, check=check))
     finally:

@@ -26,7 +26,7 @@ from oriel_inference.artefacts.process import (
 )
 from oriel_inference.backends import OutsideProfile, Session, find_backend
 from oriel_inference.errors import InferenceError, LoadFailed
-from oriel_inference.repository.check import CheckProcess
+from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.compiling import (
     COMPILE_KEY,
     ITSELF,
@@ -121,7 +121,7 @@ def compare(
     """
     bounds = bounds or BuildBounds()
     with ExitStack() as stack:
-        check = CheckProcess(CHECK_S)
+        check = CheckPool(CHECK_S)
         stack.callback(check.end)
         store = LocalStore(root, runs_code=False)
 

@@ -22,7 +22,7 @@ from oriel_inference.backends import find_backend
 from oriel_inference.backends.compilers import find_compiler
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions
-from oriel_inference.repository.check import CheckProcess
+from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.compiling import COMPILE_KEY, Compilation, may_ask
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.stores.local import LocalStore
@@ -43,7 +43,7 @@ def compilations(root: Path, names: Collection[str] = ()) -> Iterator[tuple[str,
     names: of the models; all by default, without those that ask for none. Raises LoadFailed if the folder is none.
     """
     store = LocalStore(root, runs_code=False)
-    check = CheckProcess(CHECK_S)
+    check = CheckPool(CHECK_S)
     try:
         for name in names or store.models():
             loading = Loading(store, name, find_backend=find_backend, cores=1, models=1, check=check)

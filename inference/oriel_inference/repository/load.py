@@ -13,7 +13,7 @@ from oriel_inference.backends.compilers import compiles_on_gpu
 from oriel_inference.batching.device import Device, Devices
 from oriel_inference.errors import ConfigInvalid, InferenceError, LoadFailed
 from oriel_inference.model import EngineOptions, ModelSpec
-from oriel_inference.repository.check import ModelCheck
+from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.compiling import Compilation, CompileRequest, compiler_of, with_compiler
 from oriel_inference.repository.config import (
     CONFIG_FILE,
@@ -78,7 +78,7 @@ class Loading:
     find_backend: Callable[[str], Backend]
     cores: int
     models: int
-    check: ModelCheck | None = None
+    check: CheckPool | None = None
     override: pb.ModelConfig | None = None
     have: Mapping[int, str] = field(default_factory=dict)
     defaults: LoadDefaults = LoadDefaults()

@@ -13,7 +13,7 @@ from oriel_inference.backends.tensorrt import GPU_KEY, HOST_CODE_KEY, PROVIDER
 from oriel_inference.backends.tensorrt.reference import ReferencedSession, SharedReference
 from oriel_inference.errors import ConfigInvalid, LoadFailed
 from oriel_inference.model import EngineOptions, TensorInfo
-from oriel_inference.repository.check import ModelCheck
+from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.instances import Place
 from oriel_inference.repository.outline import HOST, gpu_name
 from oriel_inference.stores import ModelStore
@@ -137,7 +137,7 @@ def with_reference(
     *,
     threads: int,
     find_backend: Callable[[str], Backend],
-    check: ModelCheck | None,
+    check: CheckPool | None,
 ) -> None:
     """Let the ONNX file beside a plan run what its profiles do not take; replaces the sessions in place.
 

@@ -67,6 +67,7 @@ class Helper:
         and with one thread of each numeric library.
     descriptors: numbers of further descriptors that it inherits.
     max_body_bytes: the largest body of an answer.
+    answered: requests that the present process has answered.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Helper:
         self._max_body_bytes = max_body_bytes
         self._exit_s = exit_s
         self._process: ChildProcess | None = None
+        self.answered = 0
         self._errors = b""
         self._closed = False
 
@@ -106,7 +108,7 @@ class Helper:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
             )
-            self._errors = b""
+            self.answered, self._errors = 0, b""
             for pipe in self._process.pipes:
                 os.set_blocking(pipe.fileno(), False)
         if self._closed:
@@ -143,7 +145,9 @@ class Helper:
                     raise ValueError("an answer is too large")
                 answer = json.loads(b"".join(self._read(size, deadline)))
                 if not more:
-                    return answer, self._read(body_bytes, deadline)
+                    body = self._read(body_bytes, deadline)
+                    self.answered += 1
+                    return answer, body
                 if on_note is not None:
                     on_note(answer)
             raise ValueError("there are too many notes")
