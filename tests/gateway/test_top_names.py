@@ -9,6 +9,8 @@ from oriel_gateway.observe.stats import Stats
 from oriel_gateway.observe.top_names import OTHER, RENAME_EVERY_S, TopNames
 from oriel_gateway.observe.usage import Usage
 
+from .records import record
+
 
 def clocked(*, max_named: int = 50, max_counted: int = 8192) -> tuple[TopNames[str], list[float]]:
     now = [0.0]
@@ -80,5 +82,5 @@ def test_what_counts_against_the_objective() -> None:
     assert result_of(Outcome.RATE_LIMITED, 0) == result_of(Outcome.ANSWERED, 404) == "excused"
     assert result_of(Outcome.CALLER_LEFT, 200) == "excused"
     stats = Stats(Objectives(), Usage())
-    stats.turned_away(Outcome.UNAUTHENTICATED)
+    stats.turned_away(record(None, None, Outcome.UNAUTHENTICATED))
     assert not stats.attainment, "an unknown sender has no tier whose objective could be missed"
