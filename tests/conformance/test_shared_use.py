@@ -15,6 +15,7 @@ from oriel_gateway.limits.ledger import Ledger, LedgerLost
 from oriel_gateway.limits.redis_ledger import RedisLedger
 from oriel_gateway.observe import shared_use
 from oriel_gateway.observe.budgets import Budgets
+from oriel_gateway.observe.cube import add_up
 from oriel_gateway.observe.objectives import Objectives
 from oriel_gateway.observe.record import Judged
 from oriel_gateway.observe.shared_use import SharedUse
@@ -44,8 +45,9 @@ class Seat:
         who = SimpleNamespace(name=tenant, tier=SimpleNamespace(name="gold"), caller="", budgets=())
         plan = SimpleNamespace(name="r")
         what = SimpleNamespace(name=target, route="r", version="", pool="p", plan=plan, kind=kind, executes=True)
-        facts = {"status": 200, "sent_s": 2.0, "ended_s": 3.0, "bytes_in": 1, "bytes_out": 2}
-        self.usage.count([record(who, what, used=COST.format(ns, device_class), **facts)])
+        facts = {"opened": True, "status": 200, "sent_s": 2.0, "ended_s": 3.0, "bytes_in": 1, "bytes_out": 2}
+        ended = record(who, what, used=COST.format(ns, device_class), **facts)
+        self.usage.count(add_up([ended], self.usage.classes))
 
     def seen(self, tenant: str) -> dict[str, Any]:
         found = self.usage.of(tenant)
@@ -53,10 +55,10 @@ class Seat:
 
     def promise(self, tenant: str, *, met: int = 0, late: int = 0, target: str = "m") -> None:
         """Count calls that kept their promise, and such that did not."""
-        cell = self.objectives.cell(tenant, "gold", target)
+        cell = self.objectives.counts(tenant, "gold", target)
         cell.met += met
-        if late:
-            cell.bad(Judged("late", "queue"), late)
+        for _ in range(late):
+            cell.broke(Judged("late", "queue"))
 
     def promises(self, *windows: str) -> Any:
         """Return what `/slo` says of the tier and of each target, without what is not counted."""

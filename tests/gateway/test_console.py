@@ -5,6 +5,7 @@ import gzip
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from time import monotonic, time
 from typing import Any
 
@@ -26,6 +27,7 @@ from oriel_gateway.command import trace_link
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome
 from oriel_gateway.limits import SharedLimiter
+from oriel_gateway.observe.cube import add_up
 from oriel_gateway.observe.decisions import Decisions
 from oriel_gateway.observe.objectives import result_of
 from oriel_gateway.observe.record import Judged, Record
@@ -128,16 +130,19 @@ def test_the_counts_are_those_of_the_calls_of_the_window(
     decisions = Decisions()
     done = 0
 
-    def reach(now: float) -> int:
+    def reach(now: float) -> list[Record]:
         nonlocal done
+        before = done
         while done < len(calls) and calls[done][0] <= now:
             decisions.append(decision(*calls[done]))
             done += 1
-        return done
+        return decisions.latest(done - before)
 
-    recent = Recent(decisions, reach(first), first)
+    reach(first)
+    recent = Recent(decisions, done, first)
     for now in sorted([first, *looked]):
-        recent.update(reach(now), now)
+        recent.count(add_up(reach(now), {}))
+        recent.update(now)
     now = max([first, *looked])
     known = [each for each in calls[:done] if each[1] is not None]
     inside = [each for each in known if each[0] > now - WINDOW_S]
@@ -153,33 +158,23 @@ def test_the_counts_are_those_of_the_calls_of_the_window(
     assert [each.ended_s for each in recent.bad] == [each[0] for each in reversed(late)][: len(recent.bad)]
 
 
-def test_of_more_calls_than_are_kept_each_stands_for_several() -> None:
-    decisions = Decisions(max_kept=10)
-    recent = Recent(decisions, 0, 0.0)
-    for number in range(100):
-        decisions.append(decision(1.0 + number / 1000, GOLD_TENANT, Outcome.ANSWERED, 0.1))
-    recent.update(100, 2.0)
-    assert round(recent.tenants["g"].met) == 100 and round(recent.fresh.met) == 100
-
-
 def test_tenants_beyond_the_bound_count_together() -> None:
-    decisions = Decisions()
-    recent = Recent(decisions, 0, 0.0)
-    for number in range(MAX_KEYS + 50):
-        tenant = type("Any", (), {"name": f"t{number}", "tier": GOLD_TENANT.tier})()
-        decisions.append(decision(1.0, tenant, Outcome.ANSWERED, 0.1))
-    recent.update(MAX_KEYS + 50, 2.0)
+    recent = Recent(Decisions(), 0, 0.0)
+    tenants = [replace(GOLD_TENANT, name=f"t{number}") for number in range(MAX_KEYS + 50)]
+    recent.count(add_up([decision(1.0, tenant, Outcome.ANSWERED, 0.1) for tenant in tenants], {}))
+    recent.update(2.0)
+    assert recent.fresh.met == MAX_KEYS + 50
     assert len(recent.tenants) == MAX_KEYS + 1 and recent.tenants[OTHER].met == 50
-    recent.update(MAX_KEYS + 50, 100.0)
+    recent.update(100.0)
     assert not recent.tenants and not recent.tiers and not recent.of_tenant
 
 
 def test_quantiles_are_within_a_bucket() -> None:
     tally = Tally()
     assert tally.quantile_ms(0.5) is None
-    tally.durations = [0.0] * (len(BOUNDS_MS) + 1)
-    tally.durations[30] = 99.0
-    tally.durations[60] = 1.0
+    tally.durations = [0] * (len(BOUNDS_MS) + 1)
+    tally.durations[30] = 99
+    tally.durations[60] = 1
     half, most = tally.quantile_ms(0.5), tally.quantile_ms(0.999)
     assert half is not None and most is not None
     assert BOUNDS_MS[29] <= half <= BOUNDS_MS[30] and BOUNDS_MS[59] <= most <= BOUNDS_MS[60]

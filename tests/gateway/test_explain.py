@@ -17,6 +17,7 @@ from oriel_gateway.observe.decisions import Decisions, explain, stages
 from oriel_gateway.observe.tracing import Mark
 from oriel_policies.documents import compile_documents
 from oriel_wire.errors import StartFailed
+from oriel_wire.observe.telemetry import Histogram
 
 from ..waiting import until
 from .grpc_stack import Backend, infer, stack
@@ -368,7 +369,7 @@ async def test_the_page_names_every_metric_with_type_and_labels() -> None:
     async with upstream() as up, gateway(documents([up.port])) as (port, core), Client(port) as client:
         await client.ask("/v2/models/digits/infer", b"x")
         await client.ask("/v2/models/digits/infer", key=None)
-        core.records.stats.waited("p", "gold", 0.01)
+        core.records.stats.waits["p", "gold"] = Histogram()
         core.tokens_refused["expired"] = 1
         async with admin(core) as operator:
             text = (await operator.get("/metrics")).text

@@ -4,7 +4,7 @@ import asyncio
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from types import SimpleNamespace
 from typing import Any
 
@@ -195,7 +195,7 @@ def test_a_deadline_that_passed_in_a_server_that_tells_where_names_that_place() 
 
 
 def counted(stats: Stats, met: int, missed: int, *, tenant: str = "a") -> None:
-    cell = stats._objectives.cell(tenant, "gold", "model:m")
+    cell = stats._objectives.counts(tenant, "gold", "model:m")
     cell.met += met
     cell.missed += missed
     stats.objectives.flush()
@@ -283,11 +283,11 @@ def test_histories_are_bounded_and_a_tier_has_every_call() -> None:
 
 
 def test_counts_beyond_the_bound_are_those_of_the_others() -> None:
-    objectives = Objectives(max_cells=3)
+    objectives = Objectives(max_keys=3)
     for number in range(6):
-        objectives.cell(f"t{number}", "gold", "m").met += 1
+        objectives.counts(f"t{number}", "gold", "m").met += 1
     objectives.flush()
-    assert objectives.attainment == {("gold", "met"): 6} and len(objectives._cells) == 4
-    objectives.cell("t0", "gold", "m").met += 1
-    objectives.flush()  # cells without calls since the last time make room
-    assert set(objectives._cells) == {("t0", "gold", "m")}
+    assert objectives.attainment == {("gold", "met"): 6} and not objectives._counts
+    assert objectives.budgets.of_tier("gold", 0.9, time())["calls"]["5m"] == 6
+    listed, _ = objectives.budgets.of_pairs({"gold": 0.9}, time())
+    assert {key[0]: each["calls"]["5m"] for key, each in listed} == {"t0": 1, "t1": 1, "t2": 1, "other": 3}

@@ -9,8 +9,9 @@ from oriel_gateway.errors import Outcome
 from oriel_gateway.observe import spending as spending_module
 from oriel_gateway.observe import usage as usage_module
 from oriel_gateway.observe.budgets import BAD, CALLS, SEPARATOR, Budgets
+from oriel_gateway.observe.cube import Promises
 from oriel_gateway.observe.decisions import Decisions, explain, stages
-from oriel_gateway.observe.objectives import EXCUSED, Cell, Objectives, result_of
+from oriel_gateway.observe.objectives import EXCUSED, Objectives, result_of
 from oriel_gateway.observe.record import Judged, Record
 from oriel_gateway.observe.records import kept_for
 from oriel_gateway.observe.spans import span_count
@@ -40,7 +41,7 @@ MARK: Any = SimpleNamespace(request_id="i", trace="t", kept="", attempts=())
 
 def decided(request_id: str = "i", outcome: Outcome = Outcome.ANSWERED, status: int = 200, **more: Any) -> Record:
     mark = SimpleNamespace(request_id=request_id, trace="t", kept="", attempts=())
-    facts = {"mark": mark, "status": status, "received_s": 10.0, "ended_s": 12.0} | more
+    facts = {"mark": mark, "status": status, "received_s": 10.0, "ended_s": 12.0, "opened": True} | more
     return record(facts.pop("tenant", TENANT), facts.pop("target", TARGET), outcome, **facts)
 
 
@@ -176,13 +177,12 @@ def test_an_error_is_no_late_answer(status: int) -> None:
 
 
 def test_counts_of_a_key_tell_causes_of_what_counts_and_none_of_what_is_excused() -> None:
-    cell = Cell(("a", "gold", "m"))
-    for judged, times in ((Judged("late", "queue"), 1), (Judged("late", "queue"), 2), (Judged("missed", "loop"), 3)):
-        cell.bad(judged, times)
-    cell.bad(EXCUSED, 4)
-    cell.bad(EXCUSED)
-    assert (cell.met, cell.late, cell.missed, cell.excused) == (0, 3, 3, 5)
-    assert cell.causes == {"queue": 3, "loop": 3}
+    counts = Promises()
+    for judged in (Judged("late", "queue"), Judged("late", "queue"), Judged("missed", "loop"), EXCUSED, EXCUSED):
+        counts.broke(judged)
+    counts.add(counts)
+    assert (counts.met, counts.late, counts.missed, counts.excused) == (0, 4, 2, 4)
+    assert counts.causes == {"queue": 4, "loop": 2}
 
 
 @pytest.mark.parametrize(
@@ -357,8 +357,8 @@ def test_calls_are_counted_by_the_first_digit_of_their_status_and_waits_apart() 
     assert (found[2].upstream.total, sum(found[2].upstream.counts), sum(found[3].upstream.counts)) == (0.25, 1, 0)
     (waits,) = stats.waits.values()
     assert (waits.total, sum(waits.counts)) == (1.5, 2)
-    stats.turned_away(decided(outcome=Outcome.RATE_LIMITED, judged=EXCUSED))
-    stats.turned_away(decided(outcome=Outcome.RATE_LIMITED, tenant=None, target=None))
+    away: dict[str, Any] = {"outcome": Outcome.RATE_LIMITED, "opened": False}
+    stats.recent += [decided(judged=EXCUSED, **away), decided(tenant=None, target=None, **away)]
     assert stats.ended == 6 and stats.refused == {Outcome.RATE_LIMITED: 2}
     for reason in ("full", "full", "down"):
         stats.spilled("r", "p", "q", reason)

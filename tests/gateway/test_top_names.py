@@ -37,7 +37,7 @@ def test_the_busiest_have_names_and_keep_them_against_equals() -> None:
 def test_tenants_have_names_at_once_and_targets_that_callers_can_invent_with_a_scrape() -> None:
     objectives = Objectives()
     for name, calls in (("a", 3), ("b", 2)):
-        objectives.cell(name, "gold", "model:digits").met += calls
+        objectives.counts(name, "gold", "model:digits").met += calls
     objectives.flush()
     assert objectives.tenants.read() == {"a": {"met": 3}, "b": {"met": 2}, OTHER: {}}
     assert objectives.pairs.read() == {
@@ -82,5 +82,5 @@ def test_what_counts_against_the_objective() -> None:
     assert result_of(Outcome.RATE_LIMITED, 0) == result_of(Outcome.ANSWERED, 404) == "excused"
     assert result_of(Outcome.CALLER_LEFT, 200) == "excused"
     stats = Stats(Objectives(), Usage())
-    stats.turned_away(record(None, None, Outcome.UNAUTHENTICATED))
+    stats.recent.append(record(None, None, Outcome.UNAUTHENTICATED))
     assert not stats.attainment, "an unknown sender has no tier whose objective could be missed"

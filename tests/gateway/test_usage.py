@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from oriel_gateway.errors import Outcome
+from oriel_gateway.observe.cube import add_up
 from oriel_gateway.observe.record import Judged, Record
 from oriel_gateway.observe.usage import MAX_CLASSES, Usage
 
@@ -32,12 +33,24 @@ def target(name: str, executes: bool = True) -> Any:
 
 
 def note(usage: Usage, who: str, what: str, used: str = "", busy_s: float = 0.0, caller: str = "") -> None:
-    usage.count([call(tenant(who, caller), what, ended_s=2.0 + busy_s, bytes_out=20, used=used)], NOON)
+    count(usage, [call(tenant(who, caller), what, ended_s=2.0 + busy_s, bytes_out=20, used=used)])
+
+
+def count(usage: Usage, records: list[Record]) -> None:
+    usage.count(add_up(records, usage.classes), NOON)
 
 
 def call(who: Any = None, what: str = "m", outcome: Outcome = Outcome.ANSWERED, **facts: Any) -> Record:
     """Return the record of a call that was sent at second 2 and is answered with status 200."""
-    known = {"status": 200, "sent_s": 2.0, "ended_s": 3.0, "bytes_in": 10, "beside": 1, "target": target(what)} | facts
+    known = {
+        "opened": True,
+        "status": 200,
+        "sent_s": 2.0,
+        "ended_s": 3.0,
+        "bytes_in": 10,
+        "beside": 1,
+        "target": target(what),
+    } | facts
     return record(who or tenant("a"), known.pop("target"), outcome, **known)
 
 
@@ -87,7 +100,7 @@ def test_what_a_client_cuts_off_is_its_own_and_what_a_server_breaks_off_is_not(
     how: dict[str, Any], requests: int, device_ns: int
 ) -> None:
     usage = Usage(NOON)
-    usage.count([call(**{"status": 0, "ended_s": 2.5, "answered_s": 2.5} | how)], NOON)
+    count(usage, [call(**{"status": 0, "ended_s": 2.5, "answered_s": 2.5} | how)])
     day = usage.of("a", NOON)["day"]
     assert (day["requests"], day["device_ns"], day["bytes_in"]) == (requests, device_ns, 10 * requests)
     lines = usage.added("2026-11-24T12:00")
@@ -103,7 +116,7 @@ def test_what_a_client_cuts_off_is_its_own_and_what_a_server_breaks_off_is_not(
 @pytest.mark.parametrize("used", ["dev=7;cpu=0;class=h100", ""])
 def test_errors_are_charged_to_nobody(status: int, requests: int, used: str) -> None:
     usage = Usage(NOON)
-    usage.count([call(status=status, bytes_out=20, used=used)], NOON)
+    count(usage, [call(status=status, bytes_out=20, used=used)])
     day = usage.of("a", NOON)["day"]
     assert (day["requests"], day["bytes_out"]) == (requests, 20 * requests)
     assert (day["device_ns"] > 0) is bool(requests)
@@ -123,7 +136,7 @@ def test_errors_are_charged_to_nobody(status: int, requests: int, used: str) -> 
 def test_only_what_was_executed_is_estimated(change: dict[str, Any], device_ns: int) -> None:
     """Lists and metadata were charged as device time: 265 of them spent a budget of one device second."""
     usage = Usage(NOON)
-    usage.count([call(**{"beside": 4} | change)], NOON)
+    count(usage, [call(**{"beside": 4} | change)])
     (shown,) = usage.of("a", NOON)["day"]["targets"]
     assert (shown["requests"], shown["bytes_in"], shown["device_ns"]) == (1, 10, device_ns)
     assert shown["estimated"] is bool(device_ns)
@@ -140,11 +153,11 @@ def test_only_what_was_executed_is_estimated(change: dict[str, Any], device_ns: 
 )
 def test_a_stream_that_is_cut_off_before_its_cost_came_is_estimated(used: str, device_ns: int, tokens: int) -> None:
     usage = Usage(NOON)
-    usage.count([call(outcome=LEFT, response_s=2.1, answered_s=2.5, ended_s=2.5, used=used)], NOON)
+    count(usage, [call(outcome=LEFT, response_s=2.1, answered_s=2.5, ended_s=2.5, used=used)])
     day = usage.of("a", NOON)["day"]
     assert (day["device_ns"], day["tokens_out"]) == (device_ns, tokens)
     usage = Usage(NOON)
-    usage.count([call(outcome=LEFT, target=target("m", executes=False), response_s=2.1)], NOON)
+    count(usage, [call(outcome=LEFT, target=target("m", executes=False), response_s=2.1)])
     assert usage.of("a", NOON)["day"]["device_ns"] == 0
 
 
@@ -178,7 +191,7 @@ def test_of_a_batch_only_calls_that_were_sent_for_their_own_tenant_are_cut_off()
         call(outcome=BROKEN, **ended | {"response_s": 2.1, "status": 200}),
         call(outcome=LATE, **ended | {"response_s": 2.1, "status": 503}),
     )
-    usage.count([*others, call(outcome=LEFT, **ended), *others], NOON)
+    count(usage, [*others, call(outcome=LEFT, **ended), *others])
     day = usage.of("a", NOON)["day"]
     assert (day["requests"], day["bytes_in"], day["device_ns"]) == (1, 10, 500_000_000)
 
@@ -226,7 +239,7 @@ def test_device_time_is_known_by_class_in_a_batch_of_several_and_after_a_restart
     usage = Usage(NOON)
     who, what = tenant("a"), target("m")
     costs = ["dev=5;cpu=1;class=h100", "dev=7;cpu=1;class=cpu", "dev=11;cpu=1;class=h100", "dev=0;cpu=1;class=l4"]
-    usage.count([call(who, target=what, used=used) for used in costs], NOON)
+    count(usage, [call(who, target=what, used=used) for used in costs])
     note(usage, "a", "theirs", busy_s=1e-6)
     expected = {"h100": 16, "cpu": 7, "": 1000}
     day, use = usage.today("a", NOON)

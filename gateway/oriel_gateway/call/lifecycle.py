@@ -216,7 +216,7 @@ class Lifecycle:
     def record(self, error: str, answered_s: float, now: float) -> Record:
         """Return the record of the call, which has ended. error, answered_s: see `Record`."""
         record = Record(self.mark, self.method, self.received_s, self.tenant, self.target, self.outcome)
-        record.protocol = self.protocol
+        record.opened, record.protocol = True, self.protocol
         record.status = self.status
         record.error = error
         if self.grant is not None:

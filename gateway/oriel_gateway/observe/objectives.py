@@ -4,19 +4,20 @@ A call that was answered in time costs one comparison and one addition. `Objecti
 rule of `oriel_policies.promise.objectives`, which names the cause. The judgement is kept in the call's record:
 `Record.judged`, None for a call that kept its promise.
 
-Counts are kept per tenant, tier and target (`Cell`). `flush` passes on what came since the last time: to the counters
-of the metrics, whose names are bounded, and to the history of 30 days (`observe.budgets`).
+Calls are counted per tenant, tier and target. `flush` passes on what came since the last time: to the counters of the
+metrics, whose names are bounded, and to the history of 30 days (`observe.budgets`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import time
 from typing import Final
 
 from oriel_gateway.errors import Outcome
 from oriel_gateway.http_status import STATUS
 from oriel_gateway.observe.budgets import Budgets, Key
+from oriel_gateway.observe.cube import Cell, Promises
 from oriel_gateway.observe.record import Judged, Record
-from oriel_gateway.observe.top_names import NAMED, OTHER, Counts, TopNames
+from oriel_gateway.observe.top_names import NAMED, OTHER, TopNames
 from oriel_policies.documents import Tenant, Tier
 from oriel_policies.promise.objectives import (
     LOOP,
@@ -34,13 +35,13 @@ from oriel_policies.promise.objectives import (
 )
 from oriel_wire.observe.server_timing import read_server_timing
 
-__all__ = ["EXCUSED", "RESULTS", "Cell", "Objectives", "result_of"]
+__all__ = ["EXCUSED", "RESULTS", "Objectives", "result_of"]
 
 # Results against the target. met, late: answered within the tier's target, or after it. missed: refused or failed here
 # or in a later server. excused: the caller's own doing (a wrong request, over its limits, left, a deadline of its own
 # that is earlier than the target), which costs no error budget.
 RESULTS: Final = ("met", "late", "missed", "excused")
-MAX_CELLS: Final = 8192
+MAX_KEYS: Final = 8192
 MAX_PAIRS: Final = 500  # the most pairs of tenant and target with series of their own
 MAX_ROUTES: Final = 2048  # of which what is usual is known; the rest share one
 NO_TARGET: Final = "none"  # of a request that was refused before its target was known
@@ -63,41 +64,17 @@ _PLACE_OF: Final = {
 EXCUSED: Final = Judged("excused")
 
 
-class Cell:
-    """The counts of one tenant, tier and target. The loop adds; `flush` reads what came since the last time."""
-
-    __slots__ = ("causes", "excused", "key", "late", "met", "missed")
-
-    def __init__(self, key: Key) -> None:
-        self.key = key
-        self.met = self.late = self.missed = self.excused = 0
-        self.causes: Counts = {}
-
-    def bad(self, judged: Judged, times: int = 1) -> None:
-        """Count calls that did not keep their promise."""
-        result = judged.result
-        if result == "late":
-            self.late += times
-        elif result == "missed":
-            self.missed += times
-        else:
-            self.excused += times
-            return
-        cause = judged.cause
-        self.causes[cause] = self.causes.get(cause, 0) + times
-
-
 class Objectives:
     """Judges and counts the calls of a gateway. Single writer: the gateway's loop.
 
     tenants, pairs: the counters of the metrics, with a bounded number of names. budgets: the history of 30 days.
     attainment: calls by (tier, result) since the start.
-    max_cells: keys that are counted apart between two flushes.
+    max_keys: keys that are counted apart between two flushes.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time, max_cells: int = MAX_CELLS) -> None:
-        self._max_cells = max_cells
-        self._cells: dict[Key, Cell] = {}
+    def __init__(self, *, clock: Callable[[], float] = time, max_keys: int = MAX_KEYS) -> None:
+        self._max_keys = max_keys
+        self._counts: dict[Key, Promises] = {}
         self._usual: dict[str, Usual] = {}
         self._clock = clock
         self.tenants: TopNames[str] = TopNames(lambda _: OTHER, max_named=NAMED)
@@ -161,16 +138,23 @@ class Objectives:
 
     # Counting --------------------------------------------------------------------------------------------------
 
-    def cell(self, tenant: str, tier: str, target: str) -> Cell:
-        """Return where calls are counted; beyond `max_cells` it is that of the others of their tier."""
+    def count(self, cells: Iterable[Cell]) -> None:
+        """Count requests whose senders are known."""
+        for cell in cells:
+            if cell.tenant is not None:
+                target = NO_TARGET if cell.target is None else cell.target.route
+                self.counts(cell.tenant.name, cell.tenant.tier.name, target).add(cell.promises)
+
+    def counts(self, tenant: str, tier: str, target: str) -> Promises:
+        """Return the counts to add to until `flush`; beyond `max_keys` they are those of the others of the tier."""
         key = (tenant, tier, target)
-        found = self._cells.get(key)
+        found = self._counts.get(key)
         if found is None:
-            if len(self._cells) >= self._max_cells:
+            if len(self._counts) >= self._max_keys:
                 key = (OTHER, tier, OTHER)
-                found = self._cells.get(key)
+                found = self._counts.get(key)
             if found is None:
-                found = self._cells[key] = Cell(key)
+                found = self._counts[key] = Promises()
         return found
 
     def shown_as(self, key: Key) -> Key:
@@ -178,31 +162,26 @@ class Objectives:
         return key if self.pairs.names(key) else (OTHER, key[1], OTHER)
 
     def flush(self) -> None:
-        """Pass on what was counted since the last time, and forget cells without calls since then."""
+        """Pass on what was counted since the last time."""
         now = self._clock()
-        idle = []
-        for cell in self._cells.values():
-            tenant, tier, target = key = cell.key
-            bad = cell.late + cell.missed
-            total = cell.met + bad
-            if not total and not cell.excused:
-                idle.append(key)
-                continue
-            counts = {"met": cell.met, "late": cell.late, "missed": cell.missed, "excused": cell.excused}
-            causes, cell.causes = cell.causes, {}
-            cell.met = cell.late = cell.missed = cell.excused = 0
-            for result, count in counts.items():
+        found, self._counts = self._counts, {}
+        for key, counts in found.items():
+            tenant, tier, _ = key
+            for result, count in (
+                ("met", counts.met),
+                ("late", counts.late),
+                ("missed", counts.missed),
+                ("excused", counts.excused),
+            ):
                 if count:
                     self.tenants.count(tenant, result, count)
                     self.pairs.count(key, result, count)
                     self.attainment[tier, result] = self.attainment.get((tier, result), 0) + count
-            for cause, count in causes.items():
+            for cause, count in counts.causes.items():
                 self.pairs.count(key, CAUSE + cause, count)
-            if total:
-                self.budgets.add(key, now, total, bad, causes)
-        if len(self._cells) >= self._max_cells:
-            for key in idle:
-                del self._cells[key]
+            bad = counts.late + counts.missed
+            if counts.met or bad:
+                self.budgets.add(key, now, counts.met + bad, bad, counts.causes)
 
 
 def stamps_of(call: Record) -> Stamps:

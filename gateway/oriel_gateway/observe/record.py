@@ -31,6 +31,7 @@ class Record:
     """One request that has ended. Times are monotonic seconds, 0.0 means not reached; sizes are bytes.
 
     tenant, target: None if the request was refused before they were known.
+    opened: it became a call of its target's pool; False if it was refused before.
     status: the HTTP status; 0 for a gRPC call that was not refused.
     error: the text of the error, "" without one.
     limited_s: it began to wait for the ledger of its limits.
@@ -61,6 +62,7 @@ class Record:
         "limited_s",
         "mark",
         "method",
+        "opened",
         "outcome",
         "permit_s",
         "protocol",
@@ -94,4 +96,5 @@ class Record:
         self.endpoint: Address | None = None
         self.tried: tuple[Address, ...] = ()
         self.error = self.timing = self.used = ""
+        self.opened = False
         self.judged: Judged | None = None

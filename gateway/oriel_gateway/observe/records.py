@@ -66,7 +66,6 @@ class Records:
         record.status = status or STATUS[record.outcome]
         if tenant is not None:
             record.judged = self.objectives.refused(record.outcome, tenant, refused.left_s)
-        self.stats.turned_away(record)
         self._keep(record)
         if self.traced and tenant is not None:
             why = record.mark.kept or kept_for(record)
@@ -84,16 +83,16 @@ class Records:
         ):
             record.judged = self.objectives.judge(record, tenant.tier, route)
         self._keep(record)
-        recent = self.stats.recent
-        recent.append(record)
-        if len(recent) >= BATCH:
-            self.stats.count()
         return self.traced and (record.judged is not None or record.mark.kept != "")
 
     def _keep(self, record: Record) -> None:
         self.decisions.append(record)
         if self.access_log is not None:
             self.access_log.put(record)
+        recent = self.stats.recent
+        recent.append(record)
+        if len(recent) >= BATCH:
+            self.stats.count()
 
     def trace(self, record: Record, facts: SpanFacts) -> None:
         """Send the spans of a call that was sampled from its beginning, or ended late, missed or with an error."""

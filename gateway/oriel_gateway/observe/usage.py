@@ -1,20 +1,19 @@
 """Counts what tenants used, as this gateway saw it: for `GET /v1/usage` and for the usage ledger.
 
-Calls that have ended are counted together, as `stats` hands them over: those that were answered, and what passed of
-those that their clients cut off. The servers behind the gateway record what they used themselves, so that the gateway
-writes to the ledger only bytes, requests, and an estimate of the device time of servers that do not report it. What the
-others report, and what was cut off, is written as lines of kind "seen", which nobody adds up: from them a restarted
-gateway knows what its tenants used.
+Calls that have ended come added up (`observe.cube`): those that were answered, and what passed of those that their
+clients cut off. The servers behind the gateway record what they used themselves, so that the gateway writes to the
+ledger only bytes, requests, and an estimate of the device time of servers that do not report it. What the others
+report, and what was cut off, is written as lines of kind "seen", which nobody adds up: from them a restarted gateway
+knows what its tenants used.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
-from oriel_gateway.errors import Outcome
 from oriel_gateway.observe.budgets import SEPARATOR
-from oriel_gateway.observe.record import Record
+from oriel_gateway.observe.cube import Cell, Charge
 from oriel_gateway.observe.spending import Spending
 from oriel_gateway.observe.top_names import OTHER, TopNames
 from oriel_gateway.routing.targets import Target
@@ -22,17 +21,12 @@ from oriel_policies.bounds.calendar import Period
 from oriel_policies.documents import Tenant
 from oriel_policies.metering.budgets import Budget, Use, spent
 from oriel_policies.metering.usage import UsageBook, UsageKey, counters
-from oriel_wire.context import ANNOUNCED, Used, parse_cost, parse_tokens
 from oriel_wire.usage.lines import COUNTERS, UsageLine
 
 UNIT = "gateway"
 MAX_ROWS = 100_000
 MAX_CLASSES = 32  # of devices, of one target: servers name them
 TOKEN_PAIRS = 100  # the most pairs of tenant and route whose tokens are counted under their names
-# compiled, a member of an enum costs a look-up by name each time
-_ANSWERED: Final = Outcome.ANSWERED
-_LEFT: Final = Outcome.CALLER_LEFT
-_LATE: Final = Outcome.DEADLINE_EXCEEDED
 CUT_OFF = "left"  # why nobody else is charged for a call that its client left, or that was later than it allowed
 SHOWN = ("requests", "bytes_in", "bytes_out", "device_ns", "cpu_ns", "tokens_in", "tokens_out")
 
@@ -49,65 +43,10 @@ class _Periods:
         self.month: dict[str, int] = dict.fromkeys(COUNTERS, 0)
 
 
-class _Count:
-    """What some calls used, in the counters of the ledger but the rows, of which a gateway knows nothing."""
-
-    __slots__ = ("bytes_in", "bytes_out", "cpu_ns", "device_ns", "requests", "tokens_in", "tokens_out")
-
-    def __init__(self) -> None:
-        self.requests = self.device_ns = self.cpu_ns = self.bytes_in = self.bytes_out = 0
-        self.tokens_in = self.tokens_out = 0
-
-    def ended(self, bytes_in: int, bytes_out: int) -> None:
-        """Count a call."""
-        self.requests += 1
-        self.bytes_in += bytes_in
-        self.bytes_out += bytes_out
-
-    def values(self, device_ns: int, cpu_ns: int) -> tuple[int, ...]:
-        """Return the numbers in the order of the counters of the ledger, with these times."""
-        sizes = (self.bytes_in, self.bytes_out, self.tokens_in, self.tokens_out)
-        return (self.requests, 0, device_ns, cpu_ns, *sizes)
-
-
-class _Sums:
-    """The calls of one tenant to one target within a batch.
-
-    reported: those whose answers reported what they used. estimated: the others, whose device time is estimated, with
-    the tokens that the gateway itself read.
-    """
-
-    __slots__ = ("_others", "device_class", "estimated", "reported", "target", "tenant")
-
-    def __init__(self, tenant: Tenant, target: Target) -> None:
-        self.tenant = tenant
-        self.target = target
-        self.reported = _Count()
-        self.estimated = _Count()
-        self.device_class = ""  # of `reported.device_ns`
-        self._others: dict[str, int] = {}  # the device time of other classes
-
-    def charge(self, cost: Used, tokens: _Count) -> None:
-        """Count what a call cost, and its tokens in `tokens`."""
-        if cost.device_class != self.device_class:
-            self._others = self.classes()
-            self.device_class = cost.device_class
-            self.reported.device_ns = self._others.pop(cost.device_class, 0)
-        self.reported.device_ns += cost.device_ns
-        self.reported.cpu_ns += cost.cpu_ns
-        tokens.tokens_in += cost.tokens_in
-        tokens.tokens_out += cost.tokens_out
-
-    def classes(self) -> dict[str, int]:
-        """Return the device time by class."""
-        own_ns = self.reported.device_ns
-        return {**self._others, self.device_class: own_ns} if own_ns else self._others
-
-
 class Usage:
     """Single writer: the gateway's loop. since: from when on this gateway knows what its tenants used. spending: None
     if there are no budgets. unshared: sums that the ledger has not got yet, None without a ledger. tokens: those that
-    were read (`input`) and written (`output`), by tenant and route.
+    were read (`input`) and written (`output`), by tenant and route. classes: see `cube.Charge`.
     """
 
     def __init__(self, now: datetime | None = None) -> None:
@@ -118,90 +57,51 @@ class Usage:
         self._seen = UsageBook(max_rows=MAX_ROWS)
         self.unshared: dict[str, int] | None = None
         self._tenants: dict[str, dict[tuple[str, str, bool], _Periods]] = {}
-        self._classes: dict[
-            str, str
-        ] = {}  # of the devices of each pool, for calls whose answer does not come to name it
+        self.classes: dict[str, str] = {}
         self._day = self._month = ""
 
-    def count(self, batch: Iterable[Record], now: datetime | None = None) -> None:
-        """Count the answered calls among those that have ended.
-
-        The device time of a call whose answer does not report it is estimated by its share of the time in which its
-        pool was busy.
-        """
+    def count(self, cells: Iterable[Cell], now: datetime | None = None) -> None:
+        """Count the calls that tenants are charged for."""
         self._turn(now or datetime.now(UTC))
-        found: dict[tuple[int, int], _Sums] = {}
-        last_tenant = last_target = sums = None
-        cut_off = False
-        for record in batch:
-            tenant, target, outcome, sent_s = record.tenant, record.target, record.outcome, record.sent_s
-            assert tenant is not None and target is not None
-            if outcome is not _ANSWERED or record.status >= 400:
-                if sent_s and (outcome is _LEFT or outcome is _LATE):
-                    cut_off = True
+        for cell in cells:
+            tenant, target, charge = cell.tenant, cell.target, cell.charge
+            if charge is None or tenant is None or target is None or not charge.requests:
                 continue
-            if tenant is not last_tenant or target is not last_target or sums is None:
-                last_tenant, last_target = tenant, target
-                sums = _sums_of(found, tenant, target)
-            used, bytes_in, bytes_out = record.used, record.bytes_in, record.bytes_out
-            cost = parse_cost(used) if used else None
-            if cost is None and sent_s and target.executes:
-                busy_ns = round((record.ended_s - sent_s) / max(1, record.beside) * 1e9)
-                tokens_in, tokens_out = parse_tokens(used) or (0, 0)
-                if not used.startswith(ANNOUNCED):
-                    estimated = sums.estimated
-                    estimated.ended(bytes_in, bytes_out)
-                    estimated.device_ns += busy_ns
-                    estimated.tokens_in += tokens_in
-                    estimated.tokens_out += tokens_out
-                    continue
-                # Its server has recorded it, but its trailers were lost: an estimate counts here, and not in the bill.
-                cost = Used(busy_ns, 0, self._classes.get(target.pool, ""), tokens_in, tokens_out)
-            sums.reported.ended(bytes_in, bytes_out)
-            if cost is not None:  # else nothing was executed: a list, metadata, another call's answer
-                sums.charge(cost, sums.reported)
-        for each in found.values():
-            if not each.tenant.caller:  # a model call of a service is charged with the service's own call
-                self._spend(each)
-                self._keep(each)
-        if cut_off:
-            for each in _cut_off(batch, self._classes).values():
-                self._spend(each)
-                self._keep_seen(each)
+            self._spend(tenant, target, charge)
+            if charge.cut_off:
+                self._keep_seen(tenant, target, charge)
+            else:
+                self._keep(tenant, target, charge)
 
-    def _spend(self, sums: _Sums) -> None:
-        tenant, spending = sums.tenant, self.spending
+    def _spend(self, tenant: Tenant, target: Target, charge: Charge) -> None:
+        spending = self.spending
         if spending is not None and tenant.budgets:
-            if sums.device_class:
-                self._classes[sums.target.pool] = sums.device_class
-            spending.add(tenant, _use_of(sums), self._day)
-        read, written = _tokens_of(sums)
+            spending.add(tenant, _use_of(charge), self._day)
+        read, written = charge.tokens()
         if read or written:
-            self.tokens.count((tenant.name, sums.target.plan.name), "input", read)
-            self.tokens.count((tenant.name, sums.target.plan.name), "output", written)
+            self.tokens.count((tenant.name, target.plan.name), "input", read)
+            self.tokens.count((tenant.name, target.plan.name), "output", written)
             if spending is not None:
                 spending.used_tokens(tenant)
 
-    def _keep_seen(self, sums: _Sums) -> None:
+    def _keep_seen(self, tenant: Tenant, target: Target, charge: Charge) -> None:
         """Note what the answered part of calls used that were cut off; the servers record their part themselves."""
-        target = sums.target
         name = target.name or target.route
-        key = UsageKey(sums.tenant.name, sums.tenant.tier.name, name, target.version, "", "", CUT_OFF, target.kind)
-        counted = sums.estimated.values(0, sums.reported.cpu_ns)
+        key = UsageKey(tenant.name, tenant.tier.name, name, target.version, "", "", CUT_OFF, target.kind)
+        counted = charge.estimated.values(0, charge.reported.cpu_ns)
         self._seen.row(key).add(counted)
-        classes = sums.classes()
+        classes = charge.device_classes()
         for device_class, device_ns in classes.items():
             self._seen.row(key._replace(device_class=device_class)).device_ns += device_ns
         used = counters(counted) | {"device_ns": sum(classes.values())}
-        self._note((sums.tenant.name, target.kind, name, True), used, classes, share=True)
+        self._note((tenant.name, target.kind, name, True), used, classes, share=True)
 
-    def _keep(self, sums: _Sums) -> None:
-        tenant, target = sums.tenant, sums.target
+    def _keep(self, tenant: Tenant, target: Target, charge: Charge) -> None:
         name = target.name or target.route
         key = UsageKey(tenant.name, tenant.tier.name, name, target.version, "", "", "", target.kind)
-        classes = sums.classes()
-        used = sums.reported.values(sum(classes.values()), sums.reported.cpu_ns)
-        for estimated, counted in ((False, used), (True, sums.estimated.values(sums.estimated.device_ns, 0))):
+        classes = charge.device_classes()
+        used = charge.reported.values(sum(classes.values()), charge.reported.cpu_ns)
+        for estimated, counted in ((False, used), (True, charge.estimated.values(charge.estimated.device_ns, 0))):
             if not counted[0]:
                 continue
             row = self._written.row(key)
@@ -366,57 +266,10 @@ def _add_classes(sums: dict[str, int], by_class: Mapping[str, int]) -> None:
         sums[known] = sums.get(known, 0) + device_ns
 
 
-def _cut_off(batch: Iterable[Record], classes: Mapping[str, str]) -> dict[tuple[int, int], _Sums]:
-    """Add up the calls that their clients cut off: by leaving, or by a deadline of their own.
-
-    Otherwise a client could have all of an answer but its end, or keep a device at work, and spend nothing. A call that
-    is late by no fault of its client counts only if a part of its answer has passed.
-    classes: of the devices behind each pool, as their answers have named them.
-    """
-    found: dict[tuple[int, int], _Sums] = {}
-    for record in batch:
-        tenant, target, outcome, sent_s, judged = (
-            record.tenant,
-            record.target,
-            record.outcome,
-            record.sent_s,
-            record.judged,
-        )
-        assert tenant is not None and target is not None
-        begun = bool(record.response_s) and record.status < 400
-        own = not record.response_s and (outcome is _LEFT or (judged is not None and judged.result == "excused"))
-        if not sent_s or tenant.caller or not (outcome is _LEFT or outcome is _LATE) or not (begun or own):
-            continue
-        sums = _sums_of(found, tenant, target)
-        sums.estimated.ended(record.bytes_in, record.bytes_out)
-        used = record.used
-        cost = parse_cost(used) if used else None
-        if cost is None:
-            tokens = parse_tokens(used) or (0, 0)
-            # A stream of gRPC also lasts while its client asks for nothing. A list or metadata uses no device.
-            idles = (record.protocol == "grpc" and record.answered_s < record.ended_s) or not target.executes
-            busy_ns = 0 if idles else round((record.ended_s - sent_s) / max(1, record.beside) * 1e9)
-            cost = Used(busy_ns, 0, classes.get(target.pool, ""), *tokens)
-        sums.charge(cost, sums.estimated)
-    return found
-
-
-def _sums_of(found: dict[tuple[int, int], _Sums], tenant: Tenant, target: Target) -> _Sums:
-    sums = found.get((id(tenant), id(target)))
-    if sums is None:
-        sums = found[id(tenant), id(target)] = _Sums(tenant, target)
-    return sums
-
-
-def _tokens_of(sums: _Sums) -> tuple[int, int]:
-    reported, estimated = sums.reported, sums.estimated
-    return reported.tokens_in + estimated.tokens_in, reported.tokens_out + estimated.tokens_out
-
-
-def _use_of(sums: _Sums) -> Use:
-    reported, estimated, classes = sums.reported, sums.estimated, dict(sums.classes())
+def _use_of(charge: Charge) -> Use:
+    reported, estimated, classes = charge.reported, charge.estimated, dict(charge.device_classes())
     classes[""] = classes.get("", 0) + estimated.device_ns
-    tokens_in, tokens_out = _tokens_of(sums)
+    tokens_in, tokens_out = charge.tokens()
     sent = reported.bytes_out + estimated.bytes_out
     return Use(device_ns=classes, cpu_ns=reported.cpu_ns, bytes_out=sent, tokens_in=tokens_in, tokens_out=tokens_out)
 

@@ -43,6 +43,13 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
+    def observe_all(self, values: list[float]) -> None:
+        """Count some observations."""
+        bounds, counts = self.bounds, self.counts
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+            self.total += value
+
     @property
     def count(self) -> int:
         """Number of observations."""

@@ -49,12 +49,14 @@ class Source:
     def snapshot(self) -> bytes:
         """Return the snapshot of now."""
         gateway, now = self._gateway, monotonic()
-        ended = gateway.records.stats.ended
+        stats = gateway.records.stats
+        stats.count()
         recent = self._recent
         if recent is None:
-            recent = self._recent = Recent(gateway.records.decisions, ended, now)
+            recent = self._recent = Recent(gateway.records.decisions, stats.ended, now)
+            stats.readers.append(recent.count)
         else:
-            recent.update(ended, now)
+            recent.update(now)
         since_s = None if self._last_s is None else now - self._last_s
         self._last_s = now
         moment = Moment(now=now, wall=time(), since_s=since_s)
@@ -73,6 +75,8 @@ class Source:
 
     def rest(self) -> None:
         """Forget the counts: nobody looks."""
+        if self._recent is not None:
+            self._gateway.records.stats.readers.remove(self._recent.count)
         self._recent = self._last_s = None
 
 

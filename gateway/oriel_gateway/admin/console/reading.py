@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import islice
-from math import ceil
 from typing import Any, Final
 
 from oriel_gateway.admin.console.recent import REFUSED, Recent, Tally
@@ -212,7 +211,7 @@ def _tenants(recent: Recent, covers_s: float) -> Iterator[dict[str, Any]]:
             "tenant": name,
             "tier": recent.of_tenant.get(name, ""),
             **_counts(tally, covers_s),
-            "refused": ceil(tally.refused - 0.5),
+            "refused": tally.refused,
             "used": _rounded(tally.used_s / covers_s),
         }
 
@@ -240,7 +239,7 @@ def _call(decided: Record, moment: Moment) -> dict[str, Any]:
 def _counts(tally: Tally | None, covers_s: float) -> dict[str, Any]:
     found = tally or Tally()
     names = ("met", "late", "missed", "excused")
-    counts = {name: ceil(getattr(found, name) - 0.5) for name in names}
+    counts = {name: getattr(found, name) for name in names}
     return {"rate": round(found.calls / covers_s, 2), **counts}
 
 
