@@ -239,7 +239,7 @@ async def _serve(
             if ledger is not None:
                 watching.append(group.create_task(SharedUse(gateway.records.stats, ledger).run()))
             watching.append(group.create_task(gateway.scaled.run(ledger)))
-            watching.append(group.create_task(gateway.placements.run(ledger)))
+            watching.append(group.create_task(gateway.placements.run()))
             if mirror is not None:
                 watching.append(group.create_task(mirror.run()))
             watching += [group.create_task(each.watch()) for each in (certificates, scaler_certificates) if each]

@@ -34,7 +34,6 @@ class MemoryLedger:
         self.records: dict[str, dict[str, Record]] = {}
         self.present: dict[str, tuple[float, float]] = {}  # holder -> when it last reported, and its share
         self.listeners: dict[str, asyncio.Event] = {}
-        self.roles: dict[str, tuple[str, float, bytes]] = {}  # role -> who has it, until when, its state
         self.use: dict[str, dict[str, int]] = {}  # month -> sums
         self.use_log: dict[str, list[tuple[str, dict[str, int]]]] = {}
         self.added: dict[str, int] = {}  # holder -> the latest of its additions
@@ -126,14 +125,6 @@ class _Seat:
             for name, value in added.items() if holder != self._holder else ():
                 found[name] = found.get(name, 0) + value
         return found, str(len(log))
-
-    async def lead(self, role: str, state: bytes, *, for_s: float) -> tuple[bool, bytes]:
-        now_us = self._ledger.now_us()
-        holder, until_us, found = self._ledger.roles.get(role, (self._holder, 0.0, b""))
-        if holder != self._holder and now_us < until_us:
-            return False, found
-        self._ledger.roles[role] = (self._holder, now_us + for_s * 1e6, state or found)
-        return True, state or found
 
     async def close(self) -> None:
         self._ledger.present.pop(self._holder, None)

@@ -1,6 +1,5 @@
 """The tests that every ledger has to pass: the one in memory, and the Lua script in a real Redis."""
 
-import asyncio
 import random
 import re
 from collections.abc import AsyncIterator
@@ -335,18 +334,6 @@ async def test_gateways_exchange_their_records_of_demand(ledgers: Pair) -> None:
     assert await ledgers.one.exchange(b"") == {}
 
 
-async def test_one_gateway_at_a_time_has_a_role_and_its_state_outlives_it(ledgers: Pair) -> None:
-    assert await ledgers.one.lead("r", b"", for_s=60.0) == (True, b"")
-    assert await ledgers.one.lead("r", b"a\0:", for_s=60.0) == (True, b"a\0:")
-    assert await ledgers.two.lead("r", b"never written", for_s=60.0) == (False, b"a\0:")
-    assert await ledgers.two.lead("other", b"b", for_s=60.0) == (True, b"b")
-    assert await ledgers.one.lead("r", b"", for_s=0.001) == (True, b"a\0:")
-    while not (found := await ledgers.two.lead("r", b"", for_s=60.0))[0]:
-        await asyncio.sleep(0)  # until the millisecond is over
-    assert found == (True, b"a\0:")
-    assert await ledgers.one.lead("r", b"", for_s=60.0) == (False, b"a\0:")
-
-
 async def test_an_edge_is_heard_by_the_others(ledgers: Pair) -> None:
     async with aclosing(ledgers.one.edges()) as one, aclosing(ledgers.two.edges()) as two:
         for edges in (one, two):
@@ -414,7 +401,6 @@ async def test_the_rights_that_the_page_names_are_all_that_a_user_of_redis_needs
             assert (await few.hello(1.0)).gateways == 1
             assert await few.add_use("2026-11", 1, {"a": 1}, "", 1)
             assert await few.exchange(b"record", edge=True) == {}
-            assert await few.lead("placement", b"state", for_s=1.0) == (True, b"state")
         async with aclosing(few.edges()) as edges:
             await anext(edges)
         for each in (every, few):
@@ -444,7 +430,6 @@ async def test_ledgers_with_other_prefixes_share_nothing_in_one_database() -> No
             assert answer.granted == 1.0
             assert (await ledger.hello(1.0)).gateways == 1
             assert await ledger.exchange(b"x") == {}
-            assert await ledger.lead("role", ledger._holder.encode(), for_s=60.0) == (True, ledger._holder.encode())
         keys = {key.partition(b":")[0] for key in await ours._redis.keys("*")}
         assert keys == {b"oriel", b"staging"}
         for each in (ours, theirs):

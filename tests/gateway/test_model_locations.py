@@ -106,6 +106,15 @@ async def test_a_model_that_moved_and_came_back_is_found(monkeypatch: pytest.Mon
     assert these.among([a, b], "m", now) == [a]
 
 
+async def test_what_servers_report_by_themselves_decides_where_calls_go() -> None:
+    these, (a, b, c) = locations(True, True, True)
+    these.probe("m", None, 1.0)
+    these.note_reported("m", [b], 1.0)
+    assert these.needs_check and these.among([a, b, c], "m", 1.0) == [b]
+    these.note_reported("m", [a, b], 2.0)
+    assert these.among([a, b, c], "m", 2.0) == [a, b] and a.questions == 1
+
+
 async def test_new_endpoints_are_asked_before_calls_go_there() -> None:
     these, usable = locations(True, True)
     these.probe("m", None, 1.0)

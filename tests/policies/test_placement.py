@@ -1,196 +1,107 @@
 """Which servers of a pool have which models."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_policies.upstreams.placement import FULL, PAYBACK_S, PlacedModel, PlacedServer, next_steps, place
+from oriel_policies.upstreams.placement import FULL, PAYBACK_S, PlacedModel, PlacedServer, Placement
 
 GIB = 1 << 30
 
 
-def server(name: str, *, age_s: float = 1.0, gib: int = 4, loaded: Sequence[str] = (), **more: bool) -> PlacedServer:
-    return PlacedServer(name=name, age_s=age_s, budgets={"host": gib * GIB}, loaded=tuple(loaded), **more)  # type: ignore[arg-type]
+def server(name: str, *, gib: int = 4, stays: bool = True, spare: Sequence[str] = (), **work: float) -> PlacedServer:
+    """Make a server. spare: models that it has without work for them. work: of the others that it has."""
+    return PlacedServer(name=name, budgets={"host": gib * GIB}, work=work, has={*work, *spare}, stays=stays)
 
 
-def model(name: str, work: float = 0.0, *, gib: int = 1, load_s: float = 10.0, in_use: bool = True) -> PlacedModel:
-    return PlacedModel(name=name, sizes={"host": gib * GIB}, load_s=load_s, work=work, in_use=in_use)
+def model(name: str, *, gib: int = 1, load_s: float = 10.0, in_use: bool = True, refused: bool = False) -> PlacedModel:
+    return PlacedModel(name=name, sizes={"host": gib * GIB}, load_s=load_s, in_use=in_use, refused=refused)
 
 
-def applied(servers: Sequence[PlacedServer], models: Sequence[PlacedModel]) -> list[PlacedServer]:
-    """Carry out steps until there are none."""
-    current = {each.name: each for each in servers}
-    for _ in range(200):
-        homes = place(current.values(), models)
-        steps = next_steps(current.values(), models, homes)
-        if not steps:
-            return list(current.values())
-        for step in steps:
-            it = current[step.server]
-            loaded = {*it.loaded, step.model} if step.action == "load" else {*it.loaded} - {step.model}
-            current[step.server] = replace(it, loaded=tuple(sorted(loaded)))
-    raise AssertionError("the steps do not come to an end")
-
-
-_models = st.lists(
-    st.builds(
-        model,
-        st.sampled_from("abcdefghij"),
-        st.floats(0.0, 3.0),
-        gib=st.integers(1, 5),
-        load_s=st.floats(0.1, 600.0),
-        in_use=st.booleans(),
-    ),
-    unique_by=lambda each: each.name,
-    max_size=10,
-)
-_servers = st.lists(
-    st.builds(
-        server,
-        st.sampled_from(["s1", "s2", "s3", "s4", "s5"]),
-        age_s=st.floats(0.0, 1e5),
-        loaded=st.lists(st.sampled_from("abcd"), unique=True, max_size=2),
-        stays=st.booleans(),
-    ),
-    unique_by=lambda each: each.name,
-    min_size=1,
-    max_size=5,
-)
-
-
-@given(_servers, _models, st.randoms())
-def test_the_order_in_which_servers_and_models_are_known_does_not_matter(
-    servers: list[PlacedServer], models: list[PlacedModel], chance: object
-) -> None:
-    shuffled, others = list(servers), list(models)
-    chance.shuffle(shuffled)  # type: ignore[attr-defined]
-    chance.shuffle(others)  # type: ignore[attr-defined]
-    assert place(servers, models) == place(shuffled, others)
-
-
-@given(_servers, _models)
-def test_what_is_placed_fits_into_every_server(servers: list[PlacedServer], models: list[PlacedModel]) -> None:
-    homes = place(servers, models)
-    for each in servers:
-        here = [it for it in models if each.name in homes[it.name].servers]
-        # A model that its first call loads needs no memory yet, and one that leaves none any more.
-        here = [it for it in here if it.in_use or "stays" in homes[it.name].reason]
-        assert sum(it.sizes["host"] for it in here) <= each.budgets["host"]
-
-
-@given(_servers, _models)
-def test_every_model_in_use_is_somewhere_unless_no_server_has_room_for_it(
-    servers: list[PlacedServer], models: list[PlacedModel]
-) -> None:
-    homes = place(servers, models)
-    for each in models:
-        if not homes[each.name].servers:
-            assert each.in_use and "no server has room" in homes[each.name].reason
-
-
-@example(
-    [server("s2", age_s=0, loaded=["d"]), server("s1", age_s=0, loaded=["c"], stays=False)],
-    [
-        model("c", 3.0, gib=4, in_use=True),
-        model("d", 0.0, gib=1, in_use=True),
-        model("e", 0.0, gib=1, in_use=True),
-    ],
-)
-@example(
-    [
-        server("s1", age_s=0, loaded="b", stays=False),
-        server("s2", age_s=0, loaded="b", stays=False),
-        server("s3", age_s=0, loaded="a"),
-    ],
-    [model("a", gib=3, load_s=1), model("b", gib=4, load_s=1), model("c", gib=2, load_s=1)],
-)
-@given(_servers, _models)
-def test_the_steps_end_with_every_placed_model_loaded_and_never_take_the_last_copy_of_one_in_use(
-    servers: list[PlacedServer], models: list[PlacedModel]
-) -> None:
-    known = {each.name: each for each in models}
-    fitting = []
-    for each in servers:  # a server never holds more than its budget
-        held, kept = 0, []
-        for name in each.loaded:
-            if name in known and held + known[name].sizes["host"] <= each.budgets["host"]:
-                held += known[name].sizes["host"]
-                kept.append(name)
-        fitting.append(replace(each, loaded=tuple(kept)))
-    before = {name for each in fitting for name in each.loaded if name in known and known[name].in_use}
-    after = applied(fitting, models)
-    homes = place(after, models)
-    used = [each.name for each in models if each.in_use]
-    if all(homes[name].servers for name in used):  # otherwise the pool needs another server
-        assert all(any(name in it.loaded for it in after) for name in used)
-    lost = before - {name for it in after for name in it.loaded}
-    assert all(not homes[name].servers for name in lost)
-
-
-def test_work_of_whole_servers_gets_whole_servers_and_the_rest_the_fullest_that_has_place() -> None:
-    servers = [server("old", age_s=30), server("mid", age_s=20), server("new", age_s=10)]
-    homes = place(servers, [model("big", 2 * FULL), model("half", 0.4), model("small", 0.3)])
-    assert set(homes["big"].servers) == {"old", "mid"}
-    assert homes["half"].servers == homes["small"].servers == ("new",)
-
-
-def test_a_model_stays_where_it_is_unless_a_move_pays_for_its_load() -> None:
-    # The server has 0.1 of its share too little for both: 60 s of work in ten minutes.
-    servers = [server("a", loaded=["m", "n"]), server("b")]
-    both = [model("m", 0.5), model("n", 0.4, load_s=0.1 * PAYBACK_S + 1.0)]
-    assert place(servers, both)["n"].servers == ("a",)
-    cheap = [model("m", 0.5), model("n", 0.4, load_s=0.1 * PAYBACK_S - 1.0)]
-    assert "b" in place(servers, cheap)["n"].servers
-
-
-def test_a_model_is_loaded_elsewhere_before_it_is_taken_out() -> None:
-    servers = [server("a", gib=2, loaded=["m", "n"]), server("b", gib=2)]
-    models = [model("k", 0.7, gib=2), model("m", 0.1), model("n", 0.05)]
-    homes = place(servers, models)
-    (home,) = homes["k"].servers
-    after = applied(servers, models)
-    assert all(any(name in it.loaded for it in after) for name in ("k", "m", "n"))
-    first = next_steps(servers, models, homes)
-    assert all(step.action == "load" for step in first if home == "a")
-
-
-def test_a_server_that_loads_gets_nothing_else_to_do() -> None:
-    servers = [replace(server("a"), loading=("m",))]
-    models = [model("m", 0.1), model("n", 0.1)]
-    assert next_steps(servers, models, place(servers, models)) == []
-
-
-def test_what_only_the_youngest_server_has_is_loaded_on_an_older_one_before_the_autoscaler_removes_it() -> None:
-    servers = [server("old", age_s=100), server("young", age_s=1, loaded=["m"], stays=False)]
-    models = [model("m", 0.2)]
-    homes = place(servers, models)
-    assert "old" in homes["m"].servers
-    steps = next_steps(servers, models, homes)
-    assert [(step.action, step.server, step.model) for step in steps] == [("load", "old", "m")]
-
-
-def test_a_cold_model_has_the_same_server_for_every_gateway_and_few_models_move_when_a_server_comes() -> None:
+def test_models_that_no_server_has_spread_and_few_move_when_a_server_comes() -> None:
     names = [f"m{number}" for number in range(200)]
-    models = [model(name, in_use=False) for name in names]
-    three = [server(f"s{number}") for number in range(3)]
-    before = place(three, models)
-    assert all(len(before[name].servers) == 1 for name in names)
-    counts = {each.name: sum(before[name].servers == (each.name,) for name in names) for each in three}
-    assert all(40 <= count <= 95 for count in counts.values())
-    after = place([*three, server("s3")], models)
-    moved = [name for name in names if before[name] != after[name]]
-    assert all(after[name].servers == ("s3",) for name in moved) and len(moved) < 90
+    three = ["s0", "s1", "s2"]
+
+    def firsts(servers: list[str]) -> list[str | None]:
+        placement = Placement([PlacedServer(name=name) for name in servers], ())
+        return [placement.first_server(name, servers) for name in names]
+
+    before = firsts(three)
+    assert firsts(three[::-1]) == before
+    assert all(40 <= before.count(name) <= 95 for name in three)
+    after = firsts([*three, "s3"])
+    moved = [new for old, new in zip(before, after, strict=True) if old != new]
+    assert set(moved) == {"s3"} and len(moved) < 90
 
 
-def test_a_cold_model_goes_where_there_is_room() -> None:
-    full = server("full", gib=2, loaded=["x"])
-    models = [model("x", 0.1, gib=2), *[model(f"m{number}", in_use=False) for number in range(20)]]
-    homes = place([full, server("free")], models)
-    assert all(homes[f"m{number}"].servers == ("free",) for number in range(20))
+def test_the_first_server_is_one_that_can_be_called_and_stays() -> None:
+    placement = Placement([server("a"), server("b"), server("c", stays=False)], ())
+    assert {placement.first_server(f"m{number}", ["a", "b", "c"]) for number in range(50)} == {"a", "b"}
+    assert placement.first_server("m", ["b"]) == "b" and placement.first_server("m", ["c"]) is None
 
 
-def test_a_model_that_fits_nowhere_is_named_with_the_reason() -> None:
-    homes = place([server("a", gib=1)], [model("m", 0.1, gib=2)])
-    assert homes["m"].servers == () and "no server has room for 2147483648 bytes on host" in homes["m"].reason
+@given(
+    st.lists(st.dictionaries(st.sampled_from("abcd"), st.floats(0.0, 1.0), max_size=4), min_size=1, max_size=6),
+    st.integers(0, 6),
+    st.floats(0.0, 600.0),
+)
+def test_a_model_gets_servers_until_they_have_room_for_its_work(
+    works: list[dict[str, float]], staying: int, load_s: float
+) -> None:
+    servers = [server(f"s{number}", stays=number < staying, **work) for number, work in enumerate(works)]
+    placement, able = Placement(servers, ()), [each for each in servers if each.stays] or servers
+    for name in "abcd":
+        chosen = placement.servers_for(model(name, load_s=load_s))
+        assert chosen and len(set(chosen)) == len(chosen) and set(chosen) <= {each.name for each in able}
+        named = {each.name: each for each in servers}
+        room = [FULL - sum(v for k, v in named[each].work.items() if k != name) for each in chosen]
+        left = placement.work(name) - sum(max(0.0, each) for each in room)
+        assert left * PAYBACK_S <= load_s + 1e-6 or len(chosen) == len(able)
+
+
+def test_work_beyond_a_server_is_loaded_on_another_if_that_pays_for_the_load() -> None:
+    servers = [server("a", m=FULL + 0.1), server("b")]
+    assert Placement(servers, [model("m", load_s=0.09 * PAYBACK_S)]).next_loads() == {"b": "m"}
+    assert Placement(servers, [model("m", load_s=0.11 * PAYBACK_S)]).next_loads() == {}
+
+
+def test_two_models_that_share_a_full_server_are_loaded_on_others() -> None:
+    servers = [server("a", m=0.5, n=0.5), server("b"), server("c")]
+    loads = Placement(servers, [model("m"), model("n")]).next_loads()
+    assert set(loads.values()) <= {"m", "n"} and loads and "a" not in loads
+    quiet = [server("a", m=0.4, n=0.3), server("b"), server("c")]
+    assert Placement(quiet, [model("m"), model("n")]).next_loads() == {}
+
+
+def test_a_model_stays_where_it_is_although_its_order_names_another() -> None:
+    servers = [server("a"), server("b"), server("c")]
+    first = Placement(servers, ()).first_server("m", ["a", "b", "c"])
+    others = [each for each in servers if each.name != first]
+    there = [server(others[0].name, m=0.3), others[1], server(str(first))]
+    placement = Placement(there, [model("m")])
+    assert placement.servers_for(model("m")) == [others[0].name] and placement.next_loads() == {}
+
+
+def test_only_models_in_use_that_some_server_has_are_loaded() -> None:
+    servers = [server("a", m=0.9), server("b")]
+    assert Placement(servers, [model("m", in_use=False), model("nowhere")]).next_loads() == {}
+
+
+def test_a_server_loads_one_model_at_a_time() -> None:
+    servers = [server("a", m=0.9), server("b", n=0.9), server("c", m=0.9, n=0.9), server("d")]
+    assert list(Placement(servers, [model("m"), model("n")]).next_loads()).count("d") <= 1
+
+
+def test_a_model_of_a_server_that_the_autoscaler_removes_next_is_loaded_on_another_one() -> None:
+    servers = [server("old"), server("young", stays=False, m=0.2)]
+    assert Placement(servers, [model("m")]).next_loads() == {"old": "m"}
+
+
+def test_models_in_use_need_servers_for_their_bytes() -> None:
+    two = [server("a", spare=["m"]), server("b")]
+    models = [model(f"m{number}", gib=3) for number in range(4)]
+    assert Placement(two, [*models, model("cold", gib=4, in_use=False)]).replicas() == 3.0
+    assert Placement(two, [model("m", gib=1, refused=True)]).replicas() == 0.25
+    assert Placement(two, [model("n", gib=1, refused=True)]).replicas() == 3.0, "it found no room, and none has it"
+    assert Placement(two, [model("n", gib=5, refused=True)]).replicas() == 0.0, "no server could ever hold it"

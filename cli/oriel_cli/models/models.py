@@ -1,8 +1,8 @@
 """`oriel models ls|load|unload|stats`: the models of a running v2 server (ours, or any with the repository API).
 
-`oriel models placement` asks a gateway which servers of its pools have which models, and why. `oriel models quality`
-and `oriel models reference` read what an inference server knows about the rows that it sampled. `oriel models compare`
-needs no server: it runs the variants of a model side by side.
+`oriel models placement` asks a gateway which servers of its pools have which models, and to which they belong.
+`oriel models quality` and `oriel models reference` read what an inference server knows about the rows that it sampled.
+`oriel models compare` needs no server: it runs the variants of a model side by side.
 """
 
 import argparse
@@ -59,7 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     stats = action("stats", "requests, failures, mean times and batch sizes per model version")
     stats.add_argument("name", metavar="NAME", nargs="?", default="")
     placement = action(
-        "placement", "which servers of a gateway's pools have which models, and why", ADMIN_URL, "gateway's admin"
+        "placement",
+        "which servers of a gateway's pools have which models, and to which they belong",
+        ADMIN_URL,
+        "gateway's admin",
     )
     placement.add_argument("name", metavar="POOL", nargs="?", default="", help="only this pool")
     quality = action(
@@ -163,8 +166,8 @@ def _placement(client: httpx.Client, args: argparse.Namespace) -> None:
     if not pools:
         print("no pool with place_models = true" if not args.name else f"pool {args.name} does not place models")
     for name, pool in pools.items():
-        print(f"{_text(name)}: {'this gateway decides' if pool['decides'] else 'another gateway decides'}")
-        heading = ("MODEL", "IN USE", "WORK", "BYTES", "LOADED ON", "SHALL BE ON", "WHY")
+        print(f"{_text(name)}:")
+        heading = ("MODEL", "IN USE", "WORK", "BYTES", "LOADED ON", "BELONGS ON")
         rows = [
             [
                 _text(each["name"]),
@@ -173,13 +176,10 @@ def _placement(client: httpx.Client, args: argparse.Namespace) -> None:
                 each["bytes"] or "-",
                 _text(" ".join(each["loaded"])) or "-",
                 _text(" ".join(each["servers"])) or "-",
-                _text(each["why"]),
             ]
             for each in pool["models"]
         ]
         print("\n".join(columns(heading, rows, right=range(2, 4))))
-        for step in pool["steps"]:
-            print(f"now: {_text(step)}")
 
 
 def _stats(client: httpx.Client, args: argparse.Namespace) -> None:

@@ -199,12 +199,8 @@ class GatewayCollector(Collector):
 
     def _placements(self) -> Iterator[Metric]:
         pools = self._gateway.placements.pools.items()
-        results = ("load", "unload", "failed")
-        steps = [((name, result), placement.steps[result]) for name, placement in pools for result in results]
-        text = "Loads and unloads that this gateway asked for."
-        yield counter("oriel_gateway_placement_steps", text, "pool result", steps)
-        text, leads = "1 while this gateway places the pool's models.", [(name, each.leads) for name, each in pools]
-        yield gauge("oriel_gateway_placement_decides", text, "pool", leads)
+        steps = [((name, result), pool.steps[result]) for name, pool in pools for result in ("load", "failed")]
+        yield counter("oriel_gateway_placement_steps", "Loads that this gateway asked for.", "pool result", steps)
 
     def _loop(self) -> Iterator[Metric]:
         overload = self._gateway.overload

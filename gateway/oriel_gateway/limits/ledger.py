@@ -73,13 +73,6 @@ class Ledger(Protocol):
         An edge may be lost. The generator may end at any time, and is closed by who began it.
         """
 
-    async def lead(self, role: str, state: bytes, *, for_s: float) -> tuple[bool, bytes]:
-        """Take or keep a role that one gateway has at a time, for the next `for_s` seconds, and read its state.
-
-        state: replaces that of the role, if this gateway has the role and `state` is not empty.
-        Returns whether this gateway has the role, and the state, b"" if there is none. Raises LedgerLost.
-        """
-
     async def add_use(
         self, month: str, number: int, sums: Mapping[str, int], after: str, since_s: int
     ) -> tuple[dict[str, int], str]:

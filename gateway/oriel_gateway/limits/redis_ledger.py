@@ -53,7 +53,6 @@ _SCRIPT = _script("ledger.lua")
 _SHA = sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()  # Redis knows the script by it
 _HELLO = _script("ledger_hello.lua")
 _EXCHANGE = _script("ledger_exchange.lua")
-_LEAD = _script("ledger_lead.lua")
 _USE = _script("ledger_use.lua")
 MONTH_S = 40 * 86400  # for this long the sums of a month are kept
 _FIELDS = 7
@@ -201,11 +200,6 @@ class RedisLedger:
                         yield
         except (RedisError, OSError) as error:
             raise _lost(error) from error
-
-    async def lead(self, role: str, state: bytes, *, for_s: float) -> tuple[bool, bytes]:
-        keys = [f"{self._prefix}{{{role}}}holder", f"{self._prefix}{{{role}}}state"]
-        holder, found = await self._eval(_LEAD, keys, round(for_s * 1000), state, int(MISSED_S))
-        return holder == self._holder.encode(), found
 
     async def add_use(
         self, month: str, number: int, sums: Mapping[str, int], after: str, since_s: int

@@ -17,7 +17,7 @@ Single writer: the gateway's loop.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
@@ -210,15 +210,18 @@ class ModelLocations(Generic[E]):
         location.denied[endpoint] = now + ABSENT_S
         self.needs_check = True
 
-    def note_leaving(self, endpoint: E, model: str, now: float) -> None:
-        """Record that the endpoint is about to take the model out of memory, while others have it."""
+    def note_reported(self, model: str, having: Collection[E], now: float) -> None:
+        """Record which usable endpoints have a model in memory, by their own reports. having: at least one of them."""
         location = self._somewhere.get(model)
+        lacking = {endpoint for endpoint in self._usable() if endpoint not in having}
         if location is None:
+            if not lacking:
+                return
             self.everywhere.pop(model, None)
             self._nowhere.pop(model, None)
             self._make_room(self._somewhere)
             location = self._somewhere[model] = _Location(0.0)
-        location.reported.add(endpoint)
+        location.reported = lacking
         location.due_s = now + ABSENT_S
         self.needs_check = True
 
