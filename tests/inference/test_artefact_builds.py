@@ -44,7 +44,7 @@ from oriel_inference.stores.local import LocalStore
 from oriel_policies.artefacts.comparison import Tolerance
 from oriel_policies.artefacts.fingerprint import ArtefactKey
 from oriel_policies.artefacts.refusals import RefusalKind
-from oriel_wire.process.child import Child
+from oriel_wire.process.helper import Helper
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
 from . import models
@@ -288,14 +288,15 @@ def test_a_build_that_is_ended_from_outside_is_not_held_against_the_artefact(
     monkeypatch.setattr("oriel_inference.artefacts.process.compiles_on_gpu", lambda compiler: on_gpu)
     put(tmp_path / "models", 2.0, config=models.DOUBLE + COMPILE)
     one = compilation(tmp_path / "models")
-    folder, write = ArtefactFolder(tmp_path / "a", max_bytes=1 << 30), Child.write
+    folder, write = ArtefactFolder(tmp_path / "a", max_bytes=1 << 30), Helper._write
     folder.open()
 
-    def signalled(child: Child, data: bytes, deadline: float) -> None:
-        os.kill(child.pid, number)
-        write(child, data, deadline)
+    def signalled(helper: Helper, data: bytes, deadline: float) -> None:
+        if helper.pid is not None:
+            os.kill(helper.pid, number)
+        write(helper, data, deadline)
 
-    monkeypatch.setattr(Child, "write", signalled)
+    monkeypatch.setattr(Helper, "_write", signalled)
     with pytest.raises(ArtefactRefused) as ended:
         build(Wanted.of(one, BuildBounds()), folder, ChildProcesses(BuildBounds()), lambda phase: None)
     assert ended.value.kind is kind, ended.value.reason
@@ -307,9 +308,9 @@ def test_what_lacks_memory_without_a_bound_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, memory_bytes: int, kind: RefusalKind
 ) -> None:
     answer = {"kind": "out_of_memory", "reason": "out of memory"}
-    monkeypatch.setattr("oriel_inference.artefacts.process._answer", lambda child, deadline, shown: answer)
+    monkeypatch.setattr(Helper, "ask", lambda *_, **__: (answer, []))
     with pytest.raises(ArtefactRefused) as refused:
-        ChildProcesses(BuildBounds()).ask({"shown": "", "memory_bytes": memory_bytes}, b"")
+        ChildProcesses(BuildBounds()).ask({"shown": "", "memory_bytes": memory_bytes, "file_bytes": 0}, b"")
     assert refused.value.kind is kind
 
 
@@ -317,7 +318,7 @@ def test_a_server_that_stops_starts_no_child() -> None:
     children = ChildProcesses(BuildBounds())
     children.close()
     with pytest.raises(ArtefactRefused) as stopped:
-        children.ask({}, b"")
+        children.ask({"file_bytes": 0}, b"")
     assert stopped.value.kind is RefusalKind.STOPPED
 
 

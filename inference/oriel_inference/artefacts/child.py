@@ -1,12 +1,9 @@
-"""The process that builds or checks one artefact: `python -m oriel_inference.artefacts.child`.
+"""The process that builds or checks one artefact: `python -m oriel_inference.artefacts.child NICENESS FILE_BYTES`.
 
-Reads one JSON line and the bytes of the samples, writes JSON lines, and exits. A server that serves meanwhile gives it
-a low priority. It holds no secrets and no sockets.
+A server that serves meanwhile gives it a low priority. It holds no secrets and no sockets.
 """
 
-import json
-import os
-import resource
+import io
 import signal
 import sys
 from dataclasses import asdict
@@ -14,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oriel_inference.errors import InferenceError, LoadFailed
-from oriel_wire.process.child import restrict_self
+from oriel_wire.process.served import Requests, bound_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,59 +25,32 @@ _MORE_BYTES = 4096  # a disk on which a write has failed has no room for another
 
 
 def main() -> None:
-    """Answer one request."""
-    # The runtime may print to descriptor 1: answers go to a copy of it.
-    answers = os.dup(1)
-    silent = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silent, 1)
-    request = json.loads(sys.stdin.buffer.readline())
-    os.nice(request["niceness"])
-    # The process ends itself if its parent is no longer there to kill it.
-    signal.alarm(request["timeout_s"])
+    """Answer until there are no more requests."""
+    niceness, file_bytes = [int(word) for word in sys.argv[1:3]]
+    requests = Requests(niceness=niceness, file_bytes=file_bytes)
     # A file that would grow too large is an error of the write, not the end of the process.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     # Python 3.11 keeps bytecode of which it could write only a part.
     sys.dont_write_bytecode = True
-    restrict_self(file_bytes=request["file_bytes"])
+    while (given := requests.next()) is not None:
+        requests.answer(_answer(*given, lambda line: requests.answer(line, more=True)))
+
+
+def _answer(request: dict[str, Any], data: bytes, progress: "Callable[[str], None]") -> dict[str, Any]:
     # Imported before the memory is bounded, because it is needed when there is none left.
     from oriel_inference.artefacts.process import kind_of, lacks_memory
 
     try:
-        if request["samples"] is not None:
-            answer = _check(request)
-        else:
-            answer = _build(request, lambda line: _send(answers, {"progress": line}))
+        return _build(request, progress) if request["samples"] is None else _check(request, data)
     except LoadFailed as failure:
         kind = "out_of_memory" if lacks_memory(failure.reason) else request["kind"]
-        answer = {"kind": kind, "reason": failure.reason}
+        return {"kind": kind, "reason": failure.reason}
     except MemoryError as error:
-        answer = {"kind": "out_of_memory", "reason": str(error) or "it needs more memory than a build may use"}
+        return {"kind": "out_of_memory", "reason": str(error) or "it needs more memory than a build may use"}
     except OSError as error:
         if (unwritable := kind_of(error)) is None:
             raise
-        answer = {"kind": unwritable.value, "reason": f"its files cannot be written: {error.strerror}"}
-    _send(answers, answer)
-
-
-def _send(descriptor: int, answer: dict[str, Any]) -> None:
-    os.write(descriptor, json.dumps(answer).encode() + b"\n")
-
-
-def _limit(memory_bytes: int) -> None:
-    """Bound the address space once everything is imported. 0: no bound.
-
-    Raises MemoryError if more is taken already: what is free of it could be enough for a small model by chance.
-    """
-    if not memory_bytes:
-        return
-    try:
-        taken = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-    except OSError:
-        taken = 0  # not Linux
-    if taken > memory_bytes:
-        raise MemoryError(f"the runtime alone takes {taken} bytes of address space, a build may take {memory_bytes}")
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, hard))
+        return {"kind": unwritable.value, "reason": f"its files cannot be written: {error.strerror}"}
 
 
 def _build(request: dict[str, Any], progress: "Callable[[str], None]") -> dict[str, Any]:
@@ -93,7 +63,7 @@ def _build(request: dict[str, Any], progress: "Callable[[str], None]") -> dict[s
     compiler = find_compiler(request["compiler"])
     if hasattr(compiler, "progress"):
         compiler.progress = progress
-    _limit(request["memory_bytes"])
+    bound_memory(request["memory_bytes"])
     folder = Path(request["folder"])
     try:
         entry = compiler.build(source, EngineOptions(**request["options"]), folder)
@@ -121,17 +91,17 @@ def _write_error(folder: Path) -> OSError | None:
     return None
 
 
-def _check(request: dict[str, Any]) -> dict[str, Any]:
+def _check(request: dict[str, Any], data: bytes) -> dict[str, Any]:
     """Run the samples on the reference and on the artefact; those that the reference refuses are left out."""
     from oriel_inference.artefacts.process import read_samples
     from oriel_inference.backends import find_backend
     from oriel_inference.backends.compilers import find_compiler
     from oriel_inference.model import EngineOptions
 
-    samples = read_samples(request["samples"], sys.stdin.buffer)
+    samples = read_samples(request["samples"], io.BytesIO(data))
     compiler, options = find_compiler(request["compiler"]), EngineOptions(**request["options"])
     backend = find_backend(compiler.reference)
-    _limit(request["memory_bytes"])
+    bound_memory(request["memory_bytes"])
     reference = backend.open(Path(request["source"]), options)
     artefact = compiler.open(Path(request["folder"], request["entry"]), options)
     return _compared(reference, artefact, samples, request)

@@ -36,15 +36,13 @@ from oriel_inference.repository.compiling import Compilation, Samples
 from oriel_policies.artefacts.comparison import OutputError, agreement, disagreement
 from oriel_policies.artefacts.fingerprint import ArtefactKey
 from oriel_policies.artefacts.refusals import RefusalKind
-from oriel_wire.process.child import Child
+from oriel_wire.process.helper import Helper, HelperEnded, HelperLate
 from oriel_wire.v2.datatypes import DATATYPES, decode_raw, raw_view
 
 _log = logging.getLogger(__name__)
 
-MAX_ANSWER_BYTES = 1 << 20
 BASE_MEMORY_BYTES = 2 << 30
 MEMORY_PER_BYTE = 8
-MAX_LINES = 10_000  # about the progress of one build
 _CHILD = "oriel_inference.artefacts.child"
 # Exit codes of a child that was ended together with the server, by a terminal or a service manager.
 _ENDED_WITH_US = (-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP)
@@ -128,38 +126,38 @@ class ChildProcesses:
     def __init__(self, bounds: BuildBounds) -> None:
         self.bounds = bounds
         self._lock = threading.Lock()
-        self._running: set[Child] = set()
+        self._running: set[Helper] = set()
         self._closed = False
 
     def ask(self, request: dict[str, Any], data: bytes) -> dict[str, Any]:
         """Start a child for one request and return its answer. Raises ArtefactRefused."""
-        deadline = time.monotonic() + self.bounds.seconds
+        helper = Helper(_CHILD, str(self.bounds.niceness), str(request["file_bytes"]))
         with self._lock:
             if self._closed:
                 raise ArtefactRefused(RefusalKind.STOPPED, "the server is stopping")
-            child = Child(_CHILD)
-            self._running.add(child)
+            self._running.add(helper)
+
+        def log(line: str) -> None:
+            _log.info("%s: %s", request["shown"], line[:200])
+
         try:
-            child.write(json.dumps(request).encode() + b"\n", deadline)
-            child.write(data, deadline)
-            answer = _answer(child, deadline, request["shown"])
-        except TimeoutError:
+            answer, _ = helper.ask(request, [data], timeout_s=self.bounds.seconds, on_note=log)
+        except HelperLate:
             text = f"it took longer than {self.bounds.seconds:g} s"
             raise ArtefactRefused(RefusalKind.TIMED_OUT, text) from None
-        except (OSError, ValueError):
-            code = child.end()
+        except HelperEnded as ended:
             if self._closed:
                 raise ArtefactRefused(RefusalKind.STOPPED, "the server is stopping") from None
-            if code in _ENDED_WITH_US:  # or by somebody who meant the child alone
+            if ended.code in _ENDED_WITH_US:  # or by somebody who meant the child alone
                 raise ArtefactRefused(RefusalKind.STOPPED, "the process that tried it was stopped") from None
-            if code == -signal.SIGKILL and not request["memory_bytes"]:
+            if ended.code == -signal.SIGKILL and not request["memory_bytes"]:
                 text = "the kernel ended the process that tried it, as it does where no memory is left"
                 raise ArtefactRefused(RefusalKind.NO_SPACE, text) from None
-            raise ArtefactRefused(RefusalKind.CRASHED, f"the process that tried it ended with {code}") from None
+            raise ArtefactRefused(RefusalKind.CRASHED, f"the process that tried it {ended}") from None
         finally:
             with self._lock:
-                self._running.discard(child)
-            child.end()
+                self._running.discard(helper)
+            helper.end()
         if reason := answer.get("reason"):
             kind = RefusalKind(answer["kind"])
             if kind is RefusalKind.OUT_OF_MEMORY and not request["memory_bytes"]:
@@ -171,19 +169,8 @@ class ChildProcesses:
         """End the children under way, and start no more."""
         with self._lock:
             self._closed = True
-            for child in self._running:
-                child.kill()
-
-
-def _answer(child: Child, deadline: float, shown: str) -> dict[str, Any]:
-    """Return the answer of a child; the lines about its progress before that go to the log."""
-    for _ in range(MAX_LINES):
-        for line in child.read_line(MAX_ANSWER_BYTES, deadline).splitlines():
-            answer: dict[str, Any] = json.loads(line)
-            if "progress" not in answer:
-                return answer
-            _log.info("%s: %s", shown, str(answer["progress"])[:200])
-    raise ValueError("the child reports too much")
+            for helper in self._running:
+                helper.close()
 
 
 def build(
@@ -331,8 +318,6 @@ def _request(compilation: Compilation, source: Path, folder: Path, bounds: Build
         },
         "folder": str(folder),
         "samples": None,
-        "timeout_s": int(bounds.seconds) + 5,
-        "niceness": bounds.niceness,
         "memory_bytes": _memory_bytes(compilation, source, bounds),
         "file_bytes": bounds.artefact_bytes,
     }
