@@ -11,7 +11,7 @@ import pytest
 from fake_backend import FakeSession, Gate
 
 from oriel_cli.main import main
-from oriel_inference.artefacts.compare import compare, take_turns
+from oriel_inference.artefacts.compare import ComparisonOptions, compare, take_turns
 from oriel_inference.backends import OutsideProfile
 from oriel_inference.errors import BackendFailed, InferenceError
 from oriel_inference.model import TensorInfo
@@ -105,7 +105,9 @@ def test_one_that_does_not_run_a_batch_size_is_timed_with_the_others(
             run=run, close=lambda: None, inputs=own.inputs, outputs=own.outputs, provider=own.provider
         )
 
-    reference, found = compare(tmp_path, "double", served=small_only, batches=(1, 8), runs=3).contestants
+    reference, found = compare(
+        tmp_path, "double", ComparisonOptions(batches=(1, 8), runs=3), served=small_only
+    ).contestants
     assert list(reference.median_ms) == [1, 8] and list(found.median_ms) == [1]
     assert (found.state, found.reason) == (state, "8 rows cannot be run: it is too large")
 

@@ -15,7 +15,7 @@ from oriel_policies.artefacts.comparison import (
     tolerance_of,
 )
 from oriel_policies.artefacts.fingerprint import ArtefactKey, is_fingerprint, key_of
-from oriel_policies.artefacts.lifecycle import ArtefactEvent, ArtefactLife, ArtefactState
+from oriel_policies.artefacts.lifecycle import ArtefactLife, ArtefactState
 from oriel_policies.artefacts.retirement import StoredArtefact, retired
 
 PARTS = [field.name for field in fields(ArtefactKey)]
@@ -60,37 +60,38 @@ def test_other_parts_are_no_key(parts: dict[str, object]) -> None:
 # States
 
 
-@given(st.lists(st.sampled_from(ArtefactEvent)))
-def test_nothing_serves_that_was_not_found_to_agree(events: list[ArtefactEvent]) -> None:
-    life, agreed = ArtefactLife("c"), False
-    for event in events:
-        before = life.state
+@given(st.lists(st.sampled_from(ArtefactState)))
+def test_nothing_serves_that_was_not_checked_and_what_left_never_comes_back(states: list[ArtefactState]) -> None:
+    life, lived = ArtefactLife("c"), [ArtefactState.ABSENT]
+    for state in states:
         try:
-            life.happened(event)
+            life.become(state)
         except ValueError:
-            assert life.state is before
+            assert life.state is lived[-1]
             continue
-        if event in (ArtefactEvent.FOUND, ArtefactEvent.BUILT):
-            agreed = False
-        agreed = agreed or event is ArtefactEvent.AGREED
-        if life.state is ArtefactState.SERVING:
-            assert agreed and before is ArtefactState.READY
-        if before is ArtefactState.RETIRED:
-            assert life.state is ArtefactState.RETIRED
-        if before is ArtefactState.SERVING:
-            assert life.state in (ArtefactState.REFUSED, ArtefactState.RETIRED)
+        lived.append(state)
+    for number, state in enumerate(lived):
+        if state is ArtefactState.SERVING:
+            assert lived[number - 2 : number] == [ArtefactState.CHECKING, ArtefactState.READY]
+            assert lived[number + 1 :][:1] in ([], [ArtefactState.REFUSED], [ArtefactState.RETIRED])
+        if state is ArtefactState.RETIRED:
+            assert set(lived[number:]) == {ArtefactState.RETIRED}
+        if state is ArtefactState.REFUSED:
+            assert set(lived[number + 1 :]) <= {ArtefactState.RETIRED}
 
 
-@pytest.mark.parametrize("state", ArtefactState)
-def test_every_state_but_the_last_can_be_left_and_the_model_may_leave_in_any(state: ArtefactState) -> None:
+def test_every_artefact_can_serve_and_the_model_may_leave_in_any_state() -> None:
     life = ArtefactLife("c")
-    life.state = state
-    assert life.happened(ArtefactEvent.LEFT) is ArtefactState.RETIRED
+    for state in ("absent", "building", "checking", "ready", "serving", "refused", "retired", "retired"):
+        life.become(ArtefactState(state))
+        left = ArtefactLife("c")
+        left.state = life.state
+        left.become(ArtefactState.RETIRED)
 
 
 def test_a_refused_artefact_says_why() -> None:
     life = ArtefactLife("onnxruntime-graph")
-    life.happened(ArtefactEvent.REFUSAL_FOUND, "it is too slow")
+    life.become(ArtefactState.REFUSED, "it is too slow")
     assert life.text == "compiled by onnxruntime-graph: refused, it is too slow"
 
 

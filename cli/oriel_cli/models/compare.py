@@ -20,6 +20,7 @@ from oriel_cli.table import columns
 from oriel_wire.process.flags import number
 
 Actions = Any  # argparse gives its class no public name
+Contestant = Any  # the inference server's; the command line names units lazily
 TIMEOUT_S = 60.0
 _positive = number(int, 1, 100_000)
 
@@ -63,7 +64,7 @@ def add_action(actions: Actions) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from oriel_inference.artefacts.compare import compare
+    from oriel_inference.artefacts.compare import ComparisonOptions, compare
     from oriel_inference.errors import InferenceError, LoadFailed
 
     def progress(text: str) -> None:
@@ -83,12 +84,14 @@ def run(args: argparse.Namespace) -> int:
             found = compare(
                 args.repository,
                 args.name,
-                also=args.also,
+                ComparisonOptions(
+                    also=args.also,
+                    batches=args.batches,
+                    runs=args.runs,
+                    seconds=args.seconds,
+                    cores=args.cores or len(os.sched_getaffinity(0)),
+                ),
                 served=served if args.url else None,
-                batches=args.batches,
-                runs=args.runs,
-                seconds=args.seconds,
-                cores=args.cores or len(os.sched_getaffinity(0)),
                 progress=progress,
             )
     except LoadFailed as failure:
@@ -96,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     except InferenceError as error:
         raise CommandFailed(f"a run failed: {error.message}") from error
     reference = found.contestants[0].median_ms
-    lines = [_line(asdict(each), reference) for each in found.contestants]
+    lines = [_line(each, reference) for each in found.contestants]
     if args.json:
         print(json.dumps({"model": found.model, "version": found.version, "variants": lines}))
     else:
@@ -107,23 +110,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _line(contestant: Mapping[str, Any], reference_ms: Mapping[int, float]) -> dict[str, Any]:
+def _line(contestant: Contestant, reference_ms: Mapping[int, float]) -> dict[str, Any]:
     """Return a contestant as it is printed. top1: the lowest share of all outputs; None where that means nothing."""
-    errors = contestant["errors"]
-    shares = [each["top1"] for each in errors if each["top1"] is not None]
-    median_ms = contestant["median_ms"]
+    errors, median_ms = contestant.errors, contestant.median_ms
     return {
-        "name": contestant["name"],
-        "state": contestant["state"],
-        "reason": contestant["reason"],
-        "provider": contestant["provider"],
-        "samples": contestant["samples"],
-        "absolute": max((each["absolute"] for each in errors), default=None),
-        "relative": max((each["relative"] for each in errors), default=None),
-        "top1": min(shares, default=None),
-        "outputs": errors,
+        **{name: getattr(contestant, name) for name in ("name", "state", "reason", "provider", "samples")},
+        "absolute": max((each.absolute for each in errors), default=None),
+        "relative": max((each.relative for each in errors), default=None),
+        "top1": min((each.top1 for each in errors if each.top1 is not None), default=None),
+        "outputs": [asdict(each) for each in errors],
         "median_ms": median_ms,
-        "cpu_ms": contestant["cpu_ms"],
+        "cpu_ms": contestant.cpu_ms,
         "speedup": {rows: reference_ms[rows] / ms for rows, ms in median_ms.items() if ms and rows in reference_ms},
     }
 

@@ -15,7 +15,7 @@ from oriel_inference.artefacts.folder import ArtefactDamaged, Manifest
 from oriel_inference.artefacts.group_store import GroupStore, GroupStoreFailed
 from oriel_inference.artefacts.process import ArtefactRefused, ChildProcesses, build
 from oriel_inference.artefacts.records import ArtefactCounts, ArtefactSettings, Followed, record_span
-from oriel_policies.artefacts.lifecycle import ArtefactEvent
+from oriel_policies.artefacts.lifecycle import ArtefactState
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class ArtefactBuilder:
             return None
 
     async def _build(self, one: Followed) -> Manifest:
-        one.life.happened(ArtefactEvent.BUILD_BEGUN)
+        one.life.become(ArtefactState.BUILDING)
         _log.info("%s: its artefact is being built by %s", one.shown, one.life.compiler)
         began, outcome = time.monotonic(), "stopped"
 
@@ -101,7 +101,7 @@ class ArtefactBuilder:
     @staticmethod
     def _built(one: Followed) -> None:
         if not one.left:
-            one.life.happened(ArtefactEvent.BUILT)
+            one.life.become(ArtefactState.CHECKING)
 
     async def _fetch(self, one: Followed, store: GroupStore) -> bool:
         try:

@@ -5,14 +5,13 @@ Whatever is compared is built and checked in child processes, as a server does. 
 in this process, where the runs of all take turns.
 """
 
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -55,25 +54,53 @@ MIN_RUNS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonOptions:
+    """What a comparison includes, and how long it takes.
+
+    also: names of compilers to compare beside those that the model's configuration asks for.
+    batches: rows of the batches to time; empty for those of `BATCHES` that the model takes.
+    runs: timed runs of each contestant for one batch size, at least `MIN_RUNS`.
+    seconds: time after which no further runs of one batch size begin.
+    cores: number of cores that a run may use.
+    bounds: limits of the processes that build and check.
+    """
+
+    also: Sequence[str] = ()
+    batches: Sequence[int] = ()
+    runs: int = 50
+    seconds: float = 10.0
+    cores: int = 1
+    bounds: BuildBounds = BuildBounds()
+
+
+@dataclass(slots=True)
 class Contestant:
-    """What was compared: the model's own file, a variant, what a compiler made of it, or a running server's answers.
+    """One of those compared: the model itself, a variant, what a compiler made of it, or the answers of a server.
 
     state: "reference", "agrees", "differs" (it would not serve), or "failed".
     reason: why it would not serve, or why a batch size was not timed; of the reference too.
+    errors: differences of each output, over `samples` samples.
+    session: None unless it can be run; closed once the comparison has ended.
     provider: the execution provider that ran it; "" if nothing did.
-    errors: of each output, over `samples` samples.
     median_ms, cpu_ms: rows of a batch -> median time of a run, and CPU time of a run, in milliseconds. 0 rows: a model
     without a batch dimension.
     """
 
     name: str
-    state: str
+    state: str = "failed"
     reason: str = ""
-    provider: str = ""
     errors: Sequence[OutputError] = ()
     samples: int = 0
-    median_ms: Mapping[int, float] = field(default_factory=dict)
-    cpu_ms: Mapping[int, float] = field(default_factory=dict)
+    session: Session | None = None
+    provider: str = ""
+    median_ms: dict[int, float] = field(default_factory=dict)
+    cpu_ms: dict[int, float] = field(default_factory=dict)
+
+    def measured(self, session: Session, errors: Sequence[OutputError], samples: int) -> None:
+        """Take the outcome of a comparison of outputs, and the session to time."""
+        self.session, self.provider, self.errors, self.samples = session, session.provider, errors, samples
+        self.reason = disagreement(errors)
+        self.state = "differs" if self.reason else "agrees"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,45 +112,24 @@ class Comparison:
     contestants: Sequence[Contestant]
 
 
-@dataclass(slots=True)
-class _Entry:
-    """A contestant while it is compared. session: None unless it can be run."""
-
-    name: str
-    state: str = "failed"
-    reason: str = ""
-    errors: Sequence[OutputError] = ()
-    samples: int = 0
-    session: Session | None = None
-
-
 def compare(
     root: Path,
     model: str,
+    options: ComparisonOptions,
     *,
-    also: Sequence[str] = (),
     served: Callable[[LoadedVersion], Session] | None = None,
-    batches: Sequence[int] = (),
-    runs: int = 50,
-    seconds: float = 10.0,
-    cores: int = 1,
-    bounds: BuildBounds | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Comparison:
-    """Compare the newest version that can be loaded with its variants, with its compiler if its configuration names
-    one, and with the compilers in `also`. All run where the model's instances do, without its accelerators. One that
-    cannot be loaded or run is listed with its error.
+    """Compare the newest version that can be loaded with its variants, and with what compilers make of it. All run
+    where the model's instances do, without its accelerators. One that cannot be loaded or run is listed with its error.
 
     served: returns a session whose answers come from elsewhere, to compare as well.
-    batches: rows of the batches to time; by default those of `BATCHES` that the model takes.
-    runs, seconds: of each contestant, and of all of them, for one batch size; at least `MIN_RUNS` runs.
     Raises LoadFailed if the model cannot be loaded or has nothing to be compared with.
     """
-    bounds = bounds or BuildBounds()
     with ExitStack() as stack:
         check = CheckPool(CHECK_S)
         stack.callback(check.end)
-        store = LocalStore(root, runs_code=False)
+        store, cores = LocalStore(root, runs_code=False), options.cores
 
         def load(override: pb.ModelConfig | None) -> tuple[int, LoadedVersion]:
             loading = Loading(
@@ -135,52 +141,60 @@ def compare(
         version, loaded = load(_plain(config))
         stack.callback(loaded.close)
         samples = samples_of(store, model, loaded.config, loaded.spec)
-        entries: list[_Entry] = []
-        for name in _names(store, model, version, config, also):
+        found: list[Contestant] = []
+        for name in _names(store, model, version, config, options.also):
             progress(f"{name}: building and comparing")
+            found.append(one := Contestant(name))
             try:
                 _, other = load(_asking(config, name))
             except LoadFailed as failure:
-                entries.append(_Entry(name, reason=failure.reason))
+                one.reason = failure.reason
                 continue
             other.close()
             assert other.compilation is not None  # its configuration asks for one
-            folder = Path(mkdtemp(prefix="oriel-compare-"))
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            entries.append(_compiled(name, other.compilation, folder, bounds))
+            folder = TemporaryDirectory(prefix="oriel-compare-", ignore_cleanup_errors=True)
+            _compile(one, other.compilation, Path(stack.enter_context(folder)), options.bounds)
         if served is not None:
             progress(f"{SERVED}: comparing")
-            entries.append(_served(served(loaded), loaded, config, samples))
-        if not entries:
+            found.append(_served(served(loaded), loaded, config, samples))
+        if not found:
             stem = Path(_filename(config)).stem
             wanted = ", ".join(f"{stem}.{each}.onnx" for each in variants()[1:])
             raise LoadFailed(f"{model}/{version} has no variants beside its model file: {wanted}")
-        sessions = {ITSELF: loaded.sessions[0]}
-        for each in entries:
+        for each in found:
             if each.session is not None:
-                sessions[each.name] = each.session
                 stack.callback(each.session.close)
-        by_name = {each.name: each for each in entries}
-        times: dict[int, dict[str, tuple[float, float]]] = {}
-        itself = _Entry(ITSELF, state="reference", session=sessions[ITSELF])
-        for rows, inputs in _batches(loaded, samples, batches):
-            if not inputs:
-                itself.reason = f"{model} takes batches of 1 to {loaded.spec.max_batch_size} rows, not {rows}"
-                continue
-            progress(f"timing batches of {rows}" if rows else "timing runs")
+        own = loaded.sessions[0]
+        found.insert(0, Contestant(ITSELF, state="reference", session=own, provider=own.provider))
+        _time(found, loaded, samples, options, progress)
+        return Comparison(model=model, version=version, contestants=found)
 
-            def failed(name: str, error: InferenceError, rows: int = rows) -> None:
-                if name == ITSELF:
-                    itself.reason = itself.reason or f"{rows} rows cannot be run: {error.message}"
-                    return
-                one = by_name[name]
-                if not isinstance(error, OutsideProfile):  # which the model itself would execute
-                    one.state = "failed"
-                one.reason = one.reason or f"{f'{rows} rows' if rows else 'the inputs'} cannot be run: {error.message}"
 
-            times[rows] = take_turns(sessions, inputs, runs=runs, seconds=seconds, failed=failed)
-        entries.insert(0, itself)
-        return Comparison(model=model, version=version, contestants=[_contestant(each, times) for each in entries])
+def _time(
+    contestants: Sequence[Contestant],
+    loaded: LoadedVersion,
+    samples: Samples,
+    options: ComparisonOptions,
+    progress: Callable[[str], None],
+) -> None:
+    """Time the runs of all contestants that have a session; the first one is the reference."""
+    itself, by_name = contestants[0], {each.name: each for each in contestants}
+    sessions = {each.name: each.session for each in contestants if each.session is not None}
+    for rows, inputs in _batches(loaded, samples, options.batches):
+        if not inputs:
+            itself.reason = f"{loaded.spec.name} takes batches of 1 to {loaded.spec.max_batch_size} rows, not {rows}"
+            continue
+        progress(f"timing batches of {rows}" if rows else "timing runs")
+
+        def failed(name: str, error: InferenceError, rows: int = rows) -> None:
+            one = by_name[name]
+            if one is not itself and not isinstance(error, OutsideProfile):  # which the model itself would execute
+                one.state = "failed"
+            one.reason = one.reason or f"{f'{rows} rows' if rows else 'the inputs'} cannot be run: {error.message}"
+
+        times = take_turns(sessions, inputs, runs=options.runs, seconds=options.seconds, failed=failed)
+        for name, (run_ms, cpu_ms) in times.items():
+            by_name[name].median_ms[rows], by_name[name].cpu_ms[rows] = run_ms, cpu_ms
 
 
 def take_turns(
@@ -223,24 +237,23 @@ def take_turns(
     }
 
 
-def _compiled(name: str, compilation: Compilation, folder: Path, bounds: BuildBounds) -> _Entry:
+def _compile(one: Contestant, compilation: Compilation, folder: Path, bounds: BuildBounds) -> None:
     """Build an artefact into an empty folder, compare its outputs, and open it if that was possible."""
-    one, children = _Entry(name), ChildProcesses(bounds)
+    children = ChildProcesses(bounds)
     try:
         wanted = Wanted.of(compilation, bounds)
         with compilation.source() as source:
             artefact = folder / compile_into(wanted, source, folder, children)
             one.errors, one.samples = measure_outputs(wanted, source, artefact, children)
-        one.session = compilation.compiler.open(artefact, compilation.place.options)
-        _judge(one)
+        session = compilation.compiler.open(artefact, compilation.place.options)
+        one.measured(session, one.errors, one.samples)
     except (ArtefactRefused, LoadFailed) as refused:
         one.reason = refused.reason
-    return one
 
 
-def _served(session: Session, loaded: LoadedVersion, config: pb.ModelConfig, samples: Samples) -> _Entry:
+def _served(session: Session, loaded: LoadedVersion, config: pb.ModelConfig, samples: Samples) -> Contestant:
     """Compare the answers of a session, which is held to the tolerance of what the configuration asks for."""
-    one, reference = _Entry(SERVED), loaded.sessions[0]
+    one, reference = Contestant(SERVED), loaded.sessions[0]
     names = [output.name for output in reference.outputs]
     precision = parameter(config, VARIANT_KEY).upper() or parameter(config, f"{COMPILE_KEY}.precision")
     text = parameter(config, TOLERANCE_KEY)
@@ -259,8 +272,7 @@ def _served(session: Session, loaded: LoadedVersion, config: pb.ModelConfig, sam
     except InferenceError as error:
         one.reason = error.message
         return one
-    one.samples = len(pairs)
-    one.errors = [
+    errors = [
         measure(
             info.name,
             info.datatype,
@@ -269,28 +281,8 @@ def _served(session: Session, loaded: LoadedVersion, config: pb.ModelConfig, sam
         )
         for index, info in enumerate(reference.outputs)
     ]
-    one.session = session
-    _judge(one)
+    one.measured(session, errors, len(pairs))
     return one
-
-
-def _judge(one: _Entry) -> None:
-    one.reason = disagreement(one.errors)
-    one.state = "differs" if one.reason else "agrees"
-
-
-def _contestant(one: _Entry, times: Mapping[int, Mapping[str, tuple[float, float]]]) -> Contestant:
-    found = {rows: of[one.name] for rows, of in times.items() if one.name in of}
-    return Contestant(
-        name=one.name,
-        state=one.state,
-        reason=one.reason,
-        provider=one.session.provider if one.session is not None else "",
-        errors=one.errors,
-        samples=one.samples,
-        median_ms={rows: run for rows, (run, _) in found.items()},
-        cpu_ms={rows: cpu for rows, (_, cpu) in found.items()},
-    )
 
 
 def _batches(loaded: LoadedVersion, samples: Samples, wanted: Sequence[int]) -> Iterator[tuple[int, dict[str, Array]]]:

@@ -124,13 +124,13 @@ class ArtefactFolder:
                 source = open_own(self.root / fingerprint / name)
             except OSError as error:
                 raise ArtefactDamaged(f"{name} cannot be read: {error.strerror or error}") from error
-            with source as file, _target(into, name) as target:
+            with source as file, os.fdopen(open_new(into / name), "wb") if into else open(os.devnull, "wb") as copy:
                 while piece := file.read(_PIECE_BYTES):
                     size_bytes += len(piece)
                     if size_bytes > line.size_bytes:
                         break
                     digest.update(piece)
-                    target.write(piece)
+                    copy.write(piece)
             if size_bytes != line.size_bytes or digest.hexdigest() != line.sha256:
                 raise ArtefactDamaged(f"{name} is not the file that was built")
 
@@ -279,17 +279,3 @@ def describe_files(folder: Path) -> dict[str, FileLine]:
 
 def _is_plain(name: str) -> bool:
     return bool(name) and len(name) <= 255 and not name.startswith(".") and "/" not in name and "\0" not in name
-
-
-class _Nowhere:
-    def write(self, data: bytes) -> None:
-        """Drop the data."""
-
-
-@contextmanager
-def _target(into: Path | None, name: str) -> "Iterator[_Nowhere]":
-    if into is None:
-        yield _Nowhere()
-        return
-    with os.fdopen(open_new(into / name), "wb") as file:
-        yield file  # type: ignore[misc]

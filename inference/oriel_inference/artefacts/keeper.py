@@ -32,7 +32,7 @@ from oriel_inference.batching.batcher import Batcher
 from oriel_inference.catalog import Catalog, ServingModel
 from oriel_inference.errors import CompilerMissing, InferenceError, LoadFailed
 from oriel_inference.repository.compiling import Compilation, Samples
-from oriel_policies.artefacts.lifecycle import ArtefactEvent, ArtefactLife, ArtefactState
+from oriel_policies.artefacts.lifecycle import ArtefactLife, ArtefactState
 from oriel_policies.artefacts.refusals import RefusalKind, is_remembered
 
 _log = logging.getLogger(__name__)
@@ -40,7 +40,6 @@ _log = logging.getLogger(__name__)
 LEAVE_POLL_S = 0.02
 RETIRE_S = 3600.0
 MAX_TRIES = 3  # of an artefact that is damaged whenever it was built
-_Event = ArtefactEvent
 
 
 class ArtefactKeeper:
@@ -104,9 +103,9 @@ class ArtefactKeeper:
             except Exception:
                 # An unexpected error in one artefact must not keep the others from serving; the reference serves.
                 _log.exception("%s: its artefact could not be brought into service", one.shown)
-                with suppress(ValueError):
-                    one.life.happened(_Event.INTERRUPTED)
-                one.life.reason = "it could not be brought into service, the server's log says why"
+                with suppress(ValueError):  # it serves, or the version has left
+                    text = "it could not be brought into service, the server's log says why"
+                    one.life.become(ArtefactState.ABSENT, text)
             await self._tidy()
 
     async def _bring(self, one: Followed) -> None:
@@ -117,7 +116,7 @@ class ArtefactKeeper:
         if one.left:
             return
         if refusal is not None:
-            one.life.happened(_Event.REFUSAL_FOUND, refusal.reason)
+            one.life.become(ArtefactState.REFUSED, refusal.reason)
             self.counts.count(one, "remembered")
             _log.warning("%s: %s", one.shown, one.life.text)
             return
@@ -149,8 +148,8 @@ class ArtefactKeeper:
         Returns False if it was damaged and is to be built again. Raises ArtefactRefused and OSError.
         """
         life = one.life
-        if life.state is ArtefactState.ABSENT:
-            life.happened(_Event.FOUND)
+        if life.state is not ArtefactState.CHECKING:
+            life.become(ArtefactState.CHECKING)
         began, outcome = time.monotonic(), "stopped"
         try:
             opened = await asyncio.to_thread(self._open, one, manifest, built)
@@ -158,7 +157,7 @@ class ArtefactKeeper:
         except ArtefactDamaged as damaged:
             outcome = "damaged"
             if not one.left:
-                life.happened(_Event.DAMAGED, str(damaged))
+                life.become(ArtefactState.ABSENT, str(damaged))
             await self._builder.discard(one, damaged)
             return False
         except ArtefactRefused as refused:
@@ -171,7 +170,7 @@ class ArtefactKeeper:
         if one.left:
             await asyncio.to_thread(_close, opened)
             return True
-        life.happened(_Event.AGREED)
+        life.become(ArtefactState.READY)
         # Only the sessions of one plan share what they hold.
         size_bytes = manifest.size_bytes * (1 if compiles_on_gpu(one.compilation.compiler) else len(opened))
         device = one.compilation.device
@@ -229,7 +228,7 @@ class ArtefactKeeper:
         sessions = [CompiledSession(*pair, failed) for pair in zip(opened, one.reference, strict=True)]
         batcher.swap(_for_slots(serving, sessions))
         serving.sessions = (*sessions, *one.reference)
-        one.life.happened(_Event.SWAPPED_IN)
+        one.life.become(ArtefactState.SERVING)
         _log.info("%s is served by its artefact %s: %s", one.shown, one.life.fingerprint[:12], one.life.text)
 
     # Out of service ---------------------------------------------------------------------------------------------
@@ -242,7 +241,7 @@ class ArtefactKeeper:
         runs = batcher.swap(_for_slots(serving, one.reference))
         serving.sessions = one.reference
         reason = f"it failed in service, where the model answers: {error.detail or error.message}"
-        one.life.happened(_Event.FAILED, reason)
+        one.life.become(ArtefactState.REFUSED, reason)
         self.counts.rollbacks[serving.spec.name] += 1
         self.counts.count(one, RefusalKind.FAILED.value)
         _log.error("%s: rolled back to the model itself: %s", one.shown, one.life.text)
@@ -261,23 +260,13 @@ class ArtefactKeeper:
         await asyncio.to_thread(_close, opened)
 
     async def _refuse(self, one: Followed, refused: ArtefactRefused) -> None:
-        life = one.life
         self.counts.count(one, refused.kind.value)
         await self._remember(one, refused)
         if one.left:
             return
-        if not is_remembered(refused.kind):
-            if life.state is not ArtefactState.ABSENT:
-                life.happened(_Event.INTERRUPTED)
-            life.reason = refused.reason
-        else:
-            events = {
-                ArtefactState.BUILDING: _Event.BUILD_FAILED,
-                ArtefactState.CHECKING: _Event.DISAGREED,
-                ArtefactState.READY: _Event.NOT_OPENED,
-            }
-            life.happened(events[life.state], refused.reason)
-        _log.warning("%s is served by the model itself: %s", one.shown, life.text)
+        state = ArtefactState.REFUSED if is_remembered(refused.kind) else ArtefactState.ABSENT
+        one.life.become(state, refused.reason)
+        _log.warning("%s is served by the model itself: %s", one.shown, one.life.text)
 
     async def _remember(self, one: Followed, refused: ArtefactRefused) -> None:
         """Keep a refusal for later, and for servers with the same folder, unless its reason may pass."""

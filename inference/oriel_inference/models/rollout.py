@@ -38,7 +38,7 @@ from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.repository.plans import ReserveModel, unbounded
 from oriel_inference.stores import ModelStore
-from oriel_policies.artefacts.lifecycle import ArtefactEvent
+from oriel_policies.artefacts.lifecycle import ArtefactState
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
 _log = logging.getLogger(__name__)
@@ -418,7 +418,7 @@ class Rollout:
         for serving in servings:
             if serving is not None:
                 if serving.artefact is not None:
-                    serving.artefact.happened(ArtefactEvent.LEFT)
+                    serving.artefact.become(ArtefactState.RETIRED)
                 self._catalog.leaving.append(serving)
                 self._closing[serving] = self.spawn(self._finish(serving))
 

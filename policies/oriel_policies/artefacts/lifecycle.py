@@ -1,7 +1,7 @@
-"""The states of the artefact of one model version in one server, and the events that change them.
+"""The states of the artefact of one model version in one server, and which of them may follow which.
 
 While the state is not SERVING, the reference serves: the model as its owner uploaded it. The table has no way to
-SERVING that does not lead through CHECKING and AGREED, and every fault of an artefact ends in REFUSED.
+SERVING that does not lead through CHECKING and READY, and every fault of an artefact ends in REFUSED.
 """
 
 from enum import Enum
@@ -13,57 +13,31 @@ class ArtefactState(Enum):
     ABSENT = "absent"  # this server has none for this fingerprint, and does not build it now
     BUILDING = "building"
     CHECKING = "checking"  # its files and its outputs
-    READY = "ready"  # to be swapped in
+    READY = "ready"  # its outputs are those of the reference: to be swapped in
     SERVING = "serving"
     REFUSED = "refused"  # for this fingerprint
     RETIRED = "retired"  # the version that it belonged to has left
 
 
-class ArtefactEvent(Enum):
-    """What happens to an artefact."""
-
-    BUILD_BEGUN = "build begun"
-    FOUND = "found"  # in the folder already
-    BUILT = "built"
-    BUILD_FAILED = "build failed"
-    INTERRUPTED = "interrupted"  # for a reason that says nothing about the artefact
-    DAMAGED = "damaged"  # its files are not those that were built: it is removed and built again
-    AGREED = "agreed"  # its outputs are those of the reference
-    DISAGREED = "disagreed"
-    NOT_OPENED = "not opened"
-    SWAPPED_IN = "swapped in"
-    FAILED = "failed"  # a run that the reference could do
-    REFUSAL_FOUND = "refusal found"  # remembered in the folder
-    LEFT = "left"  # the model version is replaced or unloaded
-
-
-_S, _E = ArtefactState, ArtefactEvent
-_TABLE: dict[ArtefactState, dict[ArtefactEvent, ArtefactState]] = {
-    _S.ABSENT: {
-        _E.BUILD_BEGUN: _S.BUILDING,
-        _E.FOUND: _S.CHECKING,
-        _E.REFUSAL_FOUND: _S.REFUSED,
-    },
-    _S.BUILDING: {_E.BUILT: _S.CHECKING, _E.BUILD_FAILED: _S.REFUSED, _E.INTERRUPTED: _S.ABSENT},
-    _S.CHECKING: {
-        _E.AGREED: _S.READY,
-        _E.DISAGREED: _S.REFUSED,
-        _E.DAMAGED: _S.ABSENT,
-        _E.INTERRUPTED: _S.ABSENT,
-    },
-    _S.READY: {_E.SWAPPED_IN: _S.SERVING, _E.NOT_OPENED: _S.REFUSED, _E.INTERRUPTED: _S.ABSENT},
-    _S.SERVING: {_E.FAILED: _S.REFUSED},
-    _S.REFUSED: {},
-    _S.RETIRED: {},
+_S = ArtefactState
+# ABSENT follows a fault that says nothing about the artefact, and damaged files: these are built again.
+_FOLLOWING: dict[ArtefactState, tuple[ArtefactState, ...]] = {
+    _S.ABSENT: (_S.ABSENT, _S.BUILDING, _S.CHECKING, _S.REFUSED),
+    _S.BUILDING: (_S.CHECKING, _S.REFUSED, _S.ABSENT),
+    _S.CHECKING: (_S.READY, _S.REFUSED, _S.ABSENT),
+    _S.READY: (_S.SERVING, _S.REFUSED, _S.ABSENT),
+    _S.SERVING: (_S.REFUSED,),
+    _S.REFUSED: (),
+    _S.RETIRED: (),
 }
 
 
 class ArtefactLife:
     """The life of one artefact. Single writer: whoever brings it into service.
 
-    compiler: as configurations name it.
-    reason: why it is refused, or absent after an interruption.
-    note: what was found in the check of its outputs.
+    compiler: its name in configurations.
+    reason: text of why it is refused, or absent after an interruption.
+    note: text of what the check of its outputs found.
     fingerprint: "" until it is known.
     """
 
@@ -76,26 +50,14 @@ class ArtefactLife:
         self.reason = ""
         self.note = ""
 
-    def happened(self, event: ArtefactEvent, reason: str = "") -> ArtefactState:
-        """Change the state; return the new one. Raises ValueError, and changes nothing, if `event` cannot happen
-        now.
-        """
-        self.state = following(self.state, event)
-        self.reason = reason
-        return self.state
+    def become(self, state: ArtefactState, reason: str = "") -> None:
+        """Change the state. Raises ValueError, and changes nothing, if it cannot follow the present one."""
+        if state is not ArtefactState.RETIRED and state not in _FOLLOWING[self.state]:
+            raise ValueError(f"an artefact that is {self.state.value} cannot become {state.value}")
+        self.state, self.reason = state, reason
 
     @property
     def text(self) -> str:
         """Return the state as one sentence."""
         why = self.reason or self.note
         return f"compiled by {self.compiler}: {self.state.value}{f', {why}' if why else ''}"
-
-
-def following(state: ArtefactState, event: ArtefactEvent) -> ArtefactState:
-    """Return the state after `event`. Raises ValueError if it cannot happen in `state`."""
-    if event is ArtefactEvent.LEFT:
-        return ArtefactState.RETIRED
-    after = _TABLE[state].get(event)
-    if after is None:
-        raise ValueError(f"an artefact that is {state.value} cannot be {event.value}")
-    return after
