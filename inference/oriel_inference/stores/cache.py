@@ -25,8 +25,9 @@ from threading import RLock
 from typing import BinaryIO
 
 from oriel_inference.errors import LoadFailed, NotKept
-from oriel_inference.stores.manifest import Manifest, Record, agrees, read_document, write_document
+from oriel_inference.stores.manifest import Manifest, agrees, read_document, write_document
 from oriel_inference.stores.own_files import open_new, own_folder, read_own, untouched
+from oriel_inference.stores.snapshot import ModelFiles
 
 _log = logging.getLogger(__name__)
 
@@ -304,17 +305,17 @@ class Cache:
             os.replace(beside, path)
             self._shared_bytes += path.stat().st_size
 
-    def records(self) -> Mapping[str, Record]:
-        """Return model -> the files that it consisted of."""
-        found = (read_document(path, Record) for path in (self._folder / "models").glob("*.json"))
-        return {record.model: record for record in found if record is not None}
+    def records(self) -> Mapping[str, ModelFiles]:
+        """Return model -> its files when it was last loaded."""
+        found = {path.stem: read_document(path, ModelFiles) for path in (self._folder / "models").glob("*.json")}
+        return {model: files for model, files in found.items() if files is not None}
 
-    def record(self, record: Record) -> None:
+    def record(self, model: str, files: ModelFiles) -> None:
         try:
-            write_document(self._folder / "models" / f"{record.model}.json", record)
+            write_document(self._folder / "models" / f"{model}.json", files)
         except OSError as error:
             # A failure matters only to the next start.
-            _log.warning("model cache: %s cannot be written: %s", record.model, error.strerror)
+            _log.warning("model cache: %s cannot be written: %s", model, error.strerror)
 
     def forget(self, model: str) -> None:
         (self._folder / "models" / f"{model}.json").unlink(missing_ok=True)

@@ -16,9 +16,9 @@ Rules:
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from shutil import copyfile
@@ -29,17 +29,16 @@ from oriel_inference.model import is_version
 from oriel_inference.stores import Fingerprint
 from oriel_inference.stores.cache import Cache
 from oriel_inference.stores.fetch import fetch_version
-from oriel_inference.stores.listing import MAX_OBJECTS, Listing
 from oriel_inference.stores.local import MAX_COPY_BYTES, MAX_DATA_BYTES, MAX_TEXT_BYTES, MAX_VERSION_BYTES
 from oriel_inference.stores.loop_thread import LoopThread
-from oriel_inference.stores.manifest import Record
 from oriel_inference.stores.names import decoded, relative_parts
 from oriel_inference.stores.retries import Retries
-from oriel_inference.stores.snapshot import ModelFiles, RemoteFile, VersionFiles
+from oriel_inference.stores.snapshot import ModelFiles, RemoteFile, VersionFiles, snapshot
 from oriel_inference.stores.source import FAILURES, Source
 
 _log = logging.getLogger(__name__)
 
+MAX_OBJECTS = 100_000
 LOST_MODELS = 3
 
 _KINDS: Mapping[type[LoadFailed], str] = {
@@ -99,9 +98,9 @@ class RemoteStore:
         self._limits = limits or StoreLimits()
         self._source = source
         self._cache = cache
-        self._listing = Listing(
-            source, prefix, max_objects=self._limits.objects, max_version_bytes=self._limits.version_bytes
-        )
+        self._prefix = prefix
+        self._listing = Lock()
+        self._listed_s = 0.0
         self._loop = LoopThread("oriel-model-store")
         self._lock = Lock()
         self._fetching: dict[str, Lock] = {}
@@ -124,16 +123,22 @@ class RemoteStore:
     # The methods of a ModelStore ----------------------------------------------------------------------------------
 
     def models(self) -> Sequence[str]:
-        try:
-            found = self._loop.call(self._listing.poll())
-            self._check_loss(found)
-        except LoadFailed as failure:
-            self._missed(failure)
-            if not self._from_cache:
-                raise
+        called_s = time.monotonic()
+        with self._listing:
+            if self._listed_s <= called_s:  # no listing has begun since
+                began_s = time.monotonic()
+                try:
+                    objects = self._loop.call(self._source.list(self._prefix, limit=self._limits.objects))
+                    found = snapshot(objects, self._prefix, max_version_bytes=self._limits.version_bytes)
+                    self._check_loss(found)
+                except LoadFailed as failure:
+                    self._missed(failure)
+                    if not self._from_cache:
+                        raise
+                else:
+                    self._saw(found)
+                    self._listed_s = began_s
             return sorted(self._found or ())
-        self._saw(found)
-        return sorted(found)
 
     def versions(self, model: str) -> Sequence[int]:
         return sorted(self._model(model).versions)
@@ -237,7 +242,7 @@ class RemoteStore:
             if self._found is not None:
                 return
             records = self._cache.records()
-            kept = {model: record.files(self._cache.has) for model, record in records.items()}
+            kept = {model: _only(files, self._kept(files)) for model, files in records.items()}
             self._found = {model: files for model, files in kept.items() if files.versions} or None
             self._from_cache = self._found is not None
             if self._from_cache:
@@ -251,13 +256,13 @@ class RemoteStore:
     def _prune(self, found: Mapping[str, ModelFiles], digests: set[str]) -> None:
         """Forget versions that the store no longer has, so that no start uses them, and delete their partial files."""
         shared = {file.digest for files in found.values() for file in files.shared.values()}
-        for model, record in self._cache.records().items():
+        for model, files in self._cache.records().items():
             if model not in found:
                 self._cache.forget(model)
                 continue
-            if set(record.versions) - set(found[model].versions):
-                self._cache.record(record.only(found[model].versions))
-            shared.update(file.digest for file in record.files(self._cache.has).shared.values())
+            if files.versions.keys() - found[model].versions.keys():
+                self._cache.record(model, _only(files, found[model].versions))
+            shared.update(file.digest for file in files.shared.values())
         self._cache.keep_only(digests, shared)
 
     def _model(self, model: str) -> ModelFiles:
@@ -340,11 +345,21 @@ class RemoteStore:
         files = (self._found or {}).get(model)
         if files is None or self._from_cache:
             return
+        files = _only(files, [number for number, each in files.versions.items() if not each.refused])
         with self._lock:
-            record, older = Record.of(model, files), self._cache.records().get(model)
-            merged = record.after(older, self._cache.has) if older is not None else record
-            if merged != older:
-                self._cache.record(merged)
+            older = self._cache.records().get(model)
+            if older is not None:
+                # The cache may hold the former files of a version, and not yet the new ones.
+                former = {number: older.versions[number] for number in self._kept(older) if number in files.versions}
+                present = _only(files, {*self._kept(files), *(files.versions.keys() - former.keys())})
+                files = replace(files, versions={**former, **present.versions})
+            if files != older:
+                self._cache.record(model, files)
+
+    def _kept(self, files: ModelFiles) -> Collection[int]:
+        """Return the versions that need nothing but what the cache holds."""
+        versions = files.versions.items()
+        return [number for number, each in versions if self._cache.has(each.digest) or not each.size_bytes]
 
     def _small(self, model: str, filename: str, limit: int) -> bytes | None:
         """Return a file of the model's folder; None if it is missing."""
@@ -373,6 +388,11 @@ class RemoteStore:
             inside = files.versions[int(parts[0])].files
             return next((file for file in inside if file.name == "/".join(parts[1:])), None)
         return files.shared.get("/".join(parts))
+
+
+def _only(files: ModelFiles, versions: Collection[int]) -> ModelFiles:
+    """Return the files without those of other versions."""
+    return replace(files, versions={number: each for number, each in files.versions.items() if number in versions})
 
 
 def _digests(files: ModelFiles) -> list[str]:
