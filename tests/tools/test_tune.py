@@ -16,12 +16,12 @@ import pytest
 
 from oriel_cli.main import main
 from oriel_policies.metering.prices import NANO, Price
-from oriel_tools.tune.contest import Measured
 from oriel_tools.tune.machine import Machine, serving
 from oriel_tools.tune.objective import Reached, parse
 from oriel_tools.tune.options import Options
 from oriel_tools.tune.report import costs
 from oriel_tools.tune.setting import Setting, Subject, changed
+from oriel_tools.tune.turns import Measured
 from oriel_wire.errors import StartFailed
 from oriel_wire.v2.metadata import parse_config_text
 

@@ -48,10 +48,6 @@ class LoopMs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """What a call that meets no other takes: it is read, its batch begins, and its batch ends, in a turn each."""
         return 3 * self.turn_ms + self.call_ms + self.batch_ms
 
-    def times(self, factor: float) -> "LoopMs":
-        """Return what the loop takes if everything takes so many times as long."""
-        return LoopMs(turn_ms=factor * self.turn_ms, call_ms=factor * self.call_ms, batch_ms=factor * self.batch_ms)
-
 
 class Profile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One model on one kind of machine.

@@ -92,34 +92,21 @@ def planned(
         if not fewer.met:
             break
         trial = fewer
-    simple = _smallest(simulator, subject, trial, long, MARGIN)
+    simple = _smallest(simulator, subject, trial, long)
     return explained(simulator, subject, simple, trial.setting, effort, cut_off=cut_off)
 
 
-def replanned(
-    simulator: Simulator, subject: Subject, start: Setting, *, has_time: Callable[[], bool], effort: Effort
-) -> list[Setting]:
-    """Search again with profiles that were corrected by measurements; return what is worth measuring, the best first.
-
-    start: the best setting that was measured; its replicas stay. The rate has no margin: what it is for is known now.
-    """
-    found = _searched(simulator, subject, start.replicas, has_time, effort, start, rate=1.0)
-    best = simulator.trial(found.setting, effort.long)
-    settings = [_smallest(simulator, subject, best, effort.long, 1.0), *[setting for _, setting in found.ranked]]
-    return list(dict.fromkeys(settings))
-
-
-def _smallest(simulator: Simulator, subject: Subject, best: Trial, calls: int, rate: float) -> Setting:
-    """Return the setting without the changes that are not needed for what it reaches. rate: part of the rates."""
+def _smallest(simulator: Simulator, subject: Subject, best: Trial, calls: int) -> Setting:
+    """Return the setting without the changes that are not needed for what it reaches."""
     present = subject.present
     groups = groups_of(present, best.setting, list(simulator.profiles))
     # Replicas cost money: they stay as few as they are.
     groups = [fields for fields in groups if fields != ("replicas",)]
-    simple = simplified(present, best.setting, groups, lambda each: _worse(simulator, best, each, calls, rate))
+    simple = simplified(present, best.setting, groups, lambda each: _worse(simulator, best, each, calls))
     # A field that has to change anyway is better removed than given some other value.
     for field in ("delay_us", "preferred"):
         removed = replace(simple, delay_us=0) if field == "delay_us" else replace(simple, preferred=())
-        if field in changes(present, simple) and not _worse(simulator, best, removed, calls, rate):
+        if field in changes(present, simple) and not _worse(simulator, best, removed, calls):
             simple = removed
     return simple
 
@@ -148,26 +135,25 @@ def _searched(
     has_time: Callable[[], bool],
     effort: Effort,
     begin: Setting | None = None,
-    rate: float = MARGIN,
 ) -> Found:
-    """Search with so many replicas. begin: a setting that was good with others. rate: part of the rates."""
+    """Search with so many replicas. begin: a setting that was good with others."""
     start = replace(begin or subject.present, replicas=replicas)
     load = simulator.load
     return search(
         start,
         list(simulator.profiles),
         lambda setting: neighbours(setting, subject, rows=simulator.least_rows(setting), bound_ms=load.bound_ms),
-        lambda setting, calls: simulator.trial(setting, calls, rate).score,
+        lambda setting, calls: simulator.trial(setting, calls, MARGIN).score,
         has_time,
         effort,
     )
 
 
-def _worse(simulator: Simulator, than: Trial, setting: Setting, calls: int, rate: float) -> bool:
+def _worse(simulator: Simulator, than: Trial, setting: Setting, calls: int) -> bool:
     """Return whether a setting does not do for what another one does: reach the objectives, or be as good as it is."""
     if setting.engine not in simulator.profiles:
         return True
-    found = simulator.trial(setting, calls, rate)
+    found = simulator.trial(setting, calls, MARGIN)
     return not found.met if than.met else clearly_worse(found.score, than.score)
 
 

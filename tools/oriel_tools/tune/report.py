@@ -8,15 +8,13 @@ from typing import Any
 from oriel_cli.table import columns
 from oriel_policies.metering.prices import NANO, Price, price_at
 from oriel_tools.tune.config_text import patch
-from oriel_tools.tune.contest import Measured
-from oriel_tools.tune.correction import factors_text
 from oriel_tools.tune.objective import Reached, most_lost, number
 from oriel_tools.tune.plan import Plan
 from oriel_tools.tune.session import Tuned
 from oriel_tools.tune.setting import CONFIG_FILE, FIELDS, Setting, changes
 from oriel_tools.tune.trial import HIGHEST, Trial
+from oriel_tools.tune.turns import Measured
 
-NOTABLE = 0.02  # a correction of times that is worth a line
 MUCH = 0.8  # a latency below this part of another one is worth a line
 
 
@@ -43,7 +41,6 @@ def as_document(tuned: Tuned, prices: Sequence[Price], *, today: str, version: s
             }
             for each in tuned.measured
         ],
-        "corrected": [{**asdict(engine), "times": round(factor, 3)} for engine, factor in tuned.slowdowns.items()],
         "cut_off": plan.cut_off,
         "seconds": {name: round(each, 2) for name, each in tuned.seconds.items()},
         "present": _side(plan.present, present),
@@ -183,11 +180,6 @@ def as_text(document: Mapping[str, Any], tuned: Tuned) -> list[str]:
         lines += ["", *columns(("change", "present", "chosen", "without it (simulated)"), rows)]
     if tuned.confirmed:
         lines += ["", f"what limits now: {document['limit']['text']}", *_reaching(document, plan.most)]
-    if any(abs(factor - 1.0) >= NOTABLE for factor in tuned.slowdowns.values()):
-        lines.append(
-            "what is called simulated was corrected by the measurements: everything takes "
-            f"{factors_text(tuned.slowdowns)} times as long as the profiles say"
-        )
     if beyond := _beyond(plan):
         lines.append(beyond)
     if plan.cut_off:

@@ -2,27 +2,24 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
 from oriel_tools.simulate.profile import Profile
 from oriel_tools.tune.calibration import profiles
 from oriel_tools.tune.config_text import MAX_BYTES
-from oriel_tools.tune.contest import Measured, contest, is_confirmed
-from oriel_tools.tune.correction import corrected, factors_text
 from oriel_tools.tune.machine import Machine, serving
 from oriel_tools.tune.options import Clock, Options, Say
-from oriel_tools.tune.plan import Plan, explained, planned, replanned
+from oriel_tools.tune.plan import Plan, explained, planned
 from oriel_tools.tune.search import Effort
 from oriel_tools.tune.setting import CONFIG_FILE, Engine, Setting, Subject, changed
 from oriel_tools.tune.trial import Simulator
-from oriel_tools.tune.turns import Turns
+from oriel_tools.tune.turns import Measured, is_confirmed, measure
 from oriel_wire.errors import BadMessage, StartFailed
 from oriel_wire.v2.metadata import parse_config_text
 
 CALIBRATION, SEARCH, EXPLANATION = 0.3, 0.15, 0.05  # parts of the budget; measuring settings takes the rest
-AGAIN = 0.04  # of the budget, for each search with corrected profiles
 
 Serve = Callable[..., AbstractAsyncContextManager[Machine]]
 
@@ -31,8 +28,7 @@ Serve = Callable[..., AbstractAsyncContextManager[Machine]]
 class Tuned:
     """The result. text: of the configuration with the chosen setting. confirmed: whether that is recommended.
 
-    measured: everything that was measured, in this order. slowdowns: how many times as long as the profiles say
-    everything takes, by which the plan is corrected; empty if it is not.
+    measured: everything that was measured, the present setting first.
     """
 
     options: Options
@@ -44,7 +40,6 @@ class Tuned:
     text: str
     confirmed: bool
     measured: Sequence[Measured]
-    slowdowns: Mapping[Engine, float]
     trials: int
     seconds: Mapping[str, float]
 
@@ -108,21 +103,24 @@ async def tuned(
         )
         say(f"{simulator.trials} settings tried in virtual time{', until the time was over' if plan.cut_off else ''}")
         searched = clock()
-        turns = Turns(machine, subject, options, began + (1.0 - EXPLANATION) * options.budget_s, say, clock)
-        outcome = await confirm(turns, simulator, plan, effort)
+        settings = [subject.present, plan.chosen.setting, plan.best.setting]
+        end = began + (1.0 - EXPLANATION) * options.budget_s
+        outcomes = await measure(machine, subject, options, settings, end, say, clock)
+    chosen = winner(plan.chosen.setting, outcomes)
+    if chosen.setting != plan.chosen.setting:
+        plan = explained(simulator, subject, chosen.setting, chosen.setting, effort, cut_off=plan.cut_off)
     ended = clock()
     return Tuned(
         options=options,
         subject=subject,
         profiles=found,
-        plan=outcome.plan,
-        present=outcome.present,
-        chosen=outcome.chosen,
-        text=changed(subject, outcome.plan.chosen.setting),
-        confirmed=is_confirmed(outcome.present, outcome.chosen),
-        measured=turns.all(),
-        slowdowns=outcome.slowdowns,
-        trials=outcome.trials,
+        plan=plan,
+        present=outcomes[0],
+        chosen=chosen,
+        text=changed(subject, chosen.setting),
+        confirmed=is_confirmed(outcomes[0], chosen),
+        measured=outcomes,
+        trials=simulator.trials,
         seconds={
             "calibration": calibrated - began,
             "search": searched - calibrated,
@@ -132,51 +130,11 @@ async def tuned(
     )
 
 
-@dataclass(slots=True, kw_only=True)
-class _Outcome:
-    """What the measurements led to. slowdowns: see `Tuned`."""
+def winner(planned: Setting, measured: Sequence[Measured]) -> Measured:
+    """Return the setting that the measurements decide for: the smallest change if it reaches the objectives when it is
+    measured, else the change that came nearest to them.
 
-    plan: Plan
-    present: Measured
-    chosen: Measured
-    slowdowns: Mapping[Engine, float] = field(default_factory=dict)
-    trials: int = 0
-
-
-async def confirm(turns: Turns, simulator: Simulator, plan: Plan, effort: Effort) -> _Outcome:
-    """Measure the chosen setting and the present one. As long as none reaches the objectives and there is time, correct
-    the simulator by what was measured, search again and measure what was found.
+    planned: the smallest change that should do by the search, or the present setting. measured: the present one first.
     """
-    subject, budget_s = turns.subject, turns.options.budget_s
-    present, names = subject.present, {subject.present: "present", plan.chosen.setting: "chosen"}
-    slowdowns: dict[Engine, float] = {}
-    simulators = [simulator]
-
-    def again() -> list[Setting]:
-        slowdowns.update(turns.slowdowns(simulator))
-        simulators.append(corrected(simulator, slowdowns))
-        end = turns.clock() + AGAIN * budget_s
-        planned_so = [each for each in turns.all() if each.setting.replicas == plan.chosen.setting.replicas]
-        start = min(planned_so, key=lambda each: each.score).setting
-        found = replanned(simulators[-1], subject, start, has_time=lambda: turns.clock() < end, effort=effort)
-        turns.say(f"searched again, with all times multiplied by {factors_text(slowdowns)}")
-        return found
-
-    course = contest(present, [plan.chosen.setting, plan.best.setting], again, lambda: turns.left)
-    wanted = next(course)
-    while True:
-        await turns.add(wanted, names.get(wanted, "another one"))
-        try:
-            wanted = course.send(turns.measured(wanted))
-        except StopIteration as ended:
-            best: Setting = ended.value
-            break
-    if best != plan.chosen.setting or slowdowns:
-        plan = explained(simulators[-1], subject, best, best, effort, cut_off=plan.cut_off)
-    return _Outcome(
-        plan=plan,
-        present=turns.measured(present),
-        chosen=turns.measured(best),
-        slowdowns=slowdowns,
-        trials=sum([each.trials for each in simulators]),
-    )
+    (found,) = [each for each in measured if each.setting == planned]
+    return found if found.met else min(measured[1:] or measured, key=lambda each: each.score)

@@ -1,82 +1,97 @@
-"""Sends the load of the objectives to settings of a running server, one turn after the other."""
+"""Sends the load of the objectives to settings of a running server, in turns, and says what each of them got."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from oriel_cli.errors import CommandFailed
 from oriel_tools.load.tally import Tally, total
-from oriel_tools.tune.contest import Measured
-from oriel_tools.tune.correction import factors, slowdown
 from oriel_tools.tune.machine import SETTLE_S, Machine
-from oriel_tools.tune.objective import Reached
+from oriel_tools.tune.objective import Reached, Score, score
 from oriel_tools.tune.options import Clock, Options, Say
-from oriel_tools.tune.setting import Engine, Setting, Subject, changed
-from oriel_tools.tune.trial import WARM_UP, Simulator
+from oriel_tools.tune.setting import Setting, Subject, changed
+from oriel_tools.tune.trial import WARM_UP
 
-FITTING = 8  # turns that have to fit into the time for measurements
+TURNS = 2  # of each setting
+NOISE = 0.005  # a share of calls by which two measurements may differ
+NOISY = 1.1  # and a factor between two latencies
 ARTEFACT = 0.3  # of the budget, to wait for what a setting is served by
 LEAST_TURN_S, MOST_TURN_S = 1.0, 60.0
 
 
-class Turns:
-    """Measures settings in turns, of which about FITTING fit into the time until `end` on the clock."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The result of a setting to which the load was sent. objection: why it must not be quoted; "" if it may be.
 
-    def __init__(
-        self, machine: Machine, subject: Subject, options: Options, end: float, say: Say, clock: Clock
-    ) -> None:
-        self.subject = subject
-        self.options = options
-        self.clock = clock
-        self.say = say
-        self._machine = machine
-        self._end = end
-        fitting_s = ((end - clock()) / FITTING - SETTLE_S) / (1.0 + WARM_UP)
-        self._seconds = min(MOST_TURN_S, max(LEAST_TURN_S, fitting_s))
-        self._tallies: dict[Setting, list[Sequence[Tally]]] = {}
-        self._objections: dict[Setting, str] = {}
-        self._slowdowns: dict[Setting, float] = {}
+    A generator that lags only makes it worse, because latencies count from when a call should have been sent.
+    """
+
+    setting: Setting
+    reached: Sequence[Reached]
+    objection: str = ""
 
     @property
-    def left(self) -> int:
-        """The turns for which there is time."""
-        return max(0, int((self._end - self.clock()) / (SETTLE_S + (1.0 + WARM_UP) * self._seconds)))
+    def met(self) -> bool:
+        return all(each.met for each in self.reached)
 
-    async def add(self, setting: Setting, name: str) -> None:
-        """Send the load to a setting. The first turn of each setting has the same arrivals, and so has the second."""
-        without = await self._machine.load(changed(self.subject, setting), within_s=ARTEFACT * self.options.budget_s)
-        if without and setting.engine.has_artefact:
-            raise CommandFailed(f"{setting.engine} served when it was calibrated, and does not any more: {without}")
-        load = self.options.load
-        load = replace(load, seed=load.seed + len(self._tallies.get(setting, ())))
-        found, objection = await self._machine.offered(
-            load.scenario(self._machine.url, self._seconds, part=1.0 / setting.replicas)
+    @property
+    def score(self) -> Score:
+        return score(self.reached)
+
+    @property
+    def goodput(self) -> float:
+        return sum([each.goodput for each in self.reached])
+
+
+def is_confirmed(present: Measured, chosen: Measured) -> bool:
+    """Return whether the measurements speak for the chosen setting: it is not worse than the present one by more than
+    chance may do. One with fewer replicas has to reach the objectives, or miss them where the present one does too.
+    """
+    if chosen.setting == present.setting:
+        return True
+    if chosen.setting.replicas < present.setting.replicas:
+        return chosen.met or not present.met
+    (missing, ratio), (missing_now, ratio_now) = chosen.score, present.score
+    if max(missing, missing_now) > NOISE:
+        return missing <= missing_now + NOISE
+    return chosen.setting.replicas > present.setting.replicas or ratio <= ratio_now * NOISY
+
+
+async def measure(
+    machine: Machine,
+    subject: Subject,
+    options: Options,
+    settings: Sequence[Setting],
+    end: float,
+    say: Say,
+    clock: Clock,
+) -> list[Measured]:
+    """Measure settings TURNS times each, one after the other, until about `end` on the clock. Raises CommandFailed.
+
+    All settings get the same arrivals in the first turn, and others in the second: the best of several measurements was
+    lucky as well.
+    """
+    wanted = list(dict.fromkeys(settings))
+    fitting_s = ((end - clock()) / (TURNS * len(wanted)) - SETTLE_S) / (1.0 + WARM_UP)
+    seconds = min(MOST_TURN_S, max(LEAST_TURN_S, fitting_s))
+    tallies: dict[Setting, list[Sequence[Tally]]] = {setting: [] for setting in wanted}
+    objections = dict.fromkeys(wanted, "")
+    for turn in range(TURNS):
+        load = replace(options.load, seed=options.load.seed + turn)
+        for setting in wanted:
+            without = await machine.load(changed(subject, setting), within_s=ARTEFACT * options.budget_s)
+            if without and setting.engine.has_artefact:
+                raise CommandFailed(f"{setting.engine} served when it was calibrated, and does not any more: {without}")
+            part = 1.0 / setting.replicas
+            found, objection = await machine.offered(load.scenario(machine.url, seconds, part=part))
+            tallies[setting].append(found)
+            objections[setting] = objections[setting] or objection
+            calls, kept = sum([each.scheduled for each in found]), sum([each.kept for each in found])
+            say(f"measured {wanted.index(setting) + 1} of {len(wanted)} settings: {kept} of {calls} calls in time")
+    return [
+        Measured(
+            setting=setting,
+            reached=options.load.judged([total(each) for each in zip(*turns, strict=True)]),
+            objection=objections[setting],
         )
-        self._tallies.setdefault(setting, []).append(found)
-        self._objections[setting] = self._objections.get(setting, "") or objection
-        calls = sum([each.scheduled for each in found])
-        self.say(f"measured {name}: {sum([each.kept for each in found])} of {calls} calls in time")
-
-    def measured(self, setting: Setting) -> Measured:
-        """Return what all turns of a setting come to."""
-        turns = self._tallies[setting]
-        return Measured(setting=setting, reached=self._judged(turns), objection=self._objections[setting])
-
-    def all(self) -> list[Measured]:
-        """Return what all settings got, in the order in which they were first measured."""
-        return [self.measured(setting) for setting in self._tallies]
-
-    def slowdowns(self, simulator: Simulator) -> dict[Engine, float]:
-        """Return how many times as long as the simulator says everything takes, by the first turn of each setting.
-
-        simulator: with the profiles as they were measured. Turns in which the generator lagged are left out.
-        """
-        for setting, turns in self._tallies.items():
-            if setting not in self._slowdowns and setting.engine in simulator.profiles:
-                reached = self._judged(turns[:1])
-                self._slowdowns[setting] = slowdown(simulator, setting, reached, self._seconds)
-        found = {setting: each for setting, each in self._slowdowns.items() if not self._objections[setting]}
-        return factors(found, list(simulator.profiles))
-
-    def _judged(self, turns: Sequence[Sequence[Tally]]) -> list[Reached]:
-        tallies = [total(each) for each in zip(*turns, strict=True)]
-        return self.options.load.judged(tallies)
+        for setting, turns in tallies.items()
+    ]
