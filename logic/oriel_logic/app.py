@@ -21,7 +21,7 @@ from oriel_logic.deploy.scratch import loadable_together
 from oriel_logic.deploy.updates import Updates
 from oriel_logic.loading.folder_config import BadConfig
 from oriel_logic.loading.handlers import load, setup_problem
-from oriel_logic.loading.listing import Listing, read_listing
+from oriel_logic.loading.listing import Listing
 from oriel_logic.observe.metrics import Metrics
 from oriel_logic.observe.usage import UNIT, Usage
 from oriel_logic.observe.watchdog import Watchdog
@@ -38,8 +38,9 @@ from oriel_logic.services.definition import Definition
 from oriel_logic.services.serving import Services
 from oriel_logic.settings import Settings
 from oriel_logic.workers.launch import ALSO, ForkServer
-from oriel_logic.workers.pool import PoolLimits, WorkerPool
+from oriel_logic.workers.pool import WorkerPool
 from oriel_logic.workers.tally import Totals
+from oriel_logic.workers.worker import PoolLimits
 from oriel_policies.metering.usage import by_label, unbilled_ns
 from oriel_wire.engine.families import counter, gauge
 from oriel_wire.engine.listener import HttpServer
@@ -199,12 +200,10 @@ class Unit:
         self.updates = Updates(
             self.registry,
             self._deployer,
-            read=lambda: read_listing(settings.services),
+            settings,
             count=self.metrics.count_update,
             changed=self._serve_openai,
             closed=lambda pool: self._totals.keep(pool.tally),
-            poll_s=settings.poll_s,
-            release_drain_s=settings.release_drain_s,
         )
         self._watch: asyncio.Task[None] | None = None
         self.usage = Usage()

@@ -21,7 +21,8 @@ from oriel_logic.loading.listing import read_listing, together
 from oriel_logic.loading.sources import handler_files
 from oriel_logic.settings import Settings
 from oriel_logic.workers.launch import ForkServer, start_process
-from oriel_logic.workers.pool import PoolLimits, WorkerPool
+from oriel_logic.workers.pool import WorkerPool
+from oriel_logic.workers.worker import PoolLimits
 from oriel_wire.context import CallContext
 from oriel_wire.engine.buffered import Exchange, serve
 from oriel_wire.observe.trace import ListSink, new_trace

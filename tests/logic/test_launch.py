@@ -18,7 +18,8 @@ from oriel_logic.errors import ServiceBroken
 from oriel_logic.loading.sources import handler_files
 from oriel_logic.services.context import Work
 from oriel_logic.workers.launch import ForkServer
-from oriel_logic.workers.pool import PoolLimits, WorkerPool
+from oriel_logic.workers.pool import WorkerPool
+from oriel_logic.workers.worker import PoolLimits
 from oriel_wire.context import CallContext
 
 CallMaker = Callable[..., CallContext]

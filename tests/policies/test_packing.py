@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oriel_tools.simulate.packing import Need, NodeKind, Packing, lower_bound, one_node_each, pack
 
 from oriel_policies.errors import DoesNotFit
-from oriel_tools.simulate.packing import Need, NodeKind, Packing, lower_bound, one_node_each, pack
 
 ACCELERATORS = ("", "a", "b")
 

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from typing import NamedTuple
 
 from oriel_logic.client.codec import ModelCodec, infer_request, outputs_of, path_of
 from oriel_logic.client.endpoints import Client, Endpoint, Endpoints
@@ -28,6 +29,15 @@ STAGE = "infer"
 REFRESH_S = 1.0
 MAX_SPECS = 1024
 FOREVER = float("inf")
+
+
+class Ask(NamedTuple):
+    """A request to an inference server. headers: lines with their CRLF."""
+
+    method: str
+    target: str
+    headers: str = ""
+    body: Sequence[bytes | memoryview] = ()
 
 
 class InferenceServers:
@@ -84,7 +94,7 @@ class InferenceServers:
                 known = self.known(model, version, stale_s)
                 if known is not None:
                     return known
-                response = await self.send(model, "GET", path_of(model, version), "", (), call, hop, trace)
+                response = await self.send(model, Ask("GET", path_of(model, version)), call, hop, trace)
                 if response.status != 200:
                     self._codecs.pop(key, None)
                     raise refusal(model, response)
@@ -105,16 +115,13 @@ class InferenceServers:
     async def send(
         self,
         model: str,
-        method: str,
-        target: str,
-        headers: str,
-        body: Sequence[bytes | memoryview],
+        ask: Ask,
         call: CallContext,
         hop: Hop,
         trace: TraceContext,
         stage: Stage | None = None,
     ) -> HttpResponse:
-        """Make one exchange about `model`. headers: lines with their CRLF. stage: gets the facts of the hop.
+        """Make one exchange about `model`. stage: gets the facts of the hop.
 
         Another endpoint is tried only if the previous one received nothing or does not have the model; if none has it,
         the first answer counts.
@@ -123,15 +130,17 @@ class InferenceServers:
         tried: list[Endpoint[Client]] = []
         refused: HttpResponse | None = None
         while (endpoint := self._endpoints.pick(tried, model)) is not None:
-            lines = headers + hop.lines(self._clock(), trace)
+            lines = ask.headers + hop.lines(self._clock(), trace)
             resent = len(tried)
             endpoint.outstanding += 1
             try:
-                response = await endpoint.client.request(method, target, lines, body, deadline=call.deadline)
+                response = await endpoint.client.request(
+                    ask.method, ask.target, lines, ask.body, deadline=call.deadline
+                )
                 if endpoint.failures:
                     self._endpoints.mark_up(endpoint)
                 if stage is not None:
-                    stage.hop = HopFacts(*endpoint.address, method, target, response.status, resent)
+                    stage.hop = HopFacts(*endpoint.address, ask.method, ask.target, response.status, resent)
                 if response.status not in MAYBE_ELSEWHERE or not is_elsewhere(response):
                     return response
                 self._endpoints.mark_lacking(endpoint, model)
@@ -149,7 +158,7 @@ class InferenceServers:
             finally:
                 endpoint.outstanding -= 1
                 if stage is not None and stage.hop is None:
-                    stage.hop = HopFacts(*endpoint.address, method, target, 0, resent)
+                    stage.hop = HopFacts(*endpoint.address, ask.method, ask.target, 0, resent)
         if refused is not None:
             return refused
         raise ModelUnreachable("no inference server can be reached: try again later", retry_after_s=1.0)
@@ -189,10 +198,7 @@ class BoundModels:
                 encoded = codec.encode(inputs, outputs)
             response = await self._servers.send(
                 model,
-                "POST",
-                codec.infer_path,
-                encoded.headers,
-                encoded.body,
+                Ask("POST", codec.infer_path, encoded.headers, encoded.body),
                 self._call,
                 self._hop_of(),
                 stage.context,
@@ -230,7 +236,7 @@ class BoundModels:
         with self._ledger.stage("ready", kind="client") as stage:
             target = path_of(model, version) + "/ready"
             response = await self._servers.send(
-                model, "GET", target, "", (), self._call, self._hop_of(), stage.context, stage
+                model, Ask("GET", target), self._call, self._hop_of(), stage.context, stage
             )
             return response.status == 200
 

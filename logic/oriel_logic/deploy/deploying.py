@@ -44,7 +44,8 @@ from oriel_logic.server.streaming import close
 from oriel_logic.services.definition import Definition
 from oriel_logic.services.serving import Services
 from oriel_logic.workers.launch import ForkServer
-from oriel_logic.workers.pool import PoolLimits, WorkerPool
+from oriel_logic.workers.pool import WorkerPool
+from oriel_logic.workers.worker import PoolLimits
 from oriel_wire.context import CallContext, new_request_id
 from oriel_wire.observe.trace import new_trace
 

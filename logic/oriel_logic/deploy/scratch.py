@@ -13,7 +13,8 @@ from oriel_logic.loading.folder_config import SETUP_TIMEOUT_S
 from oriel_logic.loading.listing import Listing
 from oriel_logic.loading.sources import HandlerFile
 from oriel_logic.workers.launch import ForkServer
-from oriel_logic.workers.pool import PoolLimits, WorkerPool
+from oriel_logic.workers.pool import WorkerPool
+from oriel_logic.workers.worker import PoolLimits
 
 _log = logging.getLogger(__name__)
 POLL_S = 0.05

@@ -22,14 +22,16 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from oriel_logic.deploy.deploying import Deployer, NoService, SetUpFailed
 from oriel_logic.loading.handlers import forget
-from oriel_logic.loading.listing import Listing, Source
+from oriel_logic.loading.listing import Listing, Source, read_listing
 from oriel_logic.loading.sources import HandlerFile
 from oriel_logic.server.registry import Registry
 from oriel_logic.server.releases import Deployment, Pool, Release
+from oriel_logic.settings import Settings
 
 _log = logging.getLogger(__name__)
 MAX_AT_ONCE = 2
@@ -65,11 +67,10 @@ def plan(done: Stamps, before: Stamps, now: Stamps, *, busy: Set[str] = frozense
 class Updates:
     """Keeps the deployments in line with the services folders. Single writer: the loop.
 
-    read: lists the folders; it may block and is called in a thread.
+    settings: the folders, how often they are listed, and how long a release that was replaced may drain.
     count: called with the result of each update.
     changed: called when `files`, the newest of each place that could be set up, have changed.
     closed: called with the pool of a deployment that was closed.
-    retry_min_s: the pause before what failed for a passing reason is tried again; it doubles.
     seen: called with a handler whose files were found changed, before it is set up.
     """
 
@@ -77,26 +78,21 @@ class Updates:
         self,
         registry: Registry,
         deployer: Deployer,
+        settings: Settings,
         *,
-        read: Callable[[], Listing],
         count: Callable[[str], None],
         changed: Callable[[], None],
         closed: Callable[[Pool], None],
-        poll_s: float,
-        release_drain_s: float,
-        retry_min_s: float = RETRY_MIN_S,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = registry
         self._deployer = deployer
-        self._read = read
+        self._read = partial(read_listing, settings.services)
         self._count = count
         self._changed = changed
         self._closed = closed
-        self._poll_s = poll_s
-        self._release_drain_s = release_drain_s
-        self.retry_min_s = retry_min_s
-        self._clock = clock
+        self._poll_s = settings.poll_s
+        self._release_drain_s = settings.release_drain_s
+        self.retry_min_s = RETRY_MIN_S  # before what failed for a passing reason is tried again; it doubles
         self._done: dict[str, Hashable] = {}
         self._weighed: dict[str, Hashable] = {}
         self._before = Listing()
@@ -159,7 +155,7 @@ class Updates:
             self._was_unreadable = True
             return
         self._was_unreadable = False
-        for origin in [each for each, (when, _) in self._retries.items() if when <= self._clock()]:
+        for origin in [each for each, (when, _) in self._retries.items() if when <= time.monotonic()]:
             if origin not in self._busy:
                 self._done.pop(origin, None)
         for entry in listing.unread.keys() - self._before.unread.keys():
@@ -317,7 +313,7 @@ class Updates:
     def _retry_later(self, origin: str) -> None:
         _, delay_s = self._retries.get(origin, (0.0, self.retry_min_s / 2))
         delay_s = min(RETRY_MAX_S, 2 * delay_s)
-        self._retries[origin] = (self._clock() + delay_s, delay_s)
+        self._retries[origin] = (time.monotonic() + delay_s, delay_s)
 
     def _retire(self, gone: Iterable[Release]) -> None:
         releases = list(gone)

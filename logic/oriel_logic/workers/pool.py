@@ -13,7 +13,6 @@ import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -28,7 +27,7 @@ from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.long_jobs import LongJobs
 from oriel_logic.workers.segments import drop, unpack
 from oriel_logic.workers.tally import Tally
-from oriel_logic.workers.worker import NOTHING, Worker
+from oriel_logic.workers.worker import NOTHING, PoolLimits, Worker
 from oriel_policies.waiting.flows import Ticket
 from oriel_policies.waiting.queue import Pushed, SlaQueue
 from oriel_wire.context import CallContext
@@ -38,25 +37,6 @@ FIRST_COST_MS = 5.0
 COST_SHARE = 0.2  # weight of the newest sample in the moving average
 MAX_BATCHERS = 64
 HELD = "long"  # where the queue holds the jobs that wait by the rule of `long_jobs`
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolLimits:
-    """The limits of a pool.
-
-    max_frame_bytes: largest argument list, result or piece.
-    overrun_s: the longest time that an abandoned job may keep its worker, see `worker`.
-    grace_min_s: the time that every abandoned job may keep it.
-    stream_idle_s: longest time between two pieces of a stream, whether worker or reader is slow.
-    """
-
-    workers: int = 2
-    max_waiting: int = 256
-    max_waiting_bytes: int = 256 << 20
-    max_frame_bytes: int = 64 << 20
-    overrun_s: float = 10.0
-    grace_min_s: float = 1.0
-    stream_idle_s: float = 60.0
 
 
 class WorkerPool:
@@ -441,11 +421,8 @@ class WorkerPool:
             token,
             sock,
             output,
-            limit_bytes=self._limits.max_frame_bytes,
-            overrun_s=self._limits.overrun_s,
-            grace_min_s=self._limits.grace_min_s,
-            stream_idle_s=self._limits.stream_idle_s,
-            clock=self._clock,
+            self._limits,
+            self._clock,
         )
 
     def _tell(self) -> None:

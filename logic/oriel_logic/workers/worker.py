@@ -13,6 +13,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, HandlerTimedOut
@@ -36,6 +37,25 @@ KILLED = {
     "time_limit": "its job took longer than its service allows",
 }
 NOTHING = pack(None, limit_bytes=100)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolLimits:
+    """The limits of a pool.
+
+    max_frame_bytes: largest argument list, result or piece.
+    overrun_s: the longest time that an abandoned job may keep its worker, see `worker`.
+    grace_min_s: the time that every abandoned job may keep it.
+    stream_idle_s: longest time between two pieces of a stream, whether worker or reader is slow.
+    """
+
+    workers: int = 2
+    max_waiting: int = 256
+    max_waiting_bytes: int = 256 << 20
+    max_frame_bytes: int = 64 << 20
+    overrun_s: float = 10.0
+    grace_min_s: float = 1.0
+    stream_idle_s: float = 60.0
 
 
 class Owner(Protocol):
@@ -65,11 +85,7 @@ class Worker:
         token: int,
         sock: socket.socket,
         output: int,
-        *,
-        limit_bytes: int,
-        overrun_s: float,
-        grace_min_s: float,
-        stream_idle_s: float,
+        limits: PoolLimits,
         clock: Callable[[], float],
     ) -> None:
         self.token = token
@@ -84,13 +100,10 @@ class Worker:
         self.failed: deque[str] = deque(maxlen=FAILURES)
         self.answered = 0
         self._owner = owner
-        self._overrun_s = overrun_s
-        self._grace_min_s = grace_min_s
-        self._stream_idle_s = stream_idle_s
-        self._limit_bytes = limit_bytes
+        self._limits = limits
         self._clock = clock
         self._spawned_s = clock()
-        self._channel = Channel(sock, limit_bytes=limit_bytes, on_frame=self._took, on_lost=self._lost)
+        self._channel = Channel(sock, limit_bytes=limits.max_frame_bytes, on_frame=self._took, on_lost=self._lost)
         self._output = OutputPipe(output, _show)
         self._calls: CallServer | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -106,7 +119,7 @@ class Worker:
         self.began_s = self._clock()
         self._began_cpu_ns = cpu_ns(self.pid)
         job.started = True
-        self._arm(left_s + self._overrun_s, "overrun")
+        self._arm(left_s + self._limits.overrun_s, "overrun")
         if job.run_s is not None:
             self._arm_sooner(job.run_s, "time_limit")
 
@@ -118,20 +131,22 @@ class Worker:
             self._channel.send(Kind.CANCEL, NOTHING)
             if self._calls is not None:
                 self._calls.cancel()
-            self._arm_sooner(max(self._grace_min_s, min(self.setup_s, self._overrun_s)), "abandoned")
+            self._arm_sooner(max(self._limits.grace_min_s, min(self.setup_s, self._limits.overrun_s)), "abandoned")
 
     def more(self, job: Job) -> None:
         """Allow another piece of the stream `job`, because one has been read."""
         if self.job is job:
             self._channel.send(Kind.MORE, NOTHING)
-            self._arm(self._stream_idle_s, "stalled")
+            self._arm(self._limits.stream_idle_s, "stalled")
 
     def kill(self, reason: str) -> None:
         """Kill the process at once; its job fails for `reason`. `gone` follows."""
         self.killed_for = self.killed_for or reason
         if self.job is not None and reason in ("time_limit", "stalled"):
             limit = (
-                f"{self.job.run_s:g} s" if reason == "time_limit" else f"{self._stream_idle_s:g} s between two pieces"
+                f"{self.job.run_s:g} s"
+                if reason == "time_limit"
+                else f"{self._limits.stream_idle_s:g} s between two pieces"
             )
             self.job.fail(HandlerTimedOut(f"the service took longer than {limit} in its stage '{self.job.stage}'"))
         elif self.job is not None and reason == "overrun":  # its caller gives up at the same time or has left
@@ -171,11 +186,11 @@ class Worker:
             elif job.future.done():  # it was abandoned
                 drop(frame)
             else:
-                self._arm(self._stream_idle_s, "stalled")
+                self._arm(self._limits.stream_idle_s, "stalled")
                 job.pieces.put(frame)
         elif frame.kind is Kind.CALL:
             if self._calls is None:
-                self._calls = CallServer(job.models, self._channel, limit_bytes=self._limit_bytes)
+                self._calls = CallServer(job.models, self._channel, limit_bytes=self._limits.max_frame_bytes)
             self._calls.answer(frame)
         elif frame.kind in ANSWERS:
             self.job = None
