@@ -106,7 +106,7 @@ def test_a_refused_build_ends_with_1_and_is_listed_until_it_is_removed(
     small = ["--artefact-build-memory", "1000000"]
     assert main(["engines", "build", *repository, *folder, *small, "--json"]) == 1
     (line,) = json.loads(capsys.readouterr().out)
-    assert line["state"] == "refused" and "bytes of address space, a build may take 1000000" in line["reason"]
+    assert line["state"] == "refused" and "bytes of address space, of 1000000 that it may take" in line["reason"]
     assert main(["engines", "ls", *folder, "--json"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)
     assert listed["state"] == "refused" and listed["model"] == "double"

@@ -15,8 +15,9 @@ from .artefact_folders import FILES, key_of_here, other_folder, published
 
 
 async def pushed(folder: ArtefactFolder, objects: MemoryObjects) -> list[Copied]:
-    fingerprints = [each.fingerprint for each in folder.stored()]
-    return [each async for each in push(folder, objects, MemoryWriter(objects), "engines/", fingerprints)]
+    writer = MemoryWriter(objects)
+    found = [await push(folder, objects, writer, "engines/", each.fingerprint) for each in folder.stored()]
+    return [each for each in found if each is not None]
 
 
 async def pulled(folder: ArtefactFolder, objects: MemoryObjects, **more: Any) -> list[Copied]:

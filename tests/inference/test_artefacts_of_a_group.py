@@ -97,8 +97,8 @@ async def test_a_forged_artefact_of_the_store_is_refused_by_its_outputs(tmp_path
     artefact = only_artefact(tmp_path / "forged")
     forge(artefact, ENTRY, times(5.0).SerializeToString())
     folder = ArtefactFolder(tmp_path / "forged", max_bytes=0)
-    pushed = push(folder, objects, MemoryWriter(objects), STORE.prefix, [artefact.name])
-    assert [each.state async for each in pushed] == ["pushed"]
+    pushed = await push(folder, objects, MemoryWriter(objects), STORE.prefix, artefact.name)
+    assert pushed is not None and pushed.state == "pushed"
     async with served(tmp_path / "models", tmp_path / "artefacts", artefact_store=STORE) as one:
         await until_state(one, "refused")
         assert await one.answer() == 2.0

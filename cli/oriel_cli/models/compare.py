@@ -49,9 +49,11 @@ def add_action(actions: Actions) -> None:
         type=_positive,
         default=[],
         metavar="ROWS",
-        help="time batches of so many rows (repeatable; default 1, 8 and 32, as far as the model takes them)",
+        help="rows of a batch to time (repeatable; default 1, 8 and 32, as far as the model takes them)",
     )
-    made.add_argument("--runs", type=_positive, default=50, metavar="N", help="of each, per batch size (default 50)")
+    made.add_argument(
+        "--runs", type=_positive, default=50, metavar="N", help="timed runs per variant and batch size (default 50)"
+    )
     made.add_argument(
         "--seconds",
         type=number(float, 0, 3600),

@@ -287,7 +287,8 @@ def _push(folder: Folder, args: argparse.Namespace) -> int:
     async def copy() -> list[Any]:
         client, writer = open_client(location), open_writer(location)
         try:
-            return [each async for each in push(folder, client, writer, location.prefix, chosen)]
+            found = [await push(folder, client, writer, location.prefix, each) for each in chosen]
+            return [each for each in found if each is not None]
         finally:
             await client.close()
             await writer.close()

@@ -55,7 +55,7 @@ MIN_RUNS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonOptions:
-    """What a comparison includes, and how long it takes.
+    """The choices of somebody who asks for a comparison.
 
     also: names of compilers to compare beside those that the model's configuration asks for.
     batches: rows of the batches to time; empty for those of `BATCHES` that the model takes.

@@ -50,10 +50,10 @@ class FileLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An artefact as it was published.
 
-    key: the parts of its fingerprint. entry: the file to open.
-    model, version: of the model that it was first built for; another one with the same files may use it.
-    built_at_s: of the Unix clock. build_s: how long the build took.
-    errors: what the check of its outputs found.
+    key: the parts of its fingerprint. entry: name of the file to open.
+    model, version: the model version that it was first built for; another one with the same files may use it.
+    built_at_s: Unix time of the build. build_s: seconds that the build took.
+    errors: text with the largest errors that the check of its outputs found.
     """
 
     form: int
@@ -88,7 +88,7 @@ class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class ArtefactFolder:
-    """One folder. max_bytes, max_age_s: bounds of what it keeps."""
+    """One folder. max_bytes, max_age_s: size and age up to which it keeps artefacts."""
 
     def __init__(self, root: Path, *, max_bytes: int, max_age_s: float = MAX_AGE_S) -> None:
         self.root = root

@@ -3,8 +3,8 @@
     <prefix>/<fingerprint>/...    the artefact, see `oriel_inference.artefacts.objects`
 
 The store saves work; nothing depends on it. A server fetches what is there, builds what is not, and sends what it has
-built. Of several servers that build the same artefact, the first one to store its manifest wins; no object is ever
-changed or removed. A server that cannot use the store builds by itself, and the models serve all the while. The
+built. The first server to store the manifest of an artefact wins, if several build it; no object is ever changed or
+removed. A server that cannot use the store builds by itself, and the models serve all the while. The
 requests run on an event loop in a thread of its own, where bytes are also compared and files written.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from oriel_inference.artefacts.folder import MANIFEST, MAX_FILES, ArtefactDamaged, ArtefactFolder
-from oriel_inference.artefacts.objects import fetch, push, stored_manifest
+from oriel_inference.artefacts.objects import Copied, fetch, push, stored_manifest
 from oriel_inference.errors import StoreUnavailable
 from oriel_inference.stores.loop_thread import LoopThread
 from oriel_wire.objects.client import ObjectClient, ObjectWriter, Stored
@@ -93,17 +93,16 @@ class GroupStore:
         Raises GroupStoreFailed, and OSError for the folder.
         """
 
-        async def ask() -> str:
-            wrong = "it is not in the folder any more"
-            async for copied in push(
-                folder, self._client, self._writer, self._prefix, [fingerprint], max_file_bytes=MAX_SENT_FILE_BYTES
-            ):
-                wrong = copied.reason
-            return wrong
+        def pushed() -> Coroutine[Any, Any, Copied | None]:
+            return push(
+                folder, self._client, self._writer, self._prefix, fingerprint, max_file_bytes=MAX_SENT_FILE_BYTES
+            )
 
         async with self._sending:
-            if wrong := await self._ask(ask, self._send_s):
-                raise GroupStoreFailed(f"an artefact is not sent to {self._shown}: {wrong}")
+            copied = await self._ask(pushed, self._send_s)
+        wrong = "it is not in the folder any more" if copied is None else copied.reason
+        if wrong:
+            raise GroupStoreFailed(f"an artefact is not sent to {self._shown}: {wrong}")
 
     def close(self) -> None:
         """End all requests and connections. Blocks."""

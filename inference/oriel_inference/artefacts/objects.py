@@ -4,18 +4,17 @@
     <prefix>/<fingerprint>/manifest.json            last, so that what has one is whole
 
 Two machines may build different bytes for the same fingerprint. Files are named by their digest, so that the manifest
-that came first fits its files whoever else writes. What comes from a store is read as what lies in the folder: every
-byte is compared with its checksum before it is published there, and a server checks the outputs before it serves.
+that came first fits its files whoever else writes. A store is trusted no more than the folder: every byte is compared
+with its checksum before it is published there, and a server checks the outputs before it serves.
 """
 
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from oriel_inference.artefacts.folder import (
     MANIFEST,
@@ -39,10 +38,10 @@ MAX_ARTEFACT_BYTES = 16 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """One artefact and what became of it.
+    """The outcome of copying one artefact.
 
     state: "pushed", "pulled", "there", "damaged", "unfit" (for this machine) or "refused" (on this machine).
-    reason: for the last three.
+    reason: text of why it was not copied; "" if it was, or was there.
     """
 
     fingerprint: str
@@ -56,38 +55,35 @@ async def push(
     client: ObjectClient,
     writer: ObjectWriter,
     prefix: str,
-    fingerprints: Sequence[str],
+    fingerprint: str,
     *,
     max_file_bytes: int = MAX_FILE_BYTES,
-) -> AsyncIterator[Copied]:
-    """Store artefacts of the folder that are not in the store; yield what became of each.
+) -> Copied | None:
+    """Store an artefact of the folder, unless the store has it; return None if the folder does not have it.
 
-    prefix: of all keys, empty or ending with "/". max_file_bytes: an artefact with a larger file is "damaged".
+    prefix: beginning of all keys, empty or ending with "/".
+    max_file_bytes: size above which a file makes the artefact "damaged".
     Raises ObjectStoreError.
     """
-    for fingerprint in fingerprints:
-        try:
-            manifest = folder.find(fingerprint)
-            if manifest is None:
-                continue
-            if any(line.size_bytes > max_file_bytes for line in manifest.files.values()):
-                raise ArtefactDamaged(f"it has a file of more than {max_file_bytes} bytes")
-            await asyncio.to_thread(folder.copy, fingerprint, manifest, None)
-        except ArtefactDamaged as damaged:
-            yield Copied(fingerprint=fingerprint, state="damaged", reason=str(damaged))
-            continue
-        base = f"{prefix}{fingerprint}/"
-        try:
-            await client.head(base + MANIFEST)
-        except ObjectChanged:  # there is none
-            for name, line in manifest.files.items():
-                data = await asyncio.to_thread((folder.root / fingerprint / name).read_bytes)
-                await writer.put(base + line.sha256, data)
-            first = await writer.put(base + MANIFEST, (folder.root / fingerprint / MANIFEST).read_bytes())
-            state = "pushed" if first else "there"
-        else:
-            state = "there"
-        yield Copied(fingerprint=fingerprint, model=manifest.model, state=state)
+    try:
+        manifest = folder.find(fingerprint)
+        if manifest is None:
+            return None
+        if any(line.size_bytes > max_file_bytes for line in manifest.files.values()):
+            raise ArtefactDamaged(f"it has a file of more than {max_file_bytes} bytes")
+        await asyncio.to_thread(folder.copy, fingerprint, manifest, None)
+    except ArtefactDamaged as damaged:
+        return Copied(fingerprint=fingerprint, state="damaged", reason=str(damaged))
+    base, state = f"{prefix}{fingerprint}/", "there"
+    try:
+        await client.head(base + MANIFEST)
+    except ObjectChanged:  # there is none
+        for name, line in manifest.files.items():
+            data = await asyncio.to_thread((folder.root / fingerprint / name).read_bytes)
+            await writer.put(base + line.sha256, data)
+        if await writer.put(base + MANIFEST, (folder.root / fingerprint / MANIFEST).read_bytes()):
+            state = "pushed"
+    return Copied(fingerprint=fingerprint, model=manifest.model, state=state)
 
 
 async def pull(
@@ -132,7 +128,7 @@ async def fetch(
 ) -> None:
     """Publish an artefact of the store in the folder.
 
-    objects: what the store has below its fingerprint, by the last part of the key.
+    objects: objects of the store below its fingerprint, by the last part of the key.
     Raises ArtefactDamaged, ObjectStoreError, and OSError where the folder cannot be written.
     """
     with folder.work() as work:
@@ -145,7 +141,8 @@ async def stored_manifest(client: ObjectClient, stored: Stored, fingerprint: str
     """Return the manifest of an artefact whose bytes may be fetched. Raises ArtefactDamaged."""
     if not 0 < stored.size <= MAX_RECORD_BYTES:
         raise ArtefactDamaged(f"its manifest has {stored.size} bytes")
-    manifest = read_manifest(await read_small(client, stored), fingerprint)
+    async with aclosing(_read(client, stored)) as pieces:
+        manifest = read_manifest(b"".join([piece async for piece in pieces]), fingerprint)
     if manifest.size_bytes > MAX_ARTEFACT_BYTES:
         raise ArtefactDamaged(f"it has more than {MAX_ARTEFACT_BYTES} bytes")
     return manifest
@@ -156,7 +153,7 @@ async def _fetch(client: ObjectClient, stored: Stored | None, line: FileLine, ta
     if stored is None or stored.size != line.size_bytes:
         raise ArtefactDamaged(f"{target.name} is not in the store as the manifest names it")
     digest = hashlib.sha256()
-    with _new(target) as file:
+    with os.fdopen(open_new(target), "wb") as file:
         if stored.size:
             async with aclosing(_read(client, stored)) as pieces:
                 async for piece in pieces:
@@ -166,16 +163,6 @@ async def _fetch(client: ObjectClient, stored: Stored | None, line: FileLine, ta
         raise ArtefactDamaged(f"{target.name} is not the file that was built")
 
 
-async def read_small(client: ObjectClient, stored: Stored) -> bytes:
-    """Return the bytes of an object whose size the caller has bounded. Raises ObjectStoreError."""
-    async with aclosing(_read(client, stored)) as pieces:
-        return b"".join([piece async for piece in pieces])
-
-
 async def _read(client: ObjectClient, stored: Stored) -> AsyncGenerator[bytes, None]:
     async for piece in client.read(stored.key, start=0, end=stored.size, etag=stored.etag):
         yield piece
-
-
-def _new(path: Path) -> IO[bytes]:
-    return os.fdopen(open_new(path), "wb")

@@ -40,7 +40,7 @@ def compilations(root: Path, names: Collection[str] = ()) -> Iterator[tuple[str,
     """Yield `model/version`, and what its artefact is made from or why that cannot be: for every version that would
     serve and whose configuration asks for an artefact.
 
-    names: of the models; all by default, without those that ask for none. Raises LoadFailed if the folder is none.
+    names: names of the models; empty for all models that ask for an artefact. Raises LoadFailed if the folder is none.
     """
     store = LocalStore(root, runs_code=False)
     check = CheckPool(CHECK_S)
@@ -100,11 +100,11 @@ def build_ahead(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """What a check of the outputs of an artefact has found.
+    """The result of comparing the outputs of an artefact with those of its model.
 
-    text: the largest errors, or why the artefact would not serve; "" if there is no artefact.
+    text: text of the largest errors, or why the artefact would not serve; "" if there is no artefact.
     refused: the kind of the refusal; None if the outputs agree.
-    tolerance: of each data type among the outputs.
+    tolerance: text with the tolerance of each data type among the outputs.
     """
 
     fingerprint: str

@@ -15,7 +15,7 @@ from oriel_wire.observe.trace import Span, SpanSink, new_trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArtefactSettings:
-    """What the operator decides.
+    """The decisions of the operator.
 
     sink: takes a span of each build and each check.
     store: object store shared with other servers; None shares artefacts only through the folder.
@@ -28,13 +28,13 @@ class ArtefactSettings:
 
 
 class ArtefactCounts:
-    """What has happened to artefacts since the start. Single writer: the loop.
+    """Counts of what has happened to artefacts since the start. Single writer: the loop.
 
     outcomes: (compiler, outcome) -> times: "built", "found" (built earlier, or by another server), "damaged",
     "remembered" (refused earlier, or by a server with the same folder), "store_failed" (the object store could not be
     used for one), or why one was refused.
     rollbacks: model -> times. build_s: compiler -> seconds of builds that succeeded.
-    size_bytes: of the folder, when it was last listed.
+    size_bytes: size of the folder when it was last listed.
     """
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ TOLERANCES: Mapping[str, Tolerance] = {
     "FP16": Tolerance(1e-2, 1e-2),
     "BF16": Tolerance(5e-2, 5e-2),
 }
-# What may be computed in, besides the data types of outputs: a quantised model rounds to one of 256 steps.
+# Precisions of computation, besides the data types of outputs: a quantised model rounds to one of 256 steps.
 _COMPUTED: Mapping[str, Tolerance] = {"INT8": Tolerance(1e-1, 1e-1), **TOLERANCES}
 _COARSE_FIRST = ("INT8", "BF16", "FP16", "FP32", "FP64")
 
@@ -59,8 +59,8 @@ class OutputError:
 def tolerance_of(datatype: str, precision: str = "", own: Tolerance | None = None) -> Tolerance:
     """Return the tolerance of an output of `datatype`.
 
-    precision: in which the artefact computes, as a datatype; a coarser one than the output's decides.
-    own: the model owner's, for all floating-point outputs.
+    precision: datatype in which the artefact computes; if it is coarser than the output's, it decides.
+    own: the model owner's tolerance for all floating-point outputs.
     """
     if datatype not in TOLERANCES:
         return EXACT

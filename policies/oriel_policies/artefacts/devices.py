@@ -69,7 +69,7 @@ def parse_targets(text: str) -> list[Target]:
 def lacking(target: Target, compiler: str, device: str) -> str:
     """Return what it takes to build for `target` if this machine cannot; "" if it can.
 
-    device: what `compiler` builds for on this machine, as its artefacts' fingerprints have it.
+    device: the device that `compiler` builds for on this machine, as fingerprints name it.
     """
     gpu = _CAPABILITY.fullmatch(device) is not None
     if not target.capability:

@@ -16,12 +16,12 @@ class ArtefactKey:
 
     model: digest of the model's files.
     compiler, compiler_version: also where a compiler accepts artefacts of another version.
-    device: what machine code was made for: a compute capability, or the instruction sets of a CPU.
+    device: compute capability of the GPU, or instruction sets of the CPU, that its machine code is for.
     driver: major versions of the driver and of its libraries; "" on a CPU.
-    profiles: the shapes that it was compiled for; "" if it takes all that the model takes.
-    precision: in which it computes.
+    profiles: shapes that it was compiled for; "" if it takes all that the model takes.
+    precision: datatype in which it computes.
     options: everything else that the compiler was given.
-    compatibility: how far it may be used beyond the device and version that it was made for; "" for not at all.
+    compatibility: level up to which it may be used beyond its device and version; "" for not at all.
     """
 
     model: str

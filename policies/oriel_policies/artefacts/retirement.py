@@ -10,7 +10,7 @@ MAX_AGE_S = 30 * 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredArtefact:
-    """An artefact in the folder. used_s: when a server last loaded it or had it in use, on the clock of `retired`."""
+    """An artefact in the folder. used_s: time at which a server last loaded it or had it in use."""
 
     fingerprint: str
     size_bytes: int
@@ -21,7 +21,10 @@ class StoredArtefact:
 def retired(
     stored: Iterable[StoredArtefact], now_s: float, *, max_bytes: int, max_age_s: float = MAX_AGE_S
 ) -> list[str]:
-    """Return the fingerprints to remove, in the order of their removal. What is in use stays, whatever the bounds."""
+    """Return the fingerprints to remove, in the order of their removal. An artefact in use stays, whatever the bounds.
+
+    now_s: present time, on the clock of `used_s`.
+    """
     by_age = sorted(stored, key=lambda each: (each.used_s, each.fingerprint))
     size_bytes = sum(each.size_bytes for each in by_age)
     gone = []
