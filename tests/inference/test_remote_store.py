@@ -161,6 +161,17 @@ def test_without_checksums_of_the_store_the_version_may_bring_its_own(tmp_path: 
             fetched(store)
 
 
+def test_an_upload_that_the_store_confirms_is_not_fetched_again_for_its_wrong_sums(
+    objects: MemoryObjects, tmp_path: Path
+) -> None:
+    objects.put("repo/m/1/SHA256SUMS", f"{sha256(b'other').hexdigest()}  model.onnx\n".encode())
+    with remote(objects, tmp_path) as store:
+        for _ in range(2):
+            with pytest.raises(Corrupt, match="m/1/model.onnx does not agree with its line in SHA256SUMS"):
+                fetched(store)
+    assert [each[1] for each in reads(objects)].count(KEY) == 1
+
+
 # Names and bounds --------------------------------------------------------------------------------------------------
 
 

@@ -84,8 +84,7 @@ class Source:
         Raises LoadFailed: StoreUnavailable, ObjectChanged, ObjectRefused, or Corrupt if the bytes are wrong twice.
         Raises OSError.
         """
-        wrong = ""
-        for _ in range(2):
+        for last in (False, True):
             async with self._attempt(f"describing {shown}", HEAD_S):
                 stored = await self._client.head(listed.key)
             if (stored.etag, stored.size) != (listed.etag, listed.size):
@@ -94,14 +93,18 @@ class Source:
             algorithm, checksum = stored.checksum or ("", "")
             found = await asyncio.to_thread(checksums, file, {"crc32", "sha256" if sha256 else "", algorithm})
             if found.get(algorithm, checksum) != checksum:
-                wrong = f"does not match the {algorithm} that the object store reports"
+                wrong, keep = f"does not match the {algorithm} that the object store reports", False
             elif sha256 and found["sha256"] != sha256:
-                wrong = "does not agree with its line in SHA256SUMS"
+                # Bytes that the store's own checksum confirms are those that were uploaded.
+                wrong, keep = "does not agree with its line in SHA256SUMS", last or algorithm in found
             else:
-                return found["crc32"]
+                break
             self.counts.failures["corrupt"] += 1
-            file.truncate(0)
-        raise Corrupt(f"{shown} {wrong}")
+            if not keep:
+                file.truncate(0)
+            if keep or last:
+                raise Corrupt(f"{shown} {wrong}")
+        return found["crc32"]
 
     async def close(self) -> None:
         await self._client.close()
