@@ -111,8 +111,11 @@ async def test_what_servers_report_by_themselves_decides_where_calls_go() -> Non
     these.probe("m", None, 1.0)
     these.note_reported("m", [b], 1.0)
     assert these.needs_check and these.among([a, b, c], "m", 1.0) == [b]
-    these.note_reported("m", [a, b], 2.0)
-    assert these.among([a, b, c], "m", 2.0) == [a, b] and a.questions == 1
+    these.note_denied(b, "m", 2.0)  # the server has taken the model out of memory since
+    these.note_reported("m", [a, b], 3.0)
+    assert these.among([a, b, c], "m", 3.0) == [a] and a.questions == 1
+    these.note_reported("m", [a, b, c], 3.0 + ABSENT_S)
+    assert "m" in these.everywhere and these.among([a, b, c], "m", 20.0) == [a, b, c]
 
 
 async def test_new_endpoints_are_asked_before_calls_go_there() -> None:

@@ -221,9 +221,13 @@ class ModelLocations(Generic[E]):
             self._nowhere.pop(model, None)
             self._make_room(self._somewhere)
             location = self._somewhere[model] = _Location(0.0)
+        location.denied = {endpoint: until for endpoint, until in location.denied.items() if until > now}
         location.reported = lacking
         location.due_s = now + ABSENT_S
         self.needs_check = True
+        if not lacking and not location.denied:
+            del self._somewhere[model]
+            self._note_everywhere(model)
 
     def may_probe(self, model: str, now: float) -> bool:
         """Return whether it is time to probe for this model, for the first time or again."""
@@ -270,6 +274,11 @@ class ModelLocations(Generic[E]):
         self._make_room(self._nowhere)
         self._nowhere[model] = location
 
+    def _note_everywhere(self, model: str) -> None:
+        del self.everywhere[""]
+        self._make_room(self.everywhere)
+        self.everywhere |= {model: None, "": None}  # "" is never the oldest
+
     def _allowed(self, now: float) -> float:
         self._budget = min(ASKS_PER_S, self._budget + (now - self._budget_s) * ASKS_PER_S)
         self._budget_s = now
@@ -302,9 +311,7 @@ class ModelLocations(Generic[E]):
                 self._make_room(self._somewhere)
                 self._somewhere[model] = location
             else:
-                del self.everywhere[""]
-                self._make_room(self.everywhere)
-                self.everywhere |= {model: None, "": None}  # "" is never the oldest
+                self._note_everywhere(model)
         else:
             location.denied, location.reported, location.due_s = denied, probe.no, now + NOWHERE_S
             self._note_nowhere(model, location)
