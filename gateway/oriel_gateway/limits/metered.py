@@ -6,10 +6,11 @@ Whether the meters count in this process or in a shared ledger is decided by the
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
+from operator import attrgetter
 from time import monotonic
-from typing import Any
+from typing import Any, Final
 
 from oriel_gateway.errors import Refused
 from oriel_gateway.limits.error_text import refusal
@@ -64,25 +65,14 @@ class _Account:
         return (*self.meters, *self.later, *self.retired)
 
 
+_NUMBERS: Final = tuple(each.name for each in fields(Allowance) if each.name != "selector")
+_numbers_of: Callable[[Allowance], tuple[Any, ...]] = attrgetter(*_NUMBERS)
+
+
 @lru_cache(maxsize=4096)
 def _plan(numbers: tuple[Any, ...]) -> _Plan:
-    name, rate, concurrency, bandwidth, requests_day, requests_month, *rest = numbers
-    compute_day, compute_month, tokens, budgets = rest
-    every = bounds(
-        Allowance(
-            name=name,
-            selector=Selector(),
-            rate=rate,
-            concurrency=concurrency,
-            bandwidth=bandwidth,
-            requests_per_day=requests_day,
-            requests_per_month=requests_month,
-            compute_ms_per_day=compute_day,
-            compute_ms_per_month=compute_month,
-            tokens=tokens,
-            budgets=budgets,
-        )
-    )
+    """Return the plan of all allowances with these values of `_NUMBERS`."""
+    every = bounds(Allowance(selector=Selector(), **dict(zip(_NUMBERS, numbers, strict=True))))
     found = tuple(bound for bound in every if _at_head(bound))
     later = tuple(bound for bound in every if not _at_head(bound))
     return _Plan(
@@ -305,13 +295,7 @@ class MeteredLimiter(ABC):
         if known is not None and known.allowance is allowance:
             return known
         old = {} if known is None else {meter.bound.name: meter for meter in known.all_meters()}
-        a = allowance
-        plan = _plan(
-            (
-                *(a.name, a.rate, a.concurrency, a.bandwidth, a.requests_per_day, a.requests_per_month),
-                *(a.compute_ms_per_day, a.compute_ms_per_month, a.tokens, a.budgets),
-            )
-        )
+        plan = _plan(_numbers_of(allowance))
 
         def meter_of(bound: Bound) -> Meter:
             meter = old.pop(bound.name, None)

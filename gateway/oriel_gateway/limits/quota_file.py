@@ -8,6 +8,7 @@ import asyncio
 import logging
 import sqlite3
 from pathlib import Path
+from typing import NamedTuple
 
 from oriel_gateway.limits.meters import QuotaMeter
 from oriel_gateway.state_file import StateFile
@@ -25,7 +26,16 @@ _SCHEMA = """CREATE TABLE IF NOT EXISTS quotas (
     tenant TEXT NOT NULL, bound TEXT NOT NULL, period TEXT NOT NULL, number INTEGER NOT NULL, used INTEGER NOT NULL,
     PRIMARY KEY (tenant, bound)) WITHOUT ROWID"""
 _UPSERT = "INSERT OR REPLACE INTO quotas VALUES (?, ?, ?, ?, ?)"
-_Row = tuple[str, str, str, int, int]
+
+
+class _Row(NamedTuple):
+    """The use of a bound in one window. number: of the window, counted from the epoch."""
+
+    tenant: str
+    bound: str
+    period: str
+    number: int
+    used: int
 
 
 class QuotaFile:
@@ -134,7 +144,7 @@ class QuotaFile:
             meter.saved = True
             assert meter.bound.period is not None
             window = meter.window
-            rows.append((meter.tenant, meter.bound.name, meter.bound.period.value, window.number, window.used))
+            rows.append(_Row(meter.tenant, meter.bound.name, meter.bound.period.value, window.number, window.used))
         return rows
 
     def _read(self, database: sqlite3.Connection) -> None:
@@ -161,8 +171,8 @@ class QuotaFile:
     def _purge(self, database: sqlite3.Connection, rows: list[_Row]) -> None:
         """Delete past windows when a new one has begun, and rows beyond the bound."""
         newest: dict[str, int] = {}
-        for _, _, period, number, _ in rows:
-            newest[period] = max(number, newest.get(period, 0))
+        for row in rows:
+            newest[row.period] = max(row.number, newest.get(row.period, 0))
         for period, number in newest.items():
             if number > self._purged.get(period, -1):
                 self._purged[period] = number

@@ -113,12 +113,11 @@ class BudgetFile:
         now, oldest = self._clock(), {width_s: width_s * count for width_s, count in (SHORT, LONG)}
 
         def rows() -> Iterator[Row]:
-            for row in database.execute(_ROWS):
-                *names, width_s, start_s, total, bad = row
-                numbers = all(isinstance(each, int) and 0 <= each < 1 << 40 for each in (width_s, start_s, total, bad))
-                if not numbers or not all(isinstance(each, str) for each in names):
+            for row in map(Row._make, database.execute(_ROWS)):
+                numbers = all(isinstance(each, int) and 0 <= each < 1 << 40 for each in row[3:])
+                if not numbers or not all(isinstance(each, str) for each in row[:3]):
                     raise sqlite3.DatabaseError("a row holds what no gateway has written")
-                if width_s in oldest and now - oldest[width_s] <= start_s <= now + width_s:
+                if row.width_s in oldest and now - oldest[row.width_s] <= row.start_s <= now + row.width_s:
                     yield row
 
         self._stats.objectives.budgets.load(rows())

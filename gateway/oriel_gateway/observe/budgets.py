@@ -9,7 +9,7 @@ the one that had no calls for the longest time, if that is an hour or more, and 
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from oriel_policies.promise.error_budget import LONG, SHORT, WINDOWS, BudgetHistory, attainment, burn, left
 
@@ -23,7 +23,18 @@ _SHARED: Final = "slo"  # begins the names of sums of calls, which end with `CAL
 CALLS, BAD = "+calls", "+bad"
 
 Key = tuple[str, str, str]  # (tenant, tier, target); of a whole tier: ("", tier, "")
-Row = tuple[str, str, str, int, int, int, int]  # key, width, first second, calls, bad calls
+
+
+class Row(NamedTuple):
+    """The calls of one slot of a history. width_s: its length. start_s: its first second."""
+
+    tenant: str
+    tier: str
+    target: str
+    width_s: int
+    start_s: int
+    calls: int
+    bad: int
 
 
 class _Series:
@@ -136,19 +147,19 @@ class Budgets:
                 begins_s, *known = kept.history.long.at(start_s)
                 if begins_s == start_s:
                     counts = [max(0, each - before) for each, before in zip(counts, known, strict=True)]
-                missing += [(*key, width_s, start_s, counts[0], counts[1]) for width_s, _ in (SHORT, LONG)]
+                missing += [Row(*key, width_s, start_s, *counts) for width_s, _ in (SHORT, LONG)]
         self.load(missing)
 
     # Over a restart --------------------------------------------------------------------------------------------
 
     def load(self, rows: Iterable[Row]) -> None:
         """Add what `take_unsaved` gave before a restart, or what of the ledger's sums is missing."""
-        for tenant, tier, target, width_s, start_s, total, bad in rows:
-            series = self._kept((tenant, tier, target))
+        for row in rows:
+            series = self._kept((row.tenant, row.tier, row.target))
             if series is None:
                 continue
-            series.history.load(width_s, start_s, total, bad)
-            series.latest_s = max(series.latest_s, float(start_s))
+            series.history.load(row.width_s, row.start_s, row.calls, row.bad)
+            series.latest_s = max(series.latest_s, float(row.start_s))
         self._pairs = OrderedDict(sorted(self._pairs.items(), key=lambda item: item[1].latest_s))
 
     def _kept(self, key: Key) -> _Series | None:
@@ -163,13 +174,14 @@ class Budgets:
         """Return the keys whose histories were dropped, and then the slots that have changed, since the last time."""
         dropped, self._dropped = self._dropped, []
         unsaved, self._unsaved = self._unsaved, {}
-        return dropped, [(*key, width_s, start_s, *counts) for (key, width_s, start_s), counts in unsaved.items()]
+        return dropped, [Row(*key, width_s, start_s, *counts) for (key, width_s, start_s), counts in unsaved.items()]
 
     def give_back(self, dropped: list[Key], rows: list[Row]) -> None:
         """Keep what could not be written for the next time."""
         self._dropped = dropped + self._dropped
-        for *key, width_s, start_s, total, bad in rows:
-            self._unsaved.setdefault(((key[0], key[1], key[2]), width_s, start_s), (total, bad))
+        for row in rows:
+            key = (row.tenant, row.tier, row.target)
+            self._unsaved.setdefault((key, row.width_s, row.start_s), (row.calls, row.bad))
 
     # Reading ---------------------------------------------------------------------------------------------------
 

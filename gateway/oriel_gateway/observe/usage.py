@@ -10,7 +10,7 @@ knows what its tenants used.
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from oriel_gateway.observe.budgets import SEPARATOR
 from oriel_gateway.observe.cube import Cell, Charge
@@ -29,6 +29,18 @@ MAX_CLASSES = 32  # of devices, of one target: servers name them
 TOKEN_PAIRS = 100  # the most pairs of tenant and route whose tokens are counted under their names
 CUT_OFF = "left"  # why nobody else is charged for a call that its client left, or that was later than it allowed
 SHOWN = ("requests", "bytes_in", "bytes_out", "device_ns", "cpu_ns", "tokens_in", "tokens_out")
+
+
+class _SumName(NamedTuple):
+    """The parts of the name under which the ledger has one counter of all gateways. estimated: "1" or "0"."""
+
+    day: str
+    tenant: str
+    kind: str
+    target: str
+    estimated: str
+    device_class: str
+    counter: str
 
 
 class _Periods:
@@ -200,10 +212,12 @@ class Usage:
             self.since = min(self.since, datetime.fromtimestamp(sums.get("since", self.since.timestamp()), UTC))
         for name, value in sums.items():
             parts = name.split(SEPARATOR)
-            if len(parts) == 7 and parts[0][:7] == self._month and parts[6] in SHOWN:
-                day, tenant, kind, target, estimated, device_class, counter = parts
-                by_class = {device_class: value} if counter == "device_ns" else {}
-                self._note((tenant, kind, target, estimated == "1"), {counter: value}, by_class, day)
+            if len(parts) != len(_SumName._fields):
+                continue
+            of = _SumName(*parts)
+            if of.day[:7] == self._month and of.counter in SHOWN:
+                by_class = {of.device_class: value} if of.counter == "device_ns" else {}
+                self._note((of.tenant, of.kind, of.target, of.estimated == "1"), {of.counter: value}, by_class, of.day)
 
     def _note(
         self,
@@ -217,13 +231,13 @@ class Usage:
         """Add to the sums of (tenant, kind, target, whether it is an estimate). day: "" for today."""
         tenant, kind, target, estimated = of
         if share and self.unshared is not None:
-            begin = (self._day, tenant, kind, target, str(int(estimated)))
+            begin = SEPARATOR.join((self._day, tenant, kind, target, str(int(estimated))))
             for device_class, counter, value in (
-                *(("", name, used[name]) for name in SHOWN if name != "device_ns"),
+                *(("", shown, used[shown]) for shown in SHOWN if shown != "device_ns"),
                 *((device_class, "device_ns", ns) for device_class, ns in by_class.items()),
             ):
                 if value:
-                    name = SEPARATOR.join((*begin, device_class, counter))
+                    name = SEPARATOR.join((begin, device_class, counter))
                     self.unshared[name] = self.unshared.get(name, 0) + value
         targets = self._tenants.get(tenant)
         if targets is None:

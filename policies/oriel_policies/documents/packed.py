@@ -79,6 +79,18 @@ _decode_tenant = msgspec.msgpack.Decoder(_TenantRecord).decode
 _decode_key = msgspec.msgpack.Decoder(_KeyRecord).decode
 
 
+class _Sizes(NamedTuple):
+    """The beginning of a block: how many bytes its parts have; rows of `keys` and `tenants`."""
+
+    magic: bytes
+    head: int
+    keys: int
+    tenants: int
+    records: int
+    dead: int
+    documents: int
+
+
 class Parts(NamedTuple):
     """The parts of a block. dead: bytes of `records` that no row names. documents: file name -> content, encoded."""
 
@@ -162,12 +174,13 @@ def parts(packed: memoryview) -> Parts:
     """The parts of a block, as views. Raises ValueError for bytes that `pack` did not make."""
     if len(packed) < _SIZES.size:
         raise ValueError("not a packed snapshot")
-    magic, head, keys, tenants, records, dead, documents = _SIZES.unpack_from(packed)
-    ends = list(accumulate((_SIZES.size, head, keys * ROW, tenants * ROW, records, documents)))
-    if magic != MAGIC or ends[-1] != len(packed):
+    sizes = _Sizes._make(_SIZES.unpack_from(packed))
+    rows = (sizes.keys * ROW, sizes.tenants * ROW)
+    ends = list(accumulate((_SIZES.size, sizes.head, *rows, sizes.records, sizes.documents)))
+    if sizes.magic != MAGIC or ends[-1] != len(packed):
         raise ValueError("not a packed snapshot")
-    head_, keys_, tenants_, records_, documents_ = (packed[start:end] for start, end in pairwise(ends))
-    return Parts(head_, keys_, tenants_, records_, dead, documents_)
+    head, keys, tenants, records, documents = (packed[start:end] for start, end in pairwise(ends))
+    return Parts(head, keys, tenants, records, sizes.dead, documents)
 
 
 def pools_of(block: Parts) -> Mapping[str, Pool]:

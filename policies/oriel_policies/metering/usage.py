@@ -132,8 +132,8 @@ def by_label(rows: Iterator[UsageRow], *, max_tenants: int = MAX_TENANTS, max_pa
     pairs: set[tuple[str, str]] = set()
     found: dict[UsageKey, UsageRow] = {}
     for row in rows:
-        tenant, tier, target, _, _, device_class, why, _ = row.key
-        if why:
+        tenant, target = row.key.tenant, row.key.target
+        if row.key.why:
             continue
         if tenant not in tenants:
             if len(tenants) < max_tenants:
@@ -145,7 +145,7 @@ def by_label(rows: Iterator[UsageRow], *, max_tenants: int = MAX_TENANTS, max_pa
                 pairs.add((tenant, target))
             else:
                 target = OTHER
-        key = UsageKey(tenant, tier, target, "", "", device_class)
+        key = UsageKey(tenant, row.key.tier, target, "", "", row.key.device_class)
         sums = found.get(key)
         if sums is None:
             sums = found[key] = UsageRow(key)

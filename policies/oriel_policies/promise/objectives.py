@@ -23,10 +23,24 @@ what is usual there by the most.
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-STAGES: Final = (
-    "body", "limiter", "queue", "endpoint", "upstream", "network", "logic_wait", "logic", "model_wait", "model",
-    "answer",
-)  # fmt: skip
+
+class Times(NamedTuple):
+    """The seconds of a call in each place of the table above."""
+
+    body: float = 0.0
+    limiter: float = 0.0
+    queue: float = 0.0
+    endpoint: float = 0.0
+    upstream: float = 0.0
+    network: float = 0.0
+    logic_wait: float = 0.0
+    logic: float = 0.0
+    model_wait: float = 0.0
+    model: float = 0.0
+    answer: float = 0.0
+
+
+STAGES: Final = Times._fields
 # What a call that has no answer to wait for is lost to: the server's error, or a refusal that no waiting explains.
 UPSTREAM_ERROR: Final = "upstream_error"
 REFUSED: Final = "refused"
@@ -34,13 +48,10 @@ LOOP: Final = "loop"  # the gateway's own event loop stood still, while the call
 CAUSES: Final = (*STAGES, UPSTREAM_ERROR, REFUSED, LOOP)
 # The places in which a gateway that stands still itself seems to wait for others.
 OUTSIDE: Final = frozenset({"body", "limiter", "endpoint", "upstream", "network", "answer"})
-BODY, LIMITER, QUEUE, ENDPOINT, UPSTREAM, NETWORK, LOGIC_WAIT, LOGIC, MODEL_WAIT, MODEL, ANSWER = range(len(STAGES))
 ALPHA: Final = 0.05  # weight of the latest call in what is usual
 LEARN_EVERY: Final = 64  # one of so many calls that kept their promise is learned from
 
 MODEL_CALLS: Final = ("logic-infer", "logic-infer-steps", "logic-stream")  # stages in which a logic server calls models
-
-Times = tuple[float, ...]  # seconds in each of STAGES
 
 
 class Stamps(NamedTuple):
@@ -70,33 +81,34 @@ def divide(stamps: Stamps, reported: Mapping[str, float]) -> Times:
 
     reported: name -> seconds, what the server behind says of itself; see `inside`. The parts are the whole.
     """
-    received_s, limited_s, queued_s, permit_s, sent_s, response_s, ended_s, held_s = stamps
-    times = [0.0] * len(STAGES)
-    queued = queued_s or ended_s
-    limited = limited_s or queued
-    times[BODY] = limited - received_s
-    times[LIMITER] = queued - limited
-    if not queued_s:
-        return tuple(times)
-    if not permit_s and response_s:  # the answer to an equal call was awaited
-        times[UPSTREAM], times[ANSWER] = response_s - queued, ended_s - response_s
-        return tuple(times)
-    permit = permit_s or ended_s
-    waited = permit - queued
-    times[ENDPOINT] = held = min(held_s, waited)
-    times[QUEUE] = waited - held
-    if permit_s:
-        sent = sent_s or ended_s
-        times[ENDPOINT] += sent - permit
-        if sent_s:
-            answered = response_s or ended_s
-            times[UPSTREAM : MODEL + 1] = inside(answered - sent, reported)
-            times[ANSWER] = ended_s - answered
-    return tuple(times)
+    queued = stamps.queued_s or stamps.ended_s
+    limited = stamps.limited_s or queued
+    times = Times(body=limited - stamps.received_s, limiter=queued - limited)
+    if not stamps.queued_s:
+        return times
+    if not stamps.permit_s and stamps.response_s:  # the answer to an equal call was awaited
+        return times._replace(upstream=stamps.response_s - queued, answer=stamps.ended_s - stamps.response_s)
+    permit = stamps.permit_s or stamps.ended_s
+    held = min(stamps.held_s, permit - queued)
+    times = times._replace(queue=permit - queued - held, endpoint=held)
+    if not stamps.permit_s:
+        return times
+    times = times._replace(endpoint=held + (stamps.sent_s or stamps.ended_s) - permit)
+    if not stamps.sent_s:
+        return times
+    answered = stamps.response_s or stamps.ended_s
+    work = inside(answered - stamps.sent_s, reported)
+    return work._replace(
+        body=times.body,
+        limiter=times.limiter,
+        queue=times.queue,
+        endpoint=times.endpoint,
+        answer=stamps.ended_s - answered,
+    )
 
 
-def inside(upstream_s: float, reported: Mapping[str, float]) -> tuple[float, ...]:
-    """Divide the time until the server's answer: `upstream`, `network`, `logic_wait`, `logic`, `model_wait`, `model`.
+def inside(upstream_s: float, reported: Mapping[str, float]) -> Times:
+    """Divide the time until the server's answer among `upstream`, `network`, and the places of the servers.
 
     reported: entries of `Server-Timing`. `logic` is all that the logic server did, and `logic-wait` and `MODEL_CALLS`
     are parts of it; `queue` and `gateway-queue` are waits for models, and `compute` is their work. Calls of models that
@@ -106,9 +118,9 @@ def inside(upstream_s: float, reported: Mapping[str, float]) -> tuple[float, ...
     whole = reported.get("logic")
     if whole is None:
         if not waited and not worked:
-            return upstream_s, 0.0, 0.0, 0.0, 0.0, 0.0
+            return Times(upstream=upstream_s)
         waited, worked = _within(upstream_s, waited, worked)
-        return 0.0, upstream_s - waited - worked, 0.0, 0.0, waited, worked
+        return Times(network=upstream_s - waited - worked, model_wait=waited, model=worked)
     whole = min(whole, upstream_s)
     busy = min(reported.get("logic-wait", 0.0), whole)
     called = min(sum([reported.get(stage, 0.0) for stage in MODEL_CALLS]), whole - busy)
@@ -116,7 +128,7 @@ def inside(upstream_s: float, reported: Mapping[str, float]) -> tuple[float, ...
         worked = called
     waited, worked = _within(called, waited, worked)
     hops = (upstream_s - whole) + (called - waited - worked)
-    return 0.0, hops, busy, whole - busy - called, waited, worked
+    return Times(network=hops, logic_wait=busy, logic=whole - busy - called, model_wait=waited, model=worked)
 
 
 def _within(most: float, one: float, two: float) -> tuple[float, float]:
@@ -174,11 +186,11 @@ def blame(times: Sequence[float], usual: Usual | None) -> tuple[str, float]:
 def place_not_left(stamps: Stamps) -> str:
     """Return the place in which a call was when it ended without an answer."""
     if stamps.response_s:
-        return STAGES[ANSWER]
+        return "answer"
     if stamps.sent_s:
-        return STAGES[UPSTREAM]
+        return "upstream"
     if stamps.permit_s:
-        return STAGES[ENDPOINT]
+        return "endpoint"
     if stamps.queued_s:
-        return STAGES[QUEUE]
-    return STAGES[LIMITER if stamps.limited_s else BODY]
+        return "queue"
+    return "limiter" if stamps.limited_s else "body"
