@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 MIN_WINDOW_S = 1.0
+# Counts of clock ticks in a line of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal.
+TICKS, IDLE, IO_WAIT = 8, 3, 4
 
 
 class HostLoad:
@@ -44,8 +46,9 @@ class HostLoad:
         try:
             with (self._proc / "stat").open(encoding="ascii") as file:
                 name, *ticks = file.readline().split()
-            user, nice, system, idle, iowait, irq, softirq, steal = [int(each) for each in ticks[:8]]
+            counts = [int(each) for each in ticks[:TICKS]]
         except (OSError, ValueError):
             return None
-        busy = user + nice + system + irq + softirq + steal
-        return (busy, busy + idle + iowait) if name == "cpu" else None
+        if name != "cpu" or len(counts) < TICKS:
+            return None
+        return sum(counts) - counts[IDLE] - counts[IO_WAIT], sum(counts)

@@ -11,8 +11,8 @@ Names that begin with "." or "_" are skipped, and files for tests (`test_*.py`, 
 
 import os
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 PACKAGE = "oriel_services"
@@ -66,22 +66,16 @@ class HandlerFile:
         folders = dict.fromkeys((self.name, sayable(self.folder.name)))
         return "/".join((*folders, HANDLER))
 
-    def to_record(self) -> list[str]:
+    def to_record(self) -> dict[str, str]:
         """Return the fields as JSON can hold them; `from_record` reads them."""
-        path, folder = (str(each) if each is not None else "" for each in (self.path, self.folder))
-        return [self.module, path, folder, self.version, self.name, self.attribute]
+        return {name: "" if value is None else str(value) for name, value in asdict(self).items()}
 
     @classmethod
-    def from_record(cls, record: Iterable[str]) -> "HandlerFile":
-        module, path, folder, version, name, attribute = record
-        return cls(
-            module=module,
-            path=Path(path) if path else None,
-            folder=Path(folder) if folder else None,
-            version=version,
-            name=name,
-            attribute=attribute,
-        )
+    def from_record(cls, record: Mapping[str, str]) -> "HandlerFile":
+        """Return the file that `to_record` has described."""
+        path, folder = (Path(record[name]) if record[name] else None for name in ("path", "folder"))
+        named = {name: record[name] for name in ("module", "version", "name", "attribute")}
+        return cls(path=path, folder=folder, **named)
 
 
 def module_name(stem: str, turn: int = 1) -> str:

@@ -18,7 +18,7 @@ A shape keeps no head: a head has its shape, and what only the garbage collector
 """
 
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from oriel_wire.errors import TooLarge
 from oriel_wire.h1.request import PASSED_ON, SAME, Field, Kind, LineMemo, RequestHead, parse_lines
@@ -41,7 +41,15 @@ _VARIES: Final = frozenset(
     )
 )
 Key = tuple[Any, ...]
-Slot = tuple[int, int, bytes, str]  # number of the line, kind, how it begins, name
+
+
+class Slot(NamedTuple):
+    """A line that may differ between heads of one shape. start: the bytes that it begins with."""
+
+    number: int
+    kind: int
+    start: bytes
+    name: str
 
 
 class HeadShape:
@@ -67,15 +75,15 @@ class HeadShape:
         if credential:  # each head has its own, and no bytes of it are kept
             self._names.pop(self._fields[credential - 1].name)
             self._fields[credential - 1] = Field(b"", "", "", _CREDENTIAL, -1)
-        numbers = {number for number, _, _, _ in slots}
+        numbers = {slot.number for slot in slots}
         # What a proxy passes on: lines, and the numbers of those that differ.
         self._forward: list[bytes | int] = [
             number if number in numbers else field.line
             for number, field in enumerate(self._fields, 1)
             if field.kind in PASSED_ON
         ]
-        self.varying = tuple(number for number, kind, _, _ in slots if kind == 0)
-        self.new = tuple(number for number, kind, _, _ in unknown if kind == 0)
+        self.varying = tuple(slot.number for slot in slots if slot.kind == 0)
+        self.new = tuple(slot.number for slot in unknown if slot.kind == 0)
         self._recent: set[int] = set()  # hashes of lines at these numbers
         self._named = (head.timeout, head.tier, head.content_encoding, head.header_length)
         self._plain = self._named == (None, None, None, None) and not head.chunked
@@ -165,7 +173,7 @@ def shape_of(head: RequestHead, key: Key) -> HeadShape | None:
     credential = 0
     names = [field.name for field in head.fields]
     for number, field in enumerate(head.fields, 1):
-        slot = (number, field.kind, field.line[: len(field.name) + 1], field.name)
+        slot = Slot(number, field.kind, field.line[: len(field.name) + 1], field.name)
         if key[number] is not None:
             if key[number] == field.name:
                 slots.append(slot)

@@ -38,6 +38,20 @@ Pieces = list[tuple[int, int]]
 Body = bytes | memoryview
 
 
+class _Input:
+    """An input without its data. described: in errors."""
+
+    __slots__ = ("datatype", "described", "entry", "name", "parameters", "shape")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.name = tensor.name
+        self.datatype = tensor.datatype
+        self.entry = lookup(tensor.datatype, tensor.name)
+        self.shape = tensor.shape
+        self.described = f"input {quoted(tensor.name)}"
+        self.parameters = tensor.parameters.copy()
+
+
 class RequestHead:
     """A request without its raw contents. The server keeps its own findings about such requests in `note`."""
 
@@ -49,17 +63,7 @@ class RequestHead:
         self.model_version = request.model_version
         self._parameters = request.parameters.copy()
         self._outputs = None if request.outputs is None else request.outputs.copy()
-        self._inputs = [
-            (
-                each.name,
-                each.datatype,
-                lookup(each.datatype, each.name),
-                each.shape,
-                f"input {quoted(each.name)}",
-                each.parameters.copy(),
-            )
-            for each in request.inputs
-        ]
+        self._inputs = [_Input(each) for each in request.inputs]
 
     def __len__(self) -> int:
         return len(self._inputs)
@@ -67,8 +71,8 @@ class RequestHead:
     def arrays(self, data: Body, pieces: Pieces) -> dict[str, Array]:
         """The inputs by name, views of `data` at `pieces`. Raises BadMessage if these do not fill the shapes."""
         return {
-            name: decode_raw(data, start, size, entry, shape, what)
-            for (name, _, entry, shape, what, _), (start, size) in zip(self._inputs, pieces, strict=True)
+            each.name: decode_raw(data, start, size, each.entry, each.shape, each.described)
+            for each, (start, size) in zip(self._inputs, pieces, strict=True)
         }
 
     def request(self, data: Body, pieces: Pieces) -> InferRequest:
@@ -79,8 +83,8 @@ class RequestHead:
             model_version=self.model_version,
             parameters=self._parameters.copy(),
             inputs=[
-                Tensor(name, datatype, shape, arrays[name], parameters.copy())
-                for name, datatype, _, shape, _, parameters in self._inputs
+                Tensor(each.name, each.datatype, each.shape, arrays[each.name], each.parameters.copy())
+                for each in self._inputs
             ],
             outputs=None if self._outputs is None else self._outputs.copy(),
             binary_default=True,

@@ -1,29 +1,44 @@
 """Maps the error codes of Python models to this server's errors and back."""
 
+from enum import IntEnum
+
 from oriel_inference.errors import InferenceError, ModelError, Outcome
 
-_UNKNOWN, _INTERNAL, _NOT_FOUND, _INVALID, _UNAVAILABLE, _UNSUPPORTED, _EXISTS, _CANCELLED = range(8)
-_OUTCOMES = {
-    _UNKNOWN: Outcome.MODEL_SAYS_UNKNOWN,
-    _INTERNAL: Outcome.BACKEND_FAILED,
-    _NOT_FOUND: Outcome.MODEL_SAYS_NOT_FOUND,
-    _INVALID: Outcome.INVALID_REQUEST,
-    _UNAVAILABLE: Outcome.MODEL_SAYS_UNAVAILABLE,
-    _UNSUPPORTED: Outcome.NOT_SUPPORTED,
-    _EXISTS: Outcome.MODEL_SAYS_EXISTS,
-    _CANCELLED: Outcome.MODEL_SAYS_CANCELLED,
+
+class _Code(IntEnum):
+    """An error code of Triton's `pb_utils`."""
+
+    UNKNOWN = 0
+    INTERNAL = 1
+    NOT_FOUND = 2
+    INVALID = 3
+    UNAVAILABLE = 4
+    UNSUPPORTED = 5
+    EXISTS = 6
+    CANCELLED = 7
+
+
+_OUTCOMES: dict[int, Outcome] = {
+    _Code.UNKNOWN: Outcome.MODEL_SAYS_UNKNOWN,
+    _Code.INTERNAL: Outcome.BACKEND_FAILED,
+    _Code.NOT_FOUND: Outcome.MODEL_SAYS_NOT_FOUND,
+    _Code.INVALID: Outcome.INVALID_REQUEST,
+    _Code.UNAVAILABLE: Outcome.MODEL_SAYS_UNAVAILABLE,
+    _Code.UNSUPPORTED: Outcome.NOT_SUPPORTED,
+    _Code.EXISTS: Outcome.MODEL_SAYS_EXISTS,
+    _Code.CANCELLED: Outcome.MODEL_SAYS_CANCELLED,
 }
 _CODES = {
-    Outcome.INVALID_REQUEST: _INVALID,
-    Outcome.TOO_LARGE: _INVALID,
-    Outcome.UNKNOWN_MODEL: _NOT_FOUND,
-    Outcome.NOT_SUPPORTED: _UNSUPPORTED,
-    Outcome.MODEL_NOT_READY: _UNAVAILABLE,
-    Outcome.QUEUE_FULL: _UNAVAILABLE,
-    Outcome.QUEUE_TIMEOUT: _UNAVAILABLE,
-    Outcome.DEADLINE_EXCEEDED: _UNAVAILABLE,
-    Outcome.SERVER_STOPPING: _UNAVAILABLE,
-    Outcome.CALLER_LEFT: _CANCELLED,
+    Outcome.INVALID_REQUEST: _Code.INVALID,
+    Outcome.TOO_LARGE: _Code.INVALID,
+    Outcome.UNKNOWN_MODEL: _Code.NOT_FOUND,
+    Outcome.NOT_SUPPORTED: _Code.UNSUPPORTED,
+    Outcome.MODEL_NOT_READY: _Code.UNAVAILABLE,
+    Outcome.QUEUE_FULL: _Code.UNAVAILABLE,
+    Outcome.QUEUE_TIMEOUT: _Code.UNAVAILABLE,
+    Outcome.DEADLINE_EXCEEDED: _Code.UNAVAILABLE,
+    Outcome.SERVER_STOPPING: _Code.UNAVAILABLE,
+    Outcome.CALLER_LEFT: _Code.CANCELLED,
     **{outcome: code for code, outcome in _OUTCOMES.items()},
 }
 
@@ -36,4 +51,4 @@ def error_of(code: int, message: str) -> InferenceError:
 
 def code_of(error: InferenceError) -> int:
     """Return the code with which a model sees an error of another model that it called."""
-    return _CODES.get(error.outcome, _INTERNAL)
+    return int(_CODES.get(error.outcome, _Code.INTERNAL))
