@@ -231,12 +231,14 @@ CTX = read_headers({}.get, trusted=False).at(0.0, 1.0)
 
 
 def note(log: AccessLog, number: int) -> None:
-    log.refused(replace(CTX, request_id=f"r{number}"), Outcome.INVALID_REQUEST, "m", 0.0, 1.0, "http", 7)
+    log.refused(replace(CTX, request_id=f"r{number}"), Outcome.INVALID_REQUEST, "m", 0.0, "http", 7)
 
 
 @given(st.text(), st.floats(-1.0, 1e6), st.integers(0, 1 << 40), st.sampled_from(list(Outcome)))
 def test_every_line_is_one_json_object_in_ascii(model: str, seconds: float, size: int, outcome: Outcome) -> None:
-    note = (5.0, CTX, "", model, "3", "grpc", outcome, 0, 2, seconds, -1.0, seconds, size)
+    note = access_log._Note(
+        5.0, CTX, model, "grpc", outcome, version="3", rows=2, waited_s=seconds, total_s=seconds, size_bytes=size
+    )
     (text,) = json_line(access_log._line(note, 1e9)).decode("ascii").splitlines()
     line = json.loads(text)
     assert list(line) == FIELDS

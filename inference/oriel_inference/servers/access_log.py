@@ -5,6 +5,7 @@ unknown model) is JSON-escaped and bounded, so it cannot forge a line.
 """
 
 import time
+from typing import NamedTuple
 
 import msgspec
 
@@ -45,9 +46,25 @@ class _Line(msgspec.Struct, kw_only=True):
     bytes: int
 
 
-# ended_s, context, request id, model, version, protocol, outcome, status (0: follows from the outcome), rows, queued,
-# computed and whole seconds (negative: unknown), bytes
-_Note = tuple[float, CallContext | None, str, str, str, str, Outcome, int, int, float, float, float, int]
+class _Note(NamedTuple):
+    """A request that has ended, for a line. Durations of stages that it did not reach are negative.
+
+    ctx, request_id: one of them is known. status: 0 if it follows from the outcome.
+    """
+
+    ended_s: float
+    ctx: CallContext | None
+    model: str
+    protocol: str
+    outcome: Outcome
+    request_id: str = ""
+    version: str = ""
+    status: int = 0
+    rows: int = 0
+    waited_s: float = -1.0
+    computed_s: float = -1.0
+    total_s: float = -1.0
+    size_bytes: int = 0
 
 
 class AccessLog(LineLog[_Note]):
@@ -63,55 +80,58 @@ class AccessLog(LineLog[_Note]):
     ) -> None:
         """Log a request that reached a version of a model."""
         answer, error, spec = completion.answer, completion.error, completion.serving.spec
-        version, rows = completion.serving.version, completion.rows
         waited_s, computed_s = ended_s - completion.queued_s, -1.0
         if answer is not None:
             times = answer.times
             waited_s, computed_s = times.started_s - completion.queued_s, times.split_s - times.started_s
         outcome = Outcome.OK if error is None else error.outcome
-        total_s = ended_s - received_s
         self.put(
-            (ended_s, ctx, "", spec.name, version, protocol, outcome, 0, rows, waited_s, computed_s, total_s, size)
+            _Note(
+                ended_s,
+                ctx,
+                spec.name,
+                protocol,
+                outcome,
+                version=completion.serving.version,
+                rows=completion.rows,
+                waited_s=waited_s,
+                computed_s=computed_s,
+                total_s=ended_s - received_s,
+                size_bytes=size,
+            )
         )
 
     def refused(
-        self,
-        ctx: CallContext,
-        outcome: Outcome,
-        model: str,
-        received_s: float,
-        ended_s: float,
-        protocol: str,
-        size: int,
+        self, ctx: CallContext, outcome: Outcome, model: str, received_s: float, protocol: str, size: int
     ) -> None:
         """Log a request that reached no version."""
-        self.put((ended_s, ctx, "", model, "", protocol, outcome, 0, 0, -1.0, -1.0, ended_s - received_s, size))
+        now = time.monotonic()
+        self.put(_Note(now, ctx, model, protocol, outcome, total_s=now - received_s, size_bytes=size))
 
     def turned_away(self, request_id: str, status: int, outcome: Outcome, model: str) -> None:
         """Log an HTTP request of which only the head was read."""
-        now = time.monotonic()
-        self.put((now, None, request_id, model, "", "http", outcome, status, 0, -1.0, -1.0, -1.0, 0))
+        self.put(_Note(time.monotonic(), None, model, "http", outcome, request_id, status=status))
 
 
 def _line(note: _Note, offset_s: float) -> _Line:
     """Build a line. offset_s: from the monotonic clock to the wall clock."""
-    ended_s, ctx, request_id, model, version, protocol, outcome, status, rows, queued, computed, total, size = note
+    ctx = note.ctx
     return _Line(
-        ts=timestamp(ended_s + offset_s),
+        ts=timestamp(note.ended_s + offset_s),
         trace_id=f"{ctx.trace.trace_id:032x}" if ctx is not None else "",
-        request_id=ctx.request_id if ctx is not None else request_id,
-        model=model[:MAX_NAME],
-        version=version,
+        request_id=ctx.request_id if ctx is not None else note.request_id,
+        model=note.model[:MAX_NAME],
+        version=note.version,
         tier=ctx.tier if ctx is not None else "",
         tenant=ctx.tenant if ctx is not None else "",
-        protocol=protocol,
-        status=status or status_number(outcome, protocol),
-        reason=outcome.value,
-        rows=rows,
-        queue_ms=_milliseconds(queued),
-        compute_ms=_milliseconds(computed),
-        total_ms=_milliseconds(total),
-        bytes=size,
+        protocol=note.protocol,
+        status=note.status or status_number(note.outcome, note.protocol),
+        reason=note.outcome.value,
+        rows=note.rows,
+        queue_ms=_milliseconds(note.waited_s),
+        compute_ms=_milliseconds(note.computed_s),
+        total_ms=_milliseconds(note.total_s),
+        bytes=note.size_bytes,
     )
 
 

@@ -47,7 +47,7 @@ class GrpcInfer:
 
     def __init__(self, surface: Surface) -> None:
         self._surface = surface
-        self._requested: Requested = ("ModelInfer", "", surface.grpc_address)
+        self._requested = Requested("grpc", "ModelInfer", "", surface.grpc_address)
         self._messages = InferMessages()
 
     def start(self, call: GrpcCall, data: Body) -> None:
@@ -55,16 +55,14 @@ class GrpcInfer:
         surface = self._surface
         ctx, parent_id = call.context()
         record = RequestRecord(
+            surface,
             ctx,
+            self._requested,
             call.arrived_s,
-            surface.sink,
-            surface.meter,
             parent_id=parent_id,
-            protocol="grpc",
             size_bytes=len(data),
-            request=self._requested,
-            load_form=call.plan.load_form,
         )
+        record.load_form = call.plan.load_form
         self._start(call, data, ctx, record)
 
     def _start(self, call: GrpcCall, data: Body, ctx: CallContext, record: RequestRecord) -> None:

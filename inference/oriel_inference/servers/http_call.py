@@ -8,6 +8,7 @@ import msgspec
 
 from oriel_inference.errors import CallerLeft, InferenceError, InvalidRequest, RequestTooLarge, UnknownModel
 from oriel_inference.servers.request_record import RequestRecord
+from oriel_inference.servers.spans import Requested
 from oriel_inference.servers.statuses import error_body, http_status, identity
 from oriel_inference.servers.surface import Surface
 from oriel_policies.documents.promises import fits
@@ -16,7 +17,6 @@ from oriel_wire.engine.buffered import Exchange
 from oriel_wire.errors import BadMessage, json_fault
 from oriel_wire.h1.request import RequestHead
 from oriel_wire.observe.orca import LOAD_FORMAT, report_form
-from oriel_wire.observe.semantics import NOWHERE
 from oriel_wire.v2.depth import check_depth
 from oriel_wire.v2.document import MAX_LISTS
 from oriel_wire.v2.http import JSON_LIMIT_BYTES
@@ -52,16 +52,14 @@ def begin(surface: Surface, exchange: Exchange) -> tuple[HeadPlan, CallContext, 
     received_s = exchange.received_s
     ctx = plan.context.at(received_s, surface.default_timeout_s, plan.connection)
     record = RequestRecord(
+        surface,
         ctx,
+        Requested("http", exchange.head.line.method, exchange.head.line.path),
         received_s,
-        surface.sink,
-        surface.meter,
         parent_id=plan.parent_id,
-        protocol="http",
         size_bytes=len(exchange.body),
-        request=(exchange.head.line.method, exchange.head.line.path, NOWHERE),
-        load_form=plan.load_form,
     )
+    record.load_form = plan.load_form
     return plan, ctx, record
 
 

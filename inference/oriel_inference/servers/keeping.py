@@ -14,6 +14,6 @@ def keep_traces(surface: Surface, body: bytes) -> bytes | None:
     def recalled(found: Iterable[Noted]) -> None:
         for _, build, record, _ in found:
             if build is not None:
-                note_kept(surface.meter, record)
+                note_kept(surface.meter, *record)
 
     return keep_requested(surface.sink, body, recalled)

@@ -94,7 +94,7 @@ class Meter:
         if size >= LARGE_BYTES:
             self._large.ended(size)
         if self.log is not None:
-            self.log.refused(ctx, error.outcome, model, received_s, monotonic(), protocol, size)
+            self.log.refused(ctx, error.outcome, model, received_s, protocol, size)
         if _log.isEnabledFor(logging.DEBUG):
             reason = error.outcome.value
             _log.debug(

@@ -2,19 +2,19 @@
 
 import logging
 import time
-from typing import Any
 
 from oriel_inference.batching.call import Answer
 from oriel_inference.dataplane.dataplane import Completion
-from oriel_inference.errors import InferenceError, Outcome
+from oriel_inference.errors import InferenceError
 from oriel_inference.servers.meter import Meter
-from oriel_inference.servers.spans import Requested, keeps_alone, run_of, spans_of
+from oriel_inference.servers.spans import Ended, Requested, keeps_alone, run_of, spans_of
+from oriel_inference.servers.surface import Surface
 from oriel_policies.metering.usage import UsageRow
 from oriel_wire.context import COST, COST_US, REQUEST_ID, CallContext, format_cost
 from oriel_wire.h2.hpack import LENGTHS, field_prefix, literal
 from oriel_wire.observe.orca import LOAD_METRICS
 from oriel_wire.observe.server_timing import server_timing
-from oriel_wire.observe.trace import SpanSink, child, format_traceparent
+from oriel_wire.observe.trace import child, format_traceparent
 
 _log = logging.getLogger(__name__)
 
@@ -40,50 +40,50 @@ class RequestRecord:
 
     parent_id: the caller's span, 0 if the trace starts here.
     size_bytes: size of the request as it arrived.
-    request: see `spans.Requested`.
     load_form: the form of load report that it asks for in `endpoint-load-metrics-format`, "" for none.
     """
 
     __slots__ = (
         "_ctx",
-        "_load_form",
         "_meter",
         "_parent_id",
         "_protocol",
         "_received_s",
-        "_request",
+        "_requested",
         "_sink",
         "_span",
+        "load_form",
         "size_bytes",
     )
 
     def __init__(
         self,
+        surface: Surface,
         ctx: CallContext,
+        requested: Requested,
         received_s: float,
-        sink: SpanSink,
-        meter: Meter,
         *,
         parent_id: int,
-        protocol: str,
         size_bytes: int,
-        request: Requested,
-        load_form: str = "",
     ) -> None:
         self._ctx = ctx
         self._received_s = received_s
-        self._sink = sink
-        self._meter = meter
+        self._sink = surface.sink
+        self._meter = surface.meter
         self._parent_id = parent_id
-        self._protocol = protocol
-        self._request = request
-        self._load_form = load_form
+        self._requested = requested
+        self._protocol = requested.protocol
+        self.load_form = ""
         self._span = child(ctx.trace) if parent_id else ctx.trace
         self.size_bytes = size_bytes
         if _log.isEnabledFor(logging.DEBUG):
             left_ms = (ctx.deadline - received_s) * 1e3
             _log.debug(
-                "request %s: received over %s, %d bytes, %.1f ms left", ctx.request_id, protocol, size_bytes, left_ms
+                "request %s: received over %s, %d bytes, %.1f ms left",
+                ctx.request_id,
+                requested.protocol,
+                size_bytes,
+                left_ms,
             )
 
     def refused(self, error: InferenceError, model: str = "") -> list[tuple[str, str]]:
@@ -111,8 +111,8 @@ class RequestRecord:
             if self._ctx.trusted:
                 headers.append((COST_US, str(answer.cost_us)))
                 headers.append((COST, cost_text(answer.device_ns, answer.usage)))
-        if self._load_form:
-            load = self._meter.load_header(completion.serving, self._ctx.band, self._load_form)
+        if self.load_form:
+            load = self._meter.load_header(completion.serving, self._ctx.band, self.load_form)
             headers.append((LOAD_METRICS, load))
         return headers
 
@@ -132,8 +132,8 @@ class RequestRecord:
         if ctx.trusted:
             cost = cost_text(answer.device_ns, answer.usage)
             lines += f"{COST_US}: {answer.cost_us}\r\n{COST}: {cost}\r\n"
-        if self._load_form:
-            lines += f"{LOAD_METRICS}: {self._meter.load_header(completion.serving, ctx.band, self._load_form)}\r\n"
+        if self.load_form:
+            lines += f"{LOAD_METRICS}: {self._meter.load_header(completion.serving, ctx.band, self.load_form)}\r\n"
         return lines
 
     def trailers(self, completion: Completion, answer: Answer, size_out: int) -> bytes:
@@ -161,8 +161,8 @@ class RequestRecord:
         if ctx.trusted:
             parts.append(literal(b"x-oriel-cost-us", b"%d" % answer.cost_us))
             parts.append(literal(b"x-oriel-cost", cost_text(answer.device_ns, answer.usage).encode()))
-        if self._load_form:
-            load = self._meter.load_header(completion.serving, ctx.band, self._load_form)
+        if self.load_form:
+            load = self._meter.load_header(completion.serving, ctx.band, self.load_form)
             parts.append(literal(LOAD_METRICS.encode(), load.encode("latin-1")))
         return b"".join(parts)
 
@@ -183,46 +183,35 @@ class RequestRecord:
     def _record_spans(self, completion: Completion | None, model: str, error: InferenceError | None) -> None:
         if not self._sink.enabled:
             return
-        ended_s = time.monotonic()
-        request = (
-            self._ctx.request_id,
-            self._ctx.tier,
-            self._span,
-            self._parent_id,
-            self._protocol,
-            self._received_s,
-            ended_s,
-            model,
-        )
-        outcome = error.outcome if error is not None else None
-        if completion is None:
-            self._trace((*request, outcome, 0.0, None, "", self._request), outcome, 1)
-            return
-        answer = completion.answer
-        version = completion.serving.version
-        if answer is None:
-            self._trace((*request, outcome, completion.queued_s, None, version, self._request), outcome, 2)
-            return
-        run = run_of(answer)
-        self._trace((*request, outcome, completion.queued_s, run, version, self._request), outcome, 3 + len(run.steps))
+        ended = Ended(self._ctx, self._requested, self._span, self._parent_id, self._received_s, time.monotonic())
+        ended.model = model
+        ended.outcome = error.outcome if error is not None else None
+        spans = 1
+        if completion is not None:
+            ended.queued_s, ended.version = completion.queued_s, completion.serving.version
+            spans = 2
+            if completion.answer is not None:
+                ended.run = run_of(completion.answer)
+                spans = 3 + len(ended.run.steps)
+        self._trace(ended, spans)
 
-    def _trace(self, record: tuple[Any, ...], outcome: Outcome | None, spans: int) -> None:
+    def _trace(self, ended: Ended, spans: int) -> None:
         """Send the spans of a request whose trace is kept; note one that may be asked for later."""
         meter = self._meter
         if self._span.sampled:
             meter.kept["client" if self._parent_id else "ratio"] += 1
-            note_kept(meter, record)
-            self._sink.keep(spans_of, record, spans)
-        elif outcome is not None and keeps_alone(outcome):
+            note_kept(meter, ended)
+            self._sink.keep(spans_of, (ended,), spans)
+        elif ended.outcome is not None and keeps_alone(ended.outcome):
             meter.kept["error"] += 1
             self._sink.ring.sent(self._span.trace_id)
-            self._sink.keep(spans_of, record, spans)
+            self._sink.keep(spans_of, (ended,), spans)
         else:
-            self._sink.ring.note(self._span.trace_id, spans_of, record, spans)
+            self._sink.ring.note(self._span.trace_id, spans_of, (ended,), spans)
 
 
-def note_kept(meter: Meter, record: tuple[Any, ...]) -> None:
-    """Show a request whose spans are sent as an example of its latency, if it was answered. record: of `spans_of`."""
-    _, tier, span, _, _, received_s, ended_s, model, outcome, _, _, version, _ = record
-    if outcome is None:
-        meter.traced(model, version, tier, ended_s - received_s, span.trace_id)
+def note_kept(meter: Meter, ended: Ended) -> None:
+    """Show a request whose spans are sent as an example of its latency, if it was answered."""
+    if ended.outcome is None:
+        took_s = ended.ended_s - ended.received_s
+        meter.traced(ended.model, ended.version, ended.ctx.tier, took_s, ended.own.trace_id)

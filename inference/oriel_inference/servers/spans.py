@@ -7,8 +7,10 @@ from typing import NamedTuple
 from oriel_inference.batching.call import Answer
 from oriel_inference.errors import Outcome
 from oriel_inference.servers.statuses import status_number
+from oriel_wire.context import CallContext
 from oriel_wire.observe.semantics import (
     GRPC_SERVICE,
+    NOWHERE,
     Attributes,
     grpc_code,
     grpc_failed,
@@ -17,10 +19,17 @@ from oriel_wire.observe.semantics import (
 )
 from oriel_wire.observe.trace import Span, TraceContext, internal_span, server_span
 
-__all__ = ["Requested", "Run", "Step", "keeps_alone", "run_of", "spans_of"]
+__all__ = ["Ended", "Requested", "Run", "Step", "keeps_alone", "run_of", "spans_of"]
 
-# The method, the path over HTTP, and over gRPC address and port of the listener.
-Requested = tuple[str, str, tuple[str, int]]
+
+class Requested(NamedTuple):
+    """The request as its caller named it. path: over HTTP. served_at: address and port of the listener, over gRPC."""
+
+    protocol: str
+    method: str
+    path: str = ""
+    served_at: tuple[str, int] = NOWHERE
+
 
 # The server keeps the trace of a request that failed here, came too late or was left, even if nobody asks for it.
 _ALONE = frozenset({Outcome.CALLER_LEFT})
@@ -57,51 +66,71 @@ def keeps_alone(outcome: Outcome) -> bool:
     return outcome in _ALONE or status_number(outcome, "http") >= 500
 
 
-def spans_of(
-    request_id: str,
-    tier: str,
-    own: TraceContext,
-    parent_id: int,
-    protocol: str,
-    received_s: float,
-    ended_s: float,
-    model: str,
-    outcome: Outcome | None,
-    queued_s: float,
-    run: Run | None,
-    version: str,
-    request: Requested,
-) -> list[Span]:
-    """Return the SERVER span of a request, and those of its time in the queue, of its batch and of an ensemble's steps.
+class Ended:
+    """A request that has ended, as far as its spans tell of it; its arrays are not kept. Times are monotonic seconds.
 
-    outcome: of a refusal. queued_s: 0.0 if it did not come to the queue. run: None if no batch ran for it.
+    own: the position of its span. parent_id: the caller's span, 0 if the trace starts here.
+    outcome: of a refusal, None for an answer.
+    queued_s: when it came to the queue, 0.0 if it did not.
+    run: None if no batch ran for it.
     """
-    number = status_number(outcome or Outcome.OK, protocol)
-    method, path, served_at = request
-    if protocol == "http":
-        name, attributes = http_server(method, "http", path, "1.1", number)
+
+    __slots__ = (
+        *("ctx", "ended_s", "model", "outcome", "own", "parent_id", "queued_s", "received_s", "requested", "run"),
+        "version",
+    )
+
+    def __init__(
+        self,
+        ctx: CallContext,
+        requested: Requested,
+        own: TraceContext,
+        parent_id: int,
+        received_s: float,
+        ended_s: float,
+    ) -> None:
+        self.ctx = ctx
+        self.requested = requested
+        self.own = own
+        self.parent_id = parent_id
+        self.received_s = received_s
+        self.ended_s = ended_s
+        self.model = self.version = ""
+        self.outcome: Outcome | None = None
+        self.queued_s = 0.0
+        self.run: Run | None = None
+
+
+def spans_of(ended: Ended) -> list[Span]:
+    """Return the SERVER span of a request, and those of its time in the queue, of its batch and of an ensemble's
+    steps.
+    """
+    own, outcome, queued_s, run, request = ended.own, ended.outcome, ended.queued_s, ended.run, ended.requested
+    number = status_number(outcome or Outcome.OK, request.protocol)
+    if request.protocol == "http":
+        name, attributes = http_server(request.method, "http", request.path, "1.1", number)
         failed = number >= 500
     else:
-        name = f"{GRPC_SERVICE}/{method}"
+        name = f"{GRPC_SERVICE}/{request.method}"
         status = grpc_code(number)
-        attributes = grpc_server(name, status, served_at)
+        attributes = grpc_server(name, status, request.served_at)
         failed = grpc_failed(status)
-    attributes["oriel.request_id"] = request_id
-    if model:
-        attributes["oriel.model"] = model
-    if version:
-        attributes["oriel.model.version"] = version
-    if tier:
-        attributes["oriel.tier"] = tier
+    attributes["oriel.request_id"] = ended.ctx.request_id
+    if ended.model:
+        attributes["oriel.model"] = ended.model
+    if ended.version:
+        attributes["oriel.model.version"] = ended.version
+    if ended.ctx.tier:
+        attributes["oriel.tier"] = ended.ctx.tier
     if outcome is not None:
         attributes["oriel.outcome"] = outcome.value
         if failed:
             attributes["error.type"] = outcome.value
-    spans = [server_span(name, own, parent_id, received_s, ended_s, attributes, failed)]
+    spans = [server_span(name, own, ended.parent_id, ended.received_s, ended.ended_s, attributes, failed)]
     if not queued_s:
         return spans
     if run is None:
-        spans.append(internal_span("queue", own, queued_s, ended_s, {}))
+        spans.append(internal_span("queue", own, queued_s, ended.ended_s, {}))
         return spans
     if run.started_s - queued_s > 0.0:
         spans.append(internal_span("queue", own, queued_s, run.started_s, {}))

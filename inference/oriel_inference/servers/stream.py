@@ -115,7 +115,7 @@ class _Stream:
         self._surface = surface
         self._call = call
         self._open = open_
-        self._requested: Requested = ("ModelStreamInfer", "", surface.grpc_address)
+        self._requested = Requested("grpc_stream", "ModelStreamInfer", "", surface.grpc_address)
         self._ctx, self._parent_id = call.context()
         self._timeout_s = self._ctx.deadline - call.arrived_s
         self._ends_s = call.own_deadline_s
@@ -218,14 +218,12 @@ class _Stream:
         self._slots.add(slot)
         ctx = replace(self._ctx, deadline=min(received_s + self._timeout_s, self._ends_s))
         record = RequestRecord(
+            self._surface,
             ctx,
+            self._requested,
             received_s,
-            self._surface.sink,
-            self._surface.meter,
             parent_id=self._parent_id,
-            protocol="grpc_stream",
             size_bytes=len(data),
-            request=self._requested,
         )
 
         def begin() -> None:
