@@ -51,7 +51,7 @@ COMMANDS = {
     "version": _Entry("oriel_cli.version", "print the version"),
 }
 # Package that is not among the base dependencies -> the extra of Oriel that installs it.
-EXTRAS = {"onnxruntime": "cpu", "onnx": "demo"}
+EXTRAS = {"grpc": "tools", "onnxruntime": "cpu", "onnx": "demo"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

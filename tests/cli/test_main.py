@@ -87,7 +87,11 @@ def test_a_misspelt_command_gets_the_nearest(capsys: pytest.CaptureFixture[str],
 
 @pytest.mark.parametrize(
     ("package", "remedy"),
-    [("onnxruntime", "pip install 'oriel-serving[cpu]'\n"), ("uvloop", "pip install oriel-serving\n")],
+    [
+        ("onnxruntime", "pip install 'oriel-serving[cpu]'\n"),
+        ("grpc", "pip install 'oriel-serving[tools]'\n"),
+        ("uvloop", "pip install oriel-serving\n"),
+    ],
 )
 def test_a_missing_package_is_one_line_with_the_remedy(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, package: str, remedy: str

@@ -19,7 +19,7 @@ PACKAGES = ("wire", "policies", "gateway", "logic", "inference", "cli", "tools")
 # `oriel` alone or with an extra, as something to install: the name of another project.
 TAKEN = re.compile(
     r"""pip[\s"',]+(?:un)?install\b[^`\n]*?[\s'"]oriel(?![\w./-])"""
-    r"|(?<![\w./-])oriel\\?\[(?:\{|cpu|gpu|openvino|tensorrt|demo|embeddings|redis|s3|gcs|azure|dev)"
+    r"|(?<![\w./-])oriel\\?\[(?:\{|cpu|gpu|openvino|tensorrt|demo|embeddings|parquet|tools|redis|s3|gcs|azure|dev)"
     r"""|dependencies\s*=\s*\[[^\]]*["']oriel["'<>=~]"""
 )
 

@@ -84,6 +84,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "clock model",
         "errors oriel_inference",
     ),
+    # A tuner simulates, and a simulation replays a load: never the other way round.
+    "oriel_tools": ("tune", "simulate", "load", "oriel_tools"),
 }
 IO = (
     "aiohttp asyncio concurrent fcntl ftplib glob grpc http httpx io mmap multiprocessing os pathlib pty requests "
@@ -94,7 +96,7 @@ IO = (
 ONLY_IN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("onnxruntime", "tensorrt", "openvino"), ("oriel_inference.backends.*",)),
     "redis": ("oriel_gateway.limits.redis_ledger",),
-    "grpc": ("oriel_gateway.admin.external_scaler", "oriel_cli.*", "oriel_tools.*"),
+    "grpc": ("oriel_tools.load.*",),
     **dict.fromkeys(
         ("boto3", "botocore", "aiobotocore"),
         ("oriel_wire.objects.s3", "oriel_wire.objects.s3_http"),
@@ -149,7 +151,7 @@ class Import:
 
 
 def modules(root: Path) -> dict[str, Path]:
-    """Return dotted name -> file for every module of the six packages."""
+    """Return dotted name -> file for every module of the packages."""
     found = {}
     for package, folder in FOLDERS.items():
         for path in sorted((root / folder / package).rglob("*.py")):
@@ -197,7 +199,9 @@ def breaches(root: Path) -> list[str]:
 def _judge(found: Import) -> Iterator[str]:
     package = found.module.split(".")[0]
     target = found.name.split(".")[0]
-    if target in LADDER and target != package and target not in LADDER[package]:
+    if target == "oriel_tools" and package != target:
+        yield "nothing imports the tools: `oriel` finds them by its table of commands"
+    elif target in LADDER and target != package and target not in LADDER[package]:
         if package not in ("oriel_cli", "oriel_tools"):
             yield f"{package} may only name {', '.join(LADDER[package]) or 'itself'}"
         elif not found.lazily and (package, target) != ("oriel_tools", "oriel_cli"):
@@ -305,6 +309,10 @@ def tree(root: Path, files: dict[str, str]) -> Path:
         ("oriel_gateway.ingress", "from starlette.requests import Request", "starlette is only for"),
         ("oriel_logic.observe.stages", "import uvicorn", "uvicorn is only for"),
         ("oriel_cli.up.up", "import oriel_gateway.command", "lazily"),
+        ("oriel_cli.up.up", "def f():\n    import oriel_tools.load.command", "nothing imports the tools"),
+        ("oriel_tools.load.command", "def f():\n    from oriel_tools.simulate import serve", "simulate is above load"),
+        ("oriel_tools.simulate.serve", "from oriel_tools.tune import plan", "tune is above simulate"),
+        ("oriel_gateway.admin.scaler", "import grpc.aio", "grpc is only for oriel_tools.load"),
         (
             "oriel_inference.dataplane.dataplane",
             "from oriel_inference.app import Unit",

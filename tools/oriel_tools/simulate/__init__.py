@@ -1,1 +1,1 @@
-"""`oriel simulate`: replays loads in virtual time, compares scaling policies, and packs services into nodes."""
+"""`oriel simulate`: replays loads in virtual time by the servers' own rules, and measures the profiles it needs."""
