@@ -10,13 +10,23 @@ from oriel_policies.upstreams.placement import FULL, PAYBACK_S, PlacedModel, Pla
 GIB = 1 << 30
 
 
-def server(name: str, *, gib: int = 4, stays: bool = True, spare: Sequence[str] = (), **work: float) -> PlacedServer:
+def server(
+    name: str,
+    *,
+    gib: int = 4,
+    stays: bool = True,
+    spare: Sequence[str] = (),
+    refused: Sequence[str] = (),
+    **work: float,
+) -> PlacedServer:
     """Make a server. spare: models that it has without work for them. work: of the others that it has."""
-    return PlacedServer(name=name, budgets={"host": gib * GIB}, work=work, has={*work, *spare}, stays=stays)
+    return PlacedServer(
+        name=name, budgets={"host": gib * GIB}, work=work, has={*work, *spare}, refused=refused, stays=stays
+    )
 
 
-def model(name: str, *, gib: int = 1, load_s: float = 10.0, in_use: bool = True, refused: bool = False) -> PlacedModel:
-    return PlacedModel(name=name, sizes={"host": gib * GIB}, load_s=load_s, in_use=in_use, refused=refused)
+def model(name: str, *, gib: int = 1, load_s: float = 10.0, in_use: bool = True) -> PlacedModel:
+    return PlacedModel(name=name, sizes={"host": gib * GIB}, load_s=load_s, in_use=in_use)
 
 
 def test_models_that_no_server_has_spread_and_few_move_when_a_server_comes() -> None:
@@ -66,6 +76,14 @@ def test_work_beyond_a_server_is_loaded_on_another_if_that_pays_for_the_load() -
     assert Placement(servers, [model("m", load_s=0.11 * PAYBACK_S)]).next_loads() == {}
 
 
+def test_a_server_that_refused_a_model_is_passed_over() -> None:
+    servers = [server("a", m=0.9), server("b"), server("c")]
+    (first,) = Placement(servers, [model("m")]).next_loads()
+    refusing = [server(name, refused=["m"] if name == first else []) for name in ("b", "c")]
+    (second,) = Placement([servers[0], *refusing], [model("m")]).next_loads()
+    assert {first, second} == {"b", "c"}
+
+
 def test_two_models_that_share_a_full_server_are_loaded_on_others() -> None:
     servers = [server("a", m=0.5, n=0.5), server("b"), server("c")]
     loads = Placement(servers, [model("m"), model("n")]).next_loads()
@@ -102,6 +120,7 @@ def test_models_in_use_need_servers_for_their_bytes() -> None:
     two = [server("a", spare=["m"]), server("b")]
     models = [model(f"m{number}", gib=3) for number in range(4)]
     assert Placement(two, [*models, model("cold", gib=4, in_use=False)]).replicas() == 3.0
-    assert Placement(two, [model("m", gib=1, refused=True)]).replicas() == 0.25
-    assert Placement(two, [model("n", gib=1, refused=True)]).replicas() == 3.0, "it found no room, and none has it"
-    assert Placement(two, [model("n", gib=5, refused=True)]).replicas() == 0.0, "no server could ever hold it"
+    two = [server("a", spare=["m"], refused=["n"]), server("b", refused=["m"])]
+    assert Placement(two, [model("m")]).replicas() == 0.25
+    assert Placement(two, [model("n")]).replicas() == 3.0, "it found no room, and no server has it"
+    assert Placement(two, [model("n", gib=5)]).replicas() == 0.0, "no server could ever hold it"

@@ -128,6 +128,7 @@ class PoolPlacement:
         now: monotonic seconds.
         """
         models = self._models(reports, now)
+        self._failed = {pair: until for pair, until in self._failed.items() if until > now}
         self.placement = Placement(self._servers(reports, wanted), models)
         loaded: dict[str, list[str]] = {}
         for name, report in reports.items():
@@ -140,14 +141,11 @@ class PoolPlacement:
                 having = [members[name] for name in loaded.get(model.name, ()) if name in members]
                 if having and model.in_use:
                     these.model_locations.note_reported(model.name, having, now)
-        self._failed = {pair: until for pair, until in self._failed.items() if until > now}
-        free = [
-            name
-            for name, report in reports.items()
-            if name not in self._loading and not any(line.state == "loading" for line in report.models)
-        ]
-        due = self.placement.next_loads()
-        return {name: due[name] for name in free if name in due and (name, due[name]) not in self._failed}
+        return {
+            name: model
+            for name, model in self.placement.next_loads().items()
+            if name not in self._loading and not any(line.state == "loading" for line in reports[name].models)
+        }
 
     def _models(self, reports: Mapping[str, Report], now: float) -> list[PlacedModel]:
         """Return the models of all servers, after noting their use."""
@@ -170,7 +168,6 @@ class PoolPlacement:
                     sizes=dict(sizes),
                     load_s=max(line.load_s for line in each.values()),
                     in_use=now - use.called_s < IN_USE_S,
-                    refused=any(line.wanted for line in each.values()),
                 )
             )
         return models
@@ -186,6 +183,8 @@ class PoolPlacement:
                 work={model: use.work[name] for model, use in self._uses.items() if name in use.work},
                 has={line.name for line in report.models if line.state != "available"}
                 | {model for server, model in self._loading.items() if server == name},
+                refused={line.name for line in report.models if line.wanted}
+                | {model for server, model in self._failed if server == name},
                 stays=number < max(1, wanted),
             )
             for number, (name, report) in enumerate(oldest)

@@ -27,6 +27,7 @@ class PlacedServer:
     fixed: device -> bytes of models that always stay there.
     work: model -> the share of the server that its calls keep busy.
     has: models on demand that are in memory or are being loaded.
+    refused: models that the server could not load lately, mostly for lack of memory.
     stays: whether the autoscaler is not about to remove the server.
     """
 
@@ -35,6 +36,7 @@ class PlacedServer:
     fixed: Mapping[str, int] = field(default_factory=dict)
     work: Mapping[str, float] = field(default_factory=dict)
     has: Collection[str] = ()
+    refused: Collection[str] = ()
     stays: bool = True
 
 
@@ -45,14 +47,12 @@ class PlacedModel:
     sizes: device -> bytes.
     load_s: seconds that a load takes.
     in_use: whether the model was called or asked for lately.
-    refused: whether a server had no memory for it lately.
     """
 
     name: str
     sizes: Mapping[str, int] = field(default_factory=dict)
     load_s: float = 0.0
     in_use: bool = False
-    refused: bool = False
 
 
 class Placement:
@@ -83,12 +83,13 @@ class Placement:
         return sum(server.work.get(model, 0.0) for server in self.servers)
 
     def servers_for(self, model: PlacedModel) -> list[str]:
-        """Return the names of the servers that shall have a model, at least one."""
+        """Return the names of the servers that shall have a model; none if all of them refused it."""
         order = [index for index, server in enumerate(self._staying) if model.name in server.has]
+        refused = [index for index, server in enumerate(self._staying) if model.name in server.refused]
         left, chosen = self.work(model.name), 0
         while not chosen or left * PAYBACK_S > model.load_s:
             if chosen == len(order):
-                index = self._table.first(model.name, order)
+                index = self._table.first(model.name, [*order, *refused])
                 if index is None:
                     break
                 order.append(index)
@@ -117,5 +118,6 @@ class Placement:
             free = [each.budgets[device] - each.fixed.get(device, 0) for each in servers if device in each.budgets]
             fitting = [model for model in used if 0 < model.sizes.get(device, 0) <= max(free)]
             needed = max(needed, sum(model.sizes[device] for model in fitting) / max(1, min(free)))
-            lacking = lacking or any(model.refused and not self.loaded(model.name) for model in fitting)
+            refused = {name for server in servers for name in server.refused}
+            lacking = lacking or any(model.name in refused and not self.loaded(model.name) for model in fitting)
         return max(needed, len(servers) + 1.0) if lacking else needed
