@@ -11,11 +11,13 @@ from msgspec.structs import replace
 from onnx import load, save_model
 
 from oriel_inference.artefacts.folder import ArtefactFolder, Manifest, describe_files
+from oriel_inference.artefacts.process import ArtefactRefused
 from oriel_inference.backends.onnx_graph import ENTRY, OnnxGraph
 from oriel_inference.backends.onnx_runtime import OnnxRuntimeSession
 from oriel_inference.errors import BackendFailed
 from oriel_inference.models.memory_budget import MemoryBudget
 from oriel_inference.repository.outline import HOST
+from oriel_policies.artefacts.refusals import RefusalKind
 from oriel_wire.observe.trace import ListSink
 
 from ..waiting import until
@@ -145,6 +147,23 @@ async def test_an_artefact_that_somebody_else_publishes_during_the_build_serves_
         assert await one.answer() == 2.0
         assert outcomes(one) == {"built": 1, "found": 1}
     assert b"another build" in (only_artefact(tmp_path / "artefacts") / ENTRY).read_bytes()
+
+
+async def test_a_server_whose_build_is_refused_takes_what_another_one_has_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path / "models", 2.0, config=COMPILED)
+    publish = ArtefactFolder.publish
+
+    def publish_late(self: ArtefactFolder, work: Path, manifest: Manifest) -> None:
+        publish(self, work, manifest)
+        raise ArtefactRefused(RefusalKind.TIMED_OUT, "it took too long")
+
+    monkeypatch.setattr(ArtefactFolder, "publish", publish_late)
+    async with served(tmp_path / "models", tmp_path / "artefacts") as one:
+        await until_state(one, "serving")
+        assert outcomes(one) == {"found": 1}
+    assert [path.name for path in (tmp_path / "artefacts").iterdir()] == [only_artefact(tmp_path / "artefacts").name]
 
 
 async def test_a_forged_artefact_with_the_right_checksums_is_refused_by_its_outputs(tmp_path: Path) -> None:

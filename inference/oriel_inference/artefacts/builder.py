@@ -55,7 +55,12 @@ class ArtefactBuilder:
             return None
         if found is not None:
             return found, False
-        built = await self._build(one)
+        try:
+            built = await self._build(one)
+        except ArtefactRefused:
+            if (found := await self._find(one)) is not None:
+                return found, False  # another server has built it meanwhile
+            raise
         found = await self._find(one)
         if found is not None and found != built:
             return found, False  # another server, or `oriel engines`, was faster

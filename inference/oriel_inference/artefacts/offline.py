@@ -93,6 +93,8 @@ def build_ahead(
         with _reported(progress) as enter:
             return "built", build(wanted, folder, ChildProcesses(bounds), enter)
     except ArtefactRefused as refused:
+        if (found := _sound(folder, fingerprint)) is not None:
+            return "found", found  # a server has built it meanwhile
         if is_remembered(refused.kind):
             folder.remember(wanted.refusal(refused))
         raise
