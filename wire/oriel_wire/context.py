@@ -55,7 +55,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     """The context of one request. deadline: absolute `time.monotonic()` seconds; band: 0 is the most urgent.
 
     unbilled: why nobody is charged for the request, "" if its tenant is.
-    trusted: whether the sender's `x-oriel-*` headers are honoured.
+    trusted: True if the sender's `x-oriel-*` headers are honoured.
     connection: address and port of the client's connection, "" if nobody needs it.
     baggage: the client's own `baggage`, which is passed on and never read.
     ticket: by which models are called through a gateway, "" if the request brought none.

@@ -32,7 +32,7 @@ class UnitSpec:
     argv: the whole command. addresses: label ("http") -> Address. scheme: what its "http" speaks. ready: (label, path)
     that answers 200 when the unit serves. models: (label, path) of the JSON list of models, None for units without.
     prepare: a command that must end with 0 before each first start (generates files), empty for none.
-    pool: of a process that is started and stopped by the demand for this pool of the gateway; "" for one that always
+    pool: the gateway's pool by whose demand the process is started and stopped; "" for one that always
     runs. The processes of one pool are equal but for their ports. minimum: of them that always run.
     needs: the pool whose processes this one calls itself, so that the gateway does not see that demand; "" for none.
     spare: a command that becomes the same unit at the first byte on its input; empty for none.

@@ -22,7 +22,7 @@ class Group:
     keys: name -> value.
     device_class, day: what the price depends on.
     sums: counter -> number.
-    estimated: whether some of it is an estimate.
+    estimated: True if some of it is an estimate.
     ids: the lines that it was made of, at most one if `single`.
     """
 

@@ -50,7 +50,7 @@ class Ask:
 class Answer:
     """granted: units that the asker now has. wait_us: if > 0, the time until the needed units are available.
 
-    used: of a window, or the slots that the asker holds. ends_us: until the window ends.
+    used: units used in a window, or slots that the asker holds. ends_us: until the window ends.
     """
 
     granted: float

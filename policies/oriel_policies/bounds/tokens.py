@@ -51,7 +51,7 @@ _decode = msgspec.json.Decoder(_Body).decode
 def wanted(body: bytes) -> Wanted:
     """Read the answers that a body asks for. A body that is larger than READ_BYTES, or no such JSON, asks for one.
 
-    Of several fields for the length of an answer the largest counts, because servers differ in which one they read.
+    If several fields name the length of an answer, the largest counts, because servers differ in which one they read.
     """
     if len(body) > READ_BYTES:
         return Wanted()

@@ -14,7 +14,7 @@ TOKEN_SERVICES = frozenset({"chat.completions", "completions", "embeddings", "re
 
 
 def takes_tokens(kind: str, name: str) -> bool:
-    """Whether token limits count a call. kind: "model" or "service"."""
+    """True if token limits count a call. kind: "model" or "service"."""
     return kind == "service" and name in TOKEN_SERVICES
 
 
@@ -110,7 +110,7 @@ class Allowance:
     budgets: tuple[Budget, ...] = ()
 
     def counts(self, *, tokens: bool) -> bool:
-        """Whether a call has to be admitted by it. tokens: the call takes tokens."""
+        """True if a call has to be admitted by it. tokens: the call takes tokens."""
         if self.budgets:
             return any(budget.stop for budget in self.budgets)
         others = (

@@ -93,7 +93,7 @@ def old_documents(block: Parts) -> dict[str, memoryview]:
 def wrong_lines(packed: memoryview, documents: Mapping[str, bytes], rest: Snapshot) -> list[BadDocument]:
     """The mistakes in single lines added since `packed`, if they are few. rest: the documents without lines.
 
-    Each line is checked alone. Whether two lines contradict each other is not known here: one of them may name a tenant
+    Each line is checked alone. It is not known here if two lines contradict each other: one of them may name a tenant
     that is defined twice, and then it counts for nothing.
     """
     old = old_documents(parts(packed))

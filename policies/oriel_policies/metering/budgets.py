@@ -42,7 +42,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """What was used. device_ns: by the class of the device, "" where it is not known."""
+    """Units that were used. device_ns: by the class of the device, "" where it is not known."""
 
     device_ns: Mapping[str, int] = field(default_factory=dict)
     cpu_ns: int = 0

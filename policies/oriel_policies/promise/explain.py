@@ -1,7 +1,7 @@
 """Explains which rules would apply to a call and why, stage by stage, without a gateway. Pure.
 
 It uses the same objects as the gateway (`Snapshot`, `Tenant`, `Route`), so its result cannot differ from what the
-gateway does. What depends on the moment (queue, health, use of limits) is named as such and not guessed.
+gateway does. Facts that depend on the moment (queue, health, use of limits) are named as such and not guessed.
 """
 
 from collections.abc import Mapping, Sequence

@@ -16,7 +16,7 @@ The time of a call is divided among places, in the order in which a call passes 
 | `model` | the model computes |
 | `answer` | the answer is passed on to the client |
 
-What is usual is learned from calls that kept their promise. The cause of a late call is the place whose time exceeds
+The usual times are learned from calls that kept their promise. The cause of a late call is the place whose time exceeds
 what is usual there by the most.
 """
 
@@ -171,7 +171,7 @@ class Usual:
 def blame(times: Sequence[float], usual: Usual | None) -> tuple[str, float]:
     """Return the place with the largest excess over what is usual, and that excess in seconds.
 
-    Of equal ones the earlier place; if nothing exceeds what is usual, the place with the most time. usual: None if
+    The earlier one of equal places; if nothing exceeds what is usual, the place with the most time. usual: None if
     nothing is known yet.
     """
     if usual is not None:

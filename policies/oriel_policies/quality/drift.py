@@ -38,9 +38,9 @@ def noise(bins: int, live_rows: int, reference_rows: int) -> float:
 def edges(values: Sequence[float], rows: int) -> list[float]:
     """Return the inner edges of up to BINS bins of about equal frequency, ascending.
 
-    values: of the reference, finite and sorted; from `rows` rows. An edge lies between two values, and is none of them
-    unless they are neighbours among floating-point numbers. No bin has fewer values than MIN_BIN_ROWS rows bring: a
-    value that is frequent makes bins fewer.
+    values: the reference's values, finite and sorted, of `rows` rows. An edge lies between two values, and is none of
+    them unless they are neighbours among floating-point numbers. No bin has fewer values than MIN_BIN_ROWS rows bring:
+    a value that is frequent makes bins fewer.
     """
     count = len(values)
     least = max(1, math.ceil(count * MIN_BIN_ROWS / max(1, rows)))

@@ -12,7 +12,7 @@ def reported_value(replicas: int, wanted: int) -> float:
     replicas: addresses of the pool that are not terminating. The HorizontalPodAutoscaler changes nothing while the
     value is within a tenth of the present number. So a smaller change is reported as just beyond the tolerance. A rise
     may then start one replica in ten more than wanted; a fall that would leave fewer than wanted is not reported.
-    Whether exactly a tenth is within the tolerance depends on the version of Kubernetes: here it is.
+    Exactly a tenth is within the tolerance here; versions of Kubernetes differ in it.
     """
     change = wanted - replicas
     if replicas <= 0 or not change or abs(change) > _TOLERANCE * replicas + 1e-9:

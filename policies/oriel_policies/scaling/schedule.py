@@ -1,7 +1,7 @@
 """Hours of the week in which a pool has a larger minimum, on the clock of a time zone.
 
 A window is written as `from` and `to`: "Mon-Fri 08:00" and "18:00". A `to` at or before `from` is on the next day; no
-days are all days. Where clocks are changed, a time that is skipped or comes twice is understood so that the window is
+days are all days. When clocks are changed, a time that is skipped or comes twice is understood so that the window is
 the longer one: a replica too many for an hour, twice a year, is better than one that is missing.
 """
 

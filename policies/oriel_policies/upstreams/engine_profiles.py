@@ -81,8 +81,8 @@ def _is_size(text: str) -> bool:
 def smallest_fitting(profiles: Sequence[Profile], shapes: Mapping[str, Shape]) -> int | None:
     """Return the index of the profile that runs a batch; None if no profile takes it.
 
-    Of several it is the one with the fewest elements at its largest; among equals the one whose best shapes are nearest
-    to the batch in elements, and then the first.
+    If there are several, it is the one with the fewest elements at its largest; among equals the one whose best shapes
+    are nearest to the batch in elements, and then the first.
     """
     fitting = [(index, each) for index, each in enumerate(profiles) if each.takes(shapes)]
     if len(fitting) < 2:

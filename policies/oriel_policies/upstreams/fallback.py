@@ -1,9 +1,9 @@
 """Decides which pool serves a call that its own cannot serve in time, in the order of its route's `fallback`. Pure.
 
 A pool is a prospect for a call if it has a usable server, room for the call, and is expected to answer before the
-call's deadline: the wait in its queue plus the time that such calls take there. What is not known yet counts as no
-time, so that a pool without history is tried. One call in `feasibility.PROBE` stays where it would be late, so that a
-pool which has become faster is noticed.
+call's deadline: the wait in its queue plus the time that such calls take there. A time that is not known yet counts as
+no time, so that a pool without history is tried. One call in `feasibility.PROBE` stays where it would be late, so that
+a pool which has become faster is noticed.
 """
 
 from dataclasses import dataclass
@@ -37,8 +37,8 @@ class Hindrance(StrEnum):
 class Prospect:
     """The prospect of one call in one pool now.
 
-    usable: whether there is a server to send it to.
-    room: whether it gets a permit or a place in the queue.
+    usable: True if there is a server to send it to.
+    room: True if it gets a permit or a place in the queue.
     wait_s: seconds until its permit; 0.0 while that is not known.
     service_s: seconds that few such calls exceed; 0.0 while that is not known.
     """
@@ -61,7 +61,7 @@ def hindrance(prospect: Prospect, left_s: float) -> Hindrance | None:
 def passed_over(model: str, *, may_use: bool, kind: str, name: str, version: str) -> str:
     """Return why a call cannot be given another model; "" if it can, or if `model` is "".
 
-    may_use: whether the tenant's list has `model`. kind, name, version: what the call asks for.
+    may_use: True if the tenant's list has `model`. kind, name, version: the target of the call.
     """
     if not model:
         return ""

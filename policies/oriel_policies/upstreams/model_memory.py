@@ -1,7 +1,7 @@
 """Decides which models are in memory: admits loads within a budget, and names the models that make room. Pure.
 
 Rules.
-1. What is planned never exceeds a budget: a load starts when the bytes of everything that loads, is loaded or is still
+1. The plan never exceeds a budget: a load starts when the bytes of everything that loads, is loaded or is still
    leaving, together with its own, fit on every device that it needs. Loads start in the order of their requests. A load
    needs up to twice its bytes until it ends: beside others it starts only if there is room for that, too.
 2. The bytes of an evicted model are free when its share is released, not before.
@@ -67,9 +67,9 @@ class MemoryShare:
 class MemoryPlan:
     """The decision about one load.
 
-    starts: whether it may start now.
+    starts: True if it may start now.
     victims: shares to evict for it; they leave from now on.
-    refused: whether there is no room for it; then its share is gone.
+    refused: True if there is no room for it; then its share is gone.
     retry_s: seconds until there may be room, None if no wait can help.
     """
 
@@ -107,7 +107,7 @@ class _Use:
     """The use of one model.
 
     lately, usual: rates of its calls, for rules 3 and 4. called_s: when the latest of them came.
-    load_s: of its latest load, 0 before the first.
+    load_s: seconds of its latest load, 0 before the first.
     """
 
     __slots__ = ("called_s", "lately", "load_s", "usual")

@@ -28,7 +28,7 @@ class PlacedServer:
     work: model -> the share of the server that its calls keep busy.
     has: models on demand that are in memory or are being loaded.
     refused: models that the server could not load lately, mostly for lack of memory.
-    stays: whether the autoscaler is not about to remove the server.
+    stays: False if the autoscaler is about to remove the server.
     """
 
     name: str
@@ -46,7 +46,7 @@ class PlacedModel:
 
     sizes: device -> bytes.
     load_s: seconds that a load takes.
-    in_use: whether the model was called or asked for lately.
+    in_use: True if the model was called or asked for lately.
     """
 
     name: str

@@ -72,7 +72,7 @@ class BatchQueue(Generic[M]):
 
         tightest_s: the earliest deadline of those that wait.
         released_rows: rows of batches that are due already and will be filled later.
-        coming: what `Returns.coming` gives, the rows of callers that are about to return.
+        coming: the result of `Returns.coming`, the rows of callers that are about to return.
         """
         arrivals = self._arrivals
         while arrivals and not arrivals[0].waits:

@@ -26,7 +26,7 @@ Targets. A higher limit is tried only if answers would still come within `most_s
 rungs below have shown free capacity. While a wait in the pool is no longer than HARMLESS_S, as with very quick servers,
 the limit rises as far as that allows: the order hardly matters there, and fewer calls have to queue.
 
-Return. What an incident has taught is unlearned while the pool is not full: every RETURN_S the base rises by one rung,
+Return. The lesson of an incident is unlearned while the pool is not full: every RETURN_S the base rises by one rung,
 as far as the limit that a pool begins with. The limit is never below the number of servers, or some would be idle.
 
 Load reports (ORCA) only decide which neighbour is tried first. Latencies decide the rest, so a false report does no

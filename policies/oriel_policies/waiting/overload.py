@@ -2,13 +2,13 @@
 
 Requests that nobody has read yet wait in their sockets, in the order in which they came. While the loop is behind, its
 turns are therefore kept short: in each of them it reads everything of the most urgent tiers (rank 0), and of the others
-as much as fits. What does not fit waits, by rank; when that takes long, it is too much, and is refused.
+as much as fits. Work that does not fit waits, by rank; when that takes long, it is too much, and is refused.
 
 The loop is behind when its timer is late twice in a row by the 20 ms from which DAGOR takes a server as overloaded
 (Zhou et al., "Overload Control for Scaling WeChat Microservices", SoCC 2018), or once by far, and many requests ended
-meanwhile: a pause of the process, or a machine that has no time for it, is no flood. Whether too much waits is judged
-by how long what goes on has waited, as in CoDel (RFC 8289). What fits into a turn is found by trying: a little more
-after each short turn, half as much after a long one.
+meanwhile: a pause of the process, or a machine that has no time for it, is no flood. The time that work has
+waited when it goes on says if too much waits, as in CoDel (RFC 8289). The size of a turn is found by trying: a little
+more after each short turn, half as much after a long one.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ _NARROWEST: Final = 10
 class LoopOverload:
     """The state of one loop. Rank 0 is never held back and never refused.
 
-    behind: whether the loop is overloaded. most: how many of all other ranks may go on in one turn.
+    behind: True if the loop is overloaded. most: the number of all other ranks that may go on in one turn.
     """
 
     __slots__ = ("_begun", "_late_beats", "_pressed", "_quiet_beats", "_waited_s", "_went_on", "behind", "most")
@@ -51,7 +51,7 @@ class LoopOverload:
         """Judge a beat of the loop's timer. Returns `behind`.
 
         late_s: how late the timer was, or how long a turn of the loop took, whichever is more.
-        requests: that ended since the beat before.
+        requests: the number that ended since the beat before.
         """
         late = late_s >= LATE_S and requests >= BUSY_PER_S * (late_s + BEAT_S)
         if not self.behind:

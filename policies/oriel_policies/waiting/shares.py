@@ -55,7 +55,7 @@ class _Account:
     """One tenant in one band. newest: its holdings that can be displaced, by arrival.
 
     ranked: the level of its entry in the band's ranking, whose number is `entry`; 0 without one.
-    weight: of the latest call that was given something. before: the one it had until then.
+    weight: the weight of the latest call that was given something. before: the weight until then.
     """
 
     __slots__ = ("band", "before", "entry", "newest", "ranked", "units", "weight")

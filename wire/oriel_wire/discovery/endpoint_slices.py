@@ -5,7 +5,8 @@
 JSON object per line, also bookmarks, which only carry the newest version. If it does not keep the changes since our
 version any more (code 410), the slices are listed again.
 
-What was found stays valid while the API server cannot be asked. Everything that comes from it is bounded in size.
+Addresses that were found stay valid while the API server cannot be asked. Everything that comes from it is bounded in
+size.
 """
 
 import asyncio
@@ -252,7 +253,7 @@ class EndpointSlices:
     """Watches one service while `run` runs. It is a `Discovery` of its ready pods, for those who know no others.
 
     service: SERVICE or SERVICE.NAMESPACE, by default in the namespace of this pod.
-    port: of the pods, for `lookup`.
+    port: the pods' port, for `lookup`.
     changed: called on the loop whenever `found` has changed.
     watch_s: after so many seconds the API server ends a watch, and another one begins.
     found: the pods that are not terminating; None until they have been listed once.

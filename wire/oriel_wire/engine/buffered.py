@@ -331,7 +331,7 @@ async def serve(
     handler: a plain function, called on the loop when a body is complete; it answers at once or keeps the Exchange.
     refuse: judges a head before its body is read. explain: makes the body for a framing error (head: None if it
     could not be read).
-    views: whether the body of a head may come as a memoryview.
+    views: says of a head if its body may come as a memoryview.
     """
     server: HttpServer = HttpServer(limits or HttpLimits())
     await server.open(lambda: _Buffered(server, handler, refuse, explain, views), sock)

@@ -92,7 +92,7 @@ class HttpClient:
     """Unary requests to one endpoint over keep-alive connections.
 
     max_connections bounds requests under way; further callers wait in order until their own deadline.
-    max_response_bytes: of one answer's body.
+    max_response_bytes: the most bytes of one answer's body.
     """
 
     def __init__(self, *, host: str, port: int, max_connections: int = 64, max_response_bytes: int = _MAX_BODY) -> None:

@@ -191,7 +191,7 @@ class _CallStream(UpstreamStream):
 class GrpcClient:
     """Calls to one endpoint that speaks HTTP/2 with prior knowledge; its connections are made when they are needed.
 
-    max_message_bytes: of one message of an answer.
+    max_message_bytes: the most bytes of one message of an answer.
     """
 
     def __init__(self, *, host: str, port: int, max_message_bytes: int) -> None:

@@ -18,13 +18,14 @@ Time limits, judged by the server's sweep four times a second:
 
 How long a request may take to arrive is its handler's limit.
 
-What a connection keeps beyond the size of a head counts on `max_kept_bytes` of the server, for all connections and both
-versions together: DATA that was not consumed, what is incomplete, and what a client that does not read has yet to read.
-While the budget is used up, such a connection is read no further; after `write_stall_s` it ends with ENHANCE_YOUR_CALM.
+Bytes that a connection keeps beyond the size of a head count on `max_kept_bytes` of the server, for all connections and
+both versions together: DATA that was not consumed, what is incomplete, and what a client that does not read has yet to
+read. While the budget is used up, such a connection is read no further; after `write_stall_s` it ends with
+ENHANCE_YOUR_CALM.
 
 After a pause of the loop (`pulse`) a request counts as old as the latest bytes of its connection. It is not begun if
-its client has left, or has reset its stream in the same bytes. What gathered during the pause is no flood, and nobody
-is cut for the pause before what he sent was read (`listener`).
+its client has left, or has reset its stream in the same bytes. Frames that gathered during the pause are no flood, and
+nobody is cut for the pause before what he sent was read (`listener`).
 
 When the server drains, its next sweep tells the client to leave (`drain` of the codec). The connection ends when the
 client has acknowledged that and its last stream has ended, or, without a stream, when the server closes what is idle.
@@ -227,7 +228,7 @@ class H2ServerConnection(H2Transport):
     def _hang_up(self) -> None:
         """Send what is queued and nothing more, and close.
 
-        What the client still sends is read and dropped for a moment where the transport can close one direction:
+        Bytes that the client still sends are read and dropped for a moment where the transport can close one direction:
         otherwise the kernel would answer it by a reset, for which some clients drop what they have not read yet.
         """
         if self.out:

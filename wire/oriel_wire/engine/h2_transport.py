@@ -18,7 +18,7 @@ _PIECES: Final = 256
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class H2Transport(H2Connection):
-    """A connection that is also an asyncio protocol. What it sends is written once in each turn of the loop."""
+    """A connection that is also an asyncio protocol. Its bytes are written once in each turn of the loop."""
 
     __slots__ = ("_flushing", "_loop", "transport")
     transport: asyncio.Transport

@@ -19,7 +19,7 @@ _GRAIN_S = 0.01  # the kernel counts in ticks, of 10 ms at most
 class Arrival:
     """The state of a connection's input.
 
-    gone: whether the peer has closed.
+    gone: True if the peer has closed.
     age_s: seconds since its latest bytes arrived, rounded down so that nothing is judged older than it is.
     """
 
@@ -68,7 +68,7 @@ def has_input(transport: asyncio.BaseTransport) -> bool:
 
 
 def thread_busy_s() -> float:
-    """Return for how many seconds the calling thread has run or waited for a core. Where the kernel does not tell how
+    """Return for how many seconds the calling thread has run or waited for a core. If the kernel does not tell how
     long it waited (not Linux), for how many it has run.
     """
     try:

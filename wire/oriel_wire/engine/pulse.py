@@ -7,7 +7,7 @@ meanwhile are read at once and would get their full time, although their senders
 A timer fires every `BEAT_S`. The loop has paused if `PAUSE_S` pass without it; a shorter stall, such as a garbage
 collection, is no pause. From then on, and for `DOUBT_S` after the loop has resumed, the kernel is asked for the age of
 the data that is read: Linux records for each TCP connection when data last arrived. So a request is never judged older
-than it is, and a request that arrives after the pause counts as new. Where the kernel keeps no such record (other
+than it is, and a request that arrives after the pause counts as new. If the kernel keeps no such record (other
 systems, Unix sockets), data that is read before the next beat counts as old as the pause, if the pause lasted for at
 least `UNKNOWN_S`.
 
@@ -93,7 +93,7 @@ class Pulse:
     def shared_age_s(self, arrival: Arrival | None, now: float, before_s: float) -> float:
         """`age_s` for a connection that carries many requests, on which something was read last at `before_s`.
 
-        Where its latest bytes came when the loop had resumed, and nothing was read from it since, they may hide
+        If its latest bytes came when the loop had resumed, and nothing was read from it since, they may hide
         requests that came during the pause, so the kernel's record says nothing about these.
         """
         age_s = self.age_s(arrival, now)

@@ -24,7 +24,7 @@ _Stamp = tuple[tuple[int, int, int, int], ...]
 class Certificates:
     """One certificate chain and its key, in PEM, TLS 1.2 and later.
 
-    http2: whether the listener's `on_http2` takes connections; then ALPN offers `h2` before `http/1.1`.
+    http2: True if the listener's `on_http2` takes connections; then ALPN offers `h2` before `http/1.1`.
     authority: clients have to show a certificate that this one (PEM) signed.
     context: for the listener; it hands each new connection to the pair in force. pem: (chain, key) of that
     pair. expires_at: when the first certificate of its chain ends, seconds since the epoch.

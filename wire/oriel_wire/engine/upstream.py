@@ -319,7 +319,8 @@ class Endpoint:
 
     host, port: TCP address. connect_timeout_s bounds a connection attempt; idle connections older than max_idle_s are
     not used again (keep it below the upstream's own idle limit, or a request may meet a closing connection).
-    max_response_bytes: of one body; a larger one fails. heard: bytes have come since it was last cleared.
+    max_response_bytes: the most bytes of one body; a larger one fails. heard: True if bytes have come since it was last
+    cleared.
     memo: the cache of header lines of answers; shared by endpoints with similar answers.
     """
 

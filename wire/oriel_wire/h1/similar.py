@@ -1,13 +1,13 @@
 """Recognises heads that differ from earlier ones in a few lines only: ids, the length of the body, credentials.
 
 A client's heads are the same line by line but for such lines, and so are the heads of many clients of one program.
-What the memo has for each line of a head (`LineMemo.parts`), nothing for those it does not know, is the key of the
+The memo's entries for each line of a head (`LineMemo.parts`), nothing for those it does not know, are the key of the
 head's *shape*: where the unknown lines stand and how each of them begins. A head of a known shape is read without
 looking at its other lines again; one whose unknown lines are not what the shape says is left to the parser. Shapes are
 shared by all connections of a server, and are made only of heads whose sender is authenticated and whose lines of other
 kinds than those that may differ came before: any other key may never come again.
 
-What a server decides about a head whatever the lines are in which its shape lets it differ, it may keep for the shape
+A server may keep what it decides about a head whatever the lines are in which its shape lets it differ, for the shape
 and the credentials. A credential is recognised by its hash (`LineMemo.find_credential`), and no bytes of it are kept.
 
 A line that a proxy only passes on may differ as well: if the memo has it, it counts by its name, so that clients with
@@ -228,7 +228,7 @@ class SimilarHeads:
     def authenticated(self, head: RequestHead) -> None:
         """Make a shape of a head that was parsed, if heads like it can have one: its sender is authenticated.
 
-        Of a head whose shape is known, what came before becomes known to the memo.
+        The lines of a head whose shape is known become known to the memo.
         """
         if head.shape is not None and head.decision is None:
             self._memo.keep(head.shape.repeated(head))

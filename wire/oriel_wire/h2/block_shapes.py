@@ -36,8 +36,8 @@ _FIXED: Final = frozenset(
 class BlockShape:
     """The common part of the blocks of one shape.
 
-    names: of the values that differ. list_bytes: the size of the header list without these values. is_head: of an
-    answer. decision: None until the engine has made one.
+    names: the names of the values that differ. list_bytes: the size of the header list without these values. is_head:
+    of an answer. decision: None until the engine has made one.
     """
 
     __slots__ = ("_ends", "_fields", "_last", "_starts", "decision", "is_head", "key", "list_bytes", "names")

@@ -217,7 +217,7 @@ class Control(Sender):
     def excuse(self, seconds: float) -> None:
         """Note that nothing was read for so long: what the peer sent meanwhile comes at once, and is no flood for that.
 
-        Of streams that it has reset meanwhile it is not known how long they were open: as many are excused as it could
+        It is not known how long streams that it has reset meanwhile were open: as many are excused as it could
         have reset in that time, each `rapid_reset_s` after its begin, and a few frames of each.
         """
         limits = self.limits

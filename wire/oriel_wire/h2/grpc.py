@@ -116,7 +116,8 @@ _OWN: Final[dict[bytes, int]] = {
 class RpcHead:
     """The head of one gRPC call.
 
-    path: as it came. timeout_s: of `grpc-timeout`, None without one. encoding: of compressed messages, "" for none.
+    path: the path as it came. timeout_s: seconds of `grpc-timeout`, None without one. encoding: the coding of
+    compressed messages, "" for none.
     list_bytes: the size of its header list as RFC 9113 counts it. credentials: the fields of `authorization` and
     `x-api-key`; one that was authenticated before is recognised by its hash, as over HTTP/1.1. shape: None for a head
     that was not recognised by it.

@@ -21,7 +21,7 @@ class MessageReader:
     """The messages of one direction of a call, in their order.
 
     taken_bytes: bytes given to `feed` that were read since the owner set it to 0; the others are still held.
-    compressed: whether the last message of `next` is.
+    compressed: True if the last message of `next` is compressed.
     """
 
     __slots__ = ("_filled", "_max_bytes", "_memory", "_pieces", "_size", "compressed", "taken_bytes")

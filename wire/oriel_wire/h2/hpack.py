@@ -6,11 +6,11 @@ Rules of the decoder:
   than five further bytes, and a size update behind a field.
 * A header list that is too large, as RFC 9113 (6.5.2) counts it or in its number of fields, is a HeaderListTooLarge.
   The rest of its block is read for the sake of the dynamic table alone and makes no field, so 12,000 references to
-  one large entry cost no memory. What is not kept is not judged either: the Huffman code of a skipped string may be
-  wrong. Past `stop_factor` times the bound it is an HpackError.
+  one large entry cost no memory. Fields that are not kept are not judged either: the Huffman code of a skipped string
+  may be wrong. Past `stop_factor` times the bound it is an HpackError.
 * A field that is compressed properly but is none that HTTP/2 allows is no HpackError: `Decoder.malformed` names it,
   and its stream ends.
-* When we allow a smaller table (`Decoder.allow_table`), the peer's next block has to begin with a size update. Where
+* When we allow a smaller table (`Decoder.allow_table`), the peer's next block has to begin with a size update. If
   one does not, RFC 9113 (4.3.1) wants an error and this decoder evicts as if the update were there, because nginx
   (`grpc_pass`) and gRPC's C core send literals "with incremental indexing" to any server and never a size update. That
   is safe: our table then holds the newest of the peer's entries, so a reference means the same field or is an error.
@@ -51,7 +51,7 @@ _TRANSFER_ENCODING: Final = 0xB9  # the one entry of the static table that HTTP/
 class Decoder:
     """Decodes the header blocks of one direction of one connection, which it has to see all and in order.
 
-    max_table_bytes: what the peer may keep in the dynamic table; HTTP/2 begins with 4096.
+    max_table_bytes: bytes that the peer may keep in the dynamic table; HTTP/2 begins with 4096.
     max_list_bytes, max_fields: of one decoded list; a larger one is a HeaderListTooLarge.
     stop_factor: a list of more than so many times `max_list_bytes` is an HpackError; 0 for none.
     memo: the fields known to all connections of this kind.

@@ -133,7 +133,7 @@ def malformed(name: bytes, value: bytes) -> str:
 class FieldMemo:
     """Fields that have been validated, by their bytes in a block, in two generations. Connections may share one.
 
-    shapes: of whole blocks, by what their blocks have in common; see `block_shapes`.
+    shapes: the shapes of whole blocks, by what their blocks have in common; see `block_shapes`.
     """
 
     MAX_SHAPES: Final = 512

@@ -7,13 +7,15 @@ __all__ = ["Bucket", "H2Limits"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class H2Limits:
-    """Limits of one connection. What exceeds them ends the connection with ENHANCE_YOUR_CALM, if nothing else is said.
+    """Limits of one connection. A peer that exceeds them loses the connection with ENHANCE_YOUR_CALM, if nothing else
+    is said.
 
-    max_streams: that the peer may have open at once; further ones are answered with REFUSED_STREAM.
+    max_streams: the most streams that the peer may have open at once; further ones are answered with REFUSED_STREAM.
     stream_window_bytes, connection_window_bytes: bytes of DATA that the peer may send before `consumed` is called.
-    max_frame_bytes: of one frame that the peer sends (a larger one ends the connection with FRAME_SIZE_ERROR).
+    max_frame_bytes: the most bytes of one frame that the peer sends (a larger one ends the connection with
+    FRAME_SIZE_ERROR).
     max_kept_frame_bytes: the same of a frame that is kept until it is whole: one that is not DATA and came in parts.
-    send_frame_bytes: of one DATA frame that we send, if the peer allows as much.
+    send_frame_bytes: the most bytes of one DATA frame that we send, if the peer allows as much.
     max_header_list_bytes, max_fields: of one decoded header list, as RFC 9113 counts its size. A larger one concerns
     its stream only.
     max_block_bytes, max_continuations: of one header block as received, before it is decoded. One of up to four times
@@ -28,7 +30,7 @@ class H2Limits:
     requests_per_turn: requests that one `receive` begins; what follows them is handled by the next call, so that one
     client does not hold up the others.
     max_age_s: after which a server asks its client to leave, varied by a tenth; streams that are open go on.
-    keepalive_s: of silence while streams are open, after which a server sends its client a PING.
+    keepalive_s: seconds of silence while streams are open, after which a server sends its client a PING.
     pong_s: after that PING, when the connection is cut if nothing has come.
     """
 

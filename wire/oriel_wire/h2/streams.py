@@ -6,7 +6,7 @@ Each direction goes HEAD -> BODY -> ENDED on its own; a pair of phases is a stat
     HEAD or BODY           open                     half-closed (local)
     ENDED                  half-closed (remote)     closed
 
-A stream with both phases HEAD that has no number yet is idle. What a HEADERS or DATA frame means depends on the
+A stream with both phases HEAD that has no number yet is idle. The meaning of a HEADERS or DATA frame depends on the
 receiving phase alone: `ON_HEADERS`, `ON_DATA`. A reset ends both directions at once.
 """
 

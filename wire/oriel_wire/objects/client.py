@@ -32,7 +32,7 @@ class Stored:
     """One object as the store describes it.
 
     key: the whole key. size: bytes.
-    etag: as the store gives it, without quotes; a different one means different bytes.
+    etag: the tag that the store gives, without quotes; a different one means different bytes.
     checksum: (algorithm, lower-case hex) of the whole object, None where the store keeps none. Algorithms: "md5",
         "sha1", "sha256", "crc32", "crc32c", "crc64nvme"; CRCs are big-endian, as every store shows them.
     """
@@ -48,7 +48,7 @@ class Location:
     """A prefix in a bucket.
 
     kind: "s3", "gs" or "az". bucket: Azure calls it a container.
-    prefix: of every key; ends with "/" unless it is empty.
+    prefix: the beginning of every key; ends with "/" unless it is empty.
     endpoint: scheme, host and port of an S3-compatible store; "" for what the environment says.
     account: Azure's storage account, else "".
     """
@@ -76,7 +76,7 @@ class ClientLimits:
     connect_s: to open a connection. read_s: without a byte.
     request_s: from connecting to the last byte of an answer (gs and az only).
     connections: at the same time (s3 only).
-    page_objects: in one page of a listing (s3 only); 1000 is the protocol's own bound.
+    page_objects: objects in one page of a listing (s3 only); 1000 is the protocol's own bound.
     """
 
     connect_s: float = 5.0

@@ -1,9 +1,9 @@
 """Decides at its beginning whether a trace is kept, by the trace's own id. Pure.
 
 The last 56 bits of a trace id are random. A trace is kept if they are at least a threshold, T = (1 - ratio) x 2^56, so
-every server with the same ratio decides the same without asking. Who kept it writes the threshold into `tracestate`,
-as `ot=th:H`: H is T in hexadecimal without the zeros at its end. Whoever counts spans can tell from it how many traces
-each one stands for.
+every server with the same ratio decides the same without asking. The unit that kept it writes the threshold into
+`tracestate`, as `ot=th:H`: H is T in hexadecimal without the zeros at its end. Whoever counts spans can tell from it
+how many traces each one stands for.
 
 Source: opentelemetry.io/docs/specs/otel/trace/tracestate-probability-sampling and w3c/trace-context, level 2.
 """
@@ -21,7 +21,7 @@ class Sampling(msgspec.Struct, frozen=True):
     """The decision for traces that begin here.
 
     threshold: 0 keeps all of them, 2^56 none.
-    parent_based: whether the decision of a caller is kept; otherwise its traces are decided like our own.
+    parent_based: True keeps the decision of a caller; otherwise its traces are decided like our own.
     state: the `tracestate` of a trace that is kept.
     hex_threshold: the threshold, to be compared with the last 14 digits of an id in lower-case hex.
     """

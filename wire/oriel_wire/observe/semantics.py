@@ -83,7 +83,8 @@ def http_server(
 ) -> tuple[str, Attributes]:
     """Return the name and the attributes of a SERVER span.
 
-    version: of HTTP, "" if unknown. status: 0 if none was sent. otherwise: the route of a path that is none of ours.
+    version: the version of HTTP, "" if unknown. status: 0 if none was sent. otherwise: the route of a path that is none
+    of ours.
     """
     known, route = method in METHODS, http_route(path) or otherwise
     found: Attributes = {"http.request.method": method if known else OTHER_METHOD, "url.scheme": scheme}

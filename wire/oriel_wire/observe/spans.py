@@ -77,7 +77,7 @@ def open_sink(
     OTEL_EXPORTER_OTLP_ENDPOINT (or ..._TRACES_ENDPOINT): a collector, with OpenTelemetry's other variables, see
     `otel_settings`. ORIEL_TRACE_BUFFER: the supervisor's trace buffer. Both may be set. Neither: a NullSink.
 
-    post_timeout_s: of one post to the trace buffer; a collector has its own in OTEL_EXPORTER_OTLP_TIMEOUT.
+    post_timeout_s: seconds of one post to the trace buffer; a collector has its own in OTEL_EXPORTER_OTLP_TIMEOUT.
     close_s: the longest time that `close` of the sink takes.
     first_retry_s: the pause before a request is sent again, of which a random part is left out; it doubles each time.
     unreachable_s: for so long spans are kept for a receiver that cannot be reached.

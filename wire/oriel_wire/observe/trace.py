@@ -32,7 +32,7 @@ _WALL_OFFSET_NS = time.time_ns() - time.monotonic_ns()
 class TraceContext(msgspec.Struct, frozen=True):
     """One position in one trace: the span that is the parent of the next ones.
 
-    random: whether the trace id is known to be random in its last 56 bits (level 2 of the recommendation).
+    random: True if the trace id is known to be random in its last 56 bits (level 2 of the recommendation).
     """
 
     trace_id: int
@@ -144,7 +144,7 @@ def wall_ns(monotonic_s: float) -> int:
 class Span:
     """The work of one stage on a request. Times are `time.monotonic()` seconds; `parent_id` 0 means none.
 
-    failed: whether its status is Error. error: a description, only where no attribute says why.
+    failed: True if its status is Error. error: a description, only where no attribute says why.
     """
 
     name: str

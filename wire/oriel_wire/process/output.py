@@ -1,6 +1,6 @@
 """Limits what user code prints and logs into a server's log: a share per second, the rest is counted.
 
-User code is a Python model or a service. What its process prints comes through a pipe (`OutputPipe`).
+User code is a Python model or a service. The output of its process comes through a pipe (`OutputPipe`).
 """
 
 import asyncio

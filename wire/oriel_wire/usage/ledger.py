@@ -36,8 +36,8 @@ class UsageLedger:
     """The ledger of one server. Single writer: the loop.
 
     read: returns what was used since its last call, as lines of the given minute.
-    store: where sealed segments go, with the prefix of their keys; None keeps them on this machine.
-    folder: where its segments are. instance: the first part of their names.
+    store: the place of sealed segments, with the prefix of their keys; None keeps them on this machine.
+    folder: the folder of its segments. instance: the first part of their names.
     """
 
     def __init__(

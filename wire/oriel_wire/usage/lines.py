@@ -26,7 +26,7 @@ class UsageLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     minute: its beginning in UTC, as "2026-11-24T17:05".
     unit: "gateway", "logic" or "inference".
     why: why nobody is charged; "" if the tenant is. target_kind: "model", "service" or "server" in lines of a gateway.
-    estimated: whether the device time is an estimate, because the server does not report it.
+    estimated: True if the device time is an estimate, because the server does not report it.
     busy_ns, wall_ns: how long the device was busy, and how long it was watched. open_ns: how much of its busy time is
     not in any line yet, because what runs is charged when it ends.
     """
@@ -105,7 +105,7 @@ def decode_line(line: bytes) -> UsageLine | None:
 
 
 def merge(lines: Iterable[UsageLine]) -> list[UsageLine]:
-    """Add up the lines of the same name, in the order of their first ones. Of `open_ns` the last one counts."""
+    """Add up the lines of the same name, in the order of their first ones. The last `open_ns` counts."""
     found: dict[tuple[str, ...], UsageLine] = {}
     merge_into(found, lines)
     return list(found.values())

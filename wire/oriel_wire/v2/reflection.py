@@ -39,7 +39,7 @@ _FILES: Final[tuple[tuple[FileDescriptor, str, str, Mapping[str, Any]], ...]] = 
 
 
 def answer(request: reflection_pb2.ServerReflectionRequest) -> reflection_pb2.ServerReflectionResponse:
-    """Answer one request of a reflection stream. What is not known is an error in the answer; the stream goes on."""
+    """Answer one request of a reflection stream. An unknown name is an error in the answer; the stream goes on."""
     response = reflection_pb2.ServerReflectionResponse(valid_host=request.host, original_request=request)
     kind = request.WhichOneof("message_request")
     if kind == "list_services":
