@@ -5,6 +5,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -197,3 +198,28 @@ def test_every_row_of_a_table_has_as_many_cells_as_its_head() -> None:
                 uneven.append(f"{page}:{number}")
             head = (head or cells) if cells else 0
     assert uneven == []
+
+
+WIDTH = 120
+
+
+def prose(page: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a page that are neither code, tables, headings, pictures nor HTML, with their numbers."""
+    in_code = False
+    for number, line in enumerate(page.splitlines(), start=1):
+        in_code ^= line.lstrip().startswith("```")
+        if not in_code and not re.match(r"\s*(\||```|<|!\[|#)|\s{4,}", line):
+            yield number, line
+
+
+def test_prose_and_code_have_one_width() -> None:
+    """A line may be longer where one word of it, such as a link, does not fit."""
+    tracked = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    long = [
+        f"{page}:{number}"
+        for page in tracked.split()
+        if not page.startswith("benchmarks/results/")  # written by programs
+        for number, line in prose((ROOT / page).read_text())
+        if len(line) > WIDTH and len(re.sub(r"`[^`]*`|\[[^\]]*\]\([^)]*\)", "", line)) > WIDTH // 2
+    ]
+    assert long == []
