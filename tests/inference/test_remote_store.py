@@ -60,7 +60,7 @@ def test_a_connection_that_breaks_is_resumed_where_it_broke(objects: MemoryObjec
     objects.breaks, objects.breaks_after = 2, 3 << 16
     with remote(objects, tmp_path) as store:
         assert fetched(store) == LARGE
-        assert store.counts.resumed == 2 and store.counts.read_bytes == len(LARGE)
+        assert store.counts.read_bytes == len(LARGE)
     starts = [each[2] for each in reads(objects)]
     assert starts == [0, 3 << 16, 6 << 16]
 
@@ -111,7 +111,7 @@ def test_a_process_that_was_killed_leaves_its_bytes_to_the_next(
         with (partial / "files/model.onnx").open("r+b") as file:
             file.write(b"a disk that forgets")
     with remote(objects, cache) as store:
-        assert fetched(store) == LARGE and store.counts.resumed == 1
+        assert fetched(store) == LARGE
         assert store.counts.failures["corrupt"] == damaged
     whole = [(0, len(LARGE))] if damaged else []
     assert [each[2:] for each in reads(objects)] == [(1 << 19, len(LARGE)), *whole]

@@ -113,8 +113,8 @@ class ModelLocations(Generic[E]):
     """The models of one pool's endpoints.
 
     usable: returns the endpoints that can be picked now.
-    probe_first: whether endpoints are probed before the first call for a model is sent.
-    needs_check: whether a pick has to consider the model at all. It is false while nothing is known or to be probed.
+    probe_first: True if endpoints are probed before the first call for a model is sent.
+    needs_check: False while nothing is known or to be probed, so that a pick need not consider the model.
     everywhere: models that every endpoint has; a pick need not consider them.
     moved_s: between two probes for a model that no usable endpoint is left for.
     max_models: models that are remembered of each kind.

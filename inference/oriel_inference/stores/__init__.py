@@ -16,8 +16,8 @@ __all__ = ["Fingerprint", "ModelStore"]
 class Fingerprint:
     """Fingerprint of a model's files: equal as long as nothing has changed.
 
-    shared: of everything beside the version folders.
-    versions: version -> of its files.
+    shared: fingerprint of everything beside the version folders.
+    versions: version -> fingerprint of its files.
     """
 
     shared: str
@@ -29,8 +29,8 @@ class ModelStore(Protocol):
 
     Each raises LoadFailed with a reason that contains no absolute path.
     shown: the repository's name in messages; it contains no absolute path either.
-    runs_code: whether its Python models may run.
-    fetches: whether `artifact` may have to fetch over the network.
+    runs_code: True if its Python models may run.
+    fetches: True if `artifact` may have to fetch over the network.
     """
 
     @property

@@ -37,7 +37,7 @@ class LocalStore:
     max_version_bytes: limit of the files of one version together.
     max_copy_bytes: limit of the files of a version that `copy` copies.
     max_entries: limit of the entries of a folder, and of all entries below a version.
-    runs_code: whether the operator put the files there.
+    runs_code: True if the operator put the files there, so that Python models may run.
     """
 
     up = True  # a scan that fails raises

@@ -27,8 +27,8 @@ class CachedFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file in the cache.
 
     name: below the version's folder.
-    etag: of the object it came from.
-    crc32: of its bytes, in hex.
+    etag: ETag of the object it came from.
+    crc32: CRC-32 of its bytes, in hex.
     """
 
     name: str

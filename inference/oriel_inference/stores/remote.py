@@ -53,9 +53,9 @@ _KINDS: Mapping[type[LoadFailed], str] = {
 class StoreLimits:
     """Limits of a store.
 
-    objects: listed in all.
-    version_bytes: of one version's files.
-    copy_bytes: of a version that `copy` copies.
+    objects: number of objects in a listing.
+    version_bytes: bytes of one version's files.
+    copy_bytes: bytes of a version that `copy` copies.
     """
 
     objects: int = MAX_OBJECTS

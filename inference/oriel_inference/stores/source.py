@@ -43,7 +43,6 @@ class Counts:
     """Counts since the start. Single writer: the loop of the client."""
 
     read_bytes: int = 0
-    resumed: int = 0
     failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FAILURES, 0))
 
 
@@ -78,7 +77,7 @@ class Source:
     async def fetch(self, listed: Stored, file: BinaryIO, *, shown: str, sha256: str = "") -> str:
         """Write all bytes of `listed` to `file`; return their CRC-32.
 
-        file: what an earlier try fetched, from the first byte on. A failed or cancelled fetch leaves it to the next.
+        file: file that may hold the first bytes already. A failed or cancelled fetch leaves them to the next one.
         shown: name of the file in errors.
         sha256: checksum that the bytes need to have besides the store's own, "" if there is none.
         Raises LoadFailed: StoreUnavailable, ObjectChanged, ObjectRefused, or Corrupt if the bytes are wrong twice.
@@ -111,11 +110,8 @@ class Source:
 
     async def _read(self, stored: Stored, file: BinaryIO, shown: str) -> None:
         """Read what `file` lacks, with as many requests as that takes."""
-        left = file.seek(0, os.SEEK_END)
-        if left > stored.size:
+        if file.seek(0, os.SEEK_END) > stored.size:
             file.truncate(0)
-        elif left:
-            self.counts.resumed += 1
         try:
             async with asyncio.timeout(self._stall_s) as stall:
                 while (start := file.seek(0, os.SEEK_END)) < stored.size:
@@ -143,7 +139,6 @@ class Source:
         except client_errors.StoreUnavailable:
             if position - start < RESUMED_BYTES:
                 raise
-            self.counts.resumed += 1
 
     @asynccontextmanager
     async def _attempt(self, doing: str, limit_s: float | None) -> AsyncIterator[None]:
