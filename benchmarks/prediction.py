@@ -41,6 +41,7 @@ from oriel_tools.load.scenario import read
 from oriel_tools.simulate.calibrate import as_text, measured
 from oriel_tools.simulate.profile import LoopMs, Profile, Size, mean_ms
 from oriel_tools.simulate.serve import simulate
+from oriel_tools.simulate.virtual import Servers
 
 GOLD, BRONZE = 2.0, 6.0
 ATTEMPTS = 3
@@ -185,7 +186,7 @@ def measure(name: str, args: argparse.Namespace, folder: Path) -> tuple[Profile,
                 after = profiled()
                 print(f"{label}: the machine has {after.capacity:.0f} rows per second", file=sys.stderr, flush=True)
                 profiles = {served.name: between(before, after)}
-                predicted = simulate(read(folder / "scenario.toml"), profiles)["phases"][-1]
+                predicted = simulate(read(folder / "scenario.toml"), profiles, Servers())["phases"][-1]
                 found[number].append(list(compared(name, arrivals, factor, phase, predicted)))
                 before = after
     return first, [mean_of(passes) for load in found.values() for passes in zip(*load, strict=True)]

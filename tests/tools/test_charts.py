@@ -19,7 +19,7 @@ def test_every_chart_of_a_page_is_drawn_and_nothing_is_fetched(tmp_path: Path) -
     spans = [Span(label="calm", start_s=0.0, end_s=3.0), Span(label="storm", start_s=3.0, end_s=6.0, style="lag")]
     charts = [
         chart("latency", "ms", 2.0, lines, spans, logarithmic=True),
-        chart("share", "%", 2.0, lines[:1], spans, top=100.0),
+        chart("share", "%", 2.0, lines[:1], spans),
         chart("nothing came", "/s", 2.0, [Line(label="a", values=[None], colour="red")], []),
     ]
     page_file = tmp_path / "page.html"

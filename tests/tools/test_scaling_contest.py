@@ -97,8 +97,7 @@ def by_deadline(arrivals: deque[float], replicas: int) -> Cluster:
         begins_s=0.0,
         replicas=replicas,
         record=cluster.counter.record,
-        start=lambda: more(1),
-        stop=lambda number: more(-number),
+        change=more,
     )
     return played(cluster, arrivals, scaled.second, lambda: scaled.replicas)
 

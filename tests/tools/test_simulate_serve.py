@@ -21,7 +21,7 @@ from oriel_tools.load.scenario import Phase, Scenario, Stream, checked
 from oriel_tools.simulate.profile import LoopMs, Profile, Size, drawn, mean_ms, read, spread_of
 from oriel_tools.simulate.requests import request_of
 from oriel_tools.simulate.serve import simulate
-from oriel_tools.simulate.virtual import VirtualLoad
+from oriel_tools.simulate.virtual import Servers, VirtualLoad
 
 URL = "http://x/v2/models/m/infer"
 ALONE = Profile(model="m", max_rows=0, sizes=[Size(rows=1, mean_ms=10.0)])
@@ -34,7 +34,8 @@ def scenario(*streams: dict[str, Any], **phase: Any) -> Scenario:
 
 
 def simulated(made: Scenario, profile: Profile = ALONE, **more: Any) -> dict[str, Any]:
-    return simulate(made, {profile.model: profile}, **more)
+    servers = Servers(**{name: more.pop(name) for name in Servers.__slots__ if name in more})
+    return simulate(made, {profile.model: profile}, servers, **more)
 
 
 def spread(profile: Profile, quantiles: list[float]) -> Profile:
@@ -205,9 +206,8 @@ def test_every_call_ends_once_and_leaves_nothing_behind(
         made,
         [request_of(stream) for stream in made.stream],
         {"m": profile},
-        replicas=replicas,
-        snapshot=documents(scaling=SCALING) if gateway else None,
-        scale="p" if gateway and scales else "",
+        Servers(replicas=replicas, scale="p" if gateway and scales else ""),
+        documents(scaling=SCALING) if gateway else None,
     )
     record = load.run()
     for tally in record.tallies[0]:

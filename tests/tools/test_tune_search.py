@@ -211,7 +211,7 @@ async def test_each_setting_is_measured_twice_and_the_smallest_change_wins_if_it
     in_time = {"present": 50, "chosen": chosen_in_time, "best": best_in_time}
     machine = CountingMachine({changed(model, each): in_time[name] for name, each in settings.items()})
     options = Options(repository=Path(), model="m", load=simulated.load, budget_s=5.0, cores=2)
-    found = await measure(machine, model, options, [*settings.values()], 9.0, lambda _: None, lambda: machine.now)  # type: ignore[arg-type]
+    found = await measure(machine, model, options, [*settings.values()], 9.0, lambda _: None)  # type: ignore[arg-type]
     assert machine.loaded == [changed(model, each) for each in settings.values()] * 2, "in turns"
     assert [each.reached[0].calls for each in found] == [200] * 3
     assert winner(chosen, found).setting == settings[wins]

@@ -95,7 +95,10 @@ def _bounded(lines: Iterator[str]) -> Iterator[str]:
 
 
 class _Logged(msgspec.Struct):
-    """What is needed of a line of an access log. ts: when the request had ended. stages_ms: `total` among them."""
+    """The fields of a line of an access log that a trace needs.
+
+    ts: time at which the request had ended. stages_ms: its stages in milliseconds, `total` among them.
+    """
 
     ts: datetime
     stages_ms: dict[str, float]

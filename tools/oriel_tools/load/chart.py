@@ -13,7 +13,7 @@ __all__ = ["Line", "Span", "chart", "script", "style"]
 class Line:
     """One curve: values at the middles of equal bins, None where there is none; one value stands for all bins.
 
-    colour: as CSS writes it. dash: lengths of strokes and gaps in pixels; empty for a solid line.
+    colour: a CSS colour. dash: lengths of strokes and gaps in pixels; empty for a solid line.
     """
 
     label: str
@@ -41,16 +41,15 @@ def chart(
     spans: Sequence[Span],
     *,
     logarithmic: bool = False,
-    top: float | None = None,
 ) -> str:
-    """Return an element that `script` draws. bin_s: seconds of a bin. top: the end of the axis where it is known."""
+    """Return an element that `script` draws. unit: unit of the values; "%" ends at 100. bin_s: seconds of a bin."""
     found = {
         "unit": unit,
         "bin_s": bin_s,
         "lines": [asdict(line) for line in lines],
         "spans": [asdict(span) for span in spans],
         "logarithmic": logarithmic,
-        "top": top,
+        "top": 100.0 if unit == "%" else None,
     }
     data = json.dumps(found).replace("<", "\\u003c")
     label = escape(title)

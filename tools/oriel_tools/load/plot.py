@@ -115,9 +115,7 @@ def _charts(document: Mapping[str, Any], colours: Mapping[str, str]) -> list[str
         '<h2>Latency</h2><p class="soft">bold p99, thin p50, long dashes the target; by scheduled arrival</p>',
         chart.chart("latency over time", "ms", width_s, latency, spans, logarithmic=True),
         '<h2>Attainment</h2><p class="soft">share of all arrivals answered within the target</p>',
-        chart.chart(
-            "attainment over time", "%", width_s, lines("attainment", "attainment", by=100.0), spans, top=100.0
-        ),
+        chart.chart("attainment over time", "%", width_s, lines("attainment", "attainment", by=100.0), spans),
         '<h2>Arrivals and answers</h2><p class="soft">dashed arrivals, solid good answers, dotted all others</p>',
         chart.chart("arrivals and answers over time", "/s", width_s, flow, spans),
     ]

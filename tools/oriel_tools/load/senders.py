@@ -1,7 +1,7 @@
 """Sends one stream's request, as cheaply as Python can: no task per HTTP request, its bytes made once.
 
-Who owns what: the generator makes a `Ticket` per request and is told exactly once how it ended, unless it `cancel`s the
-ticket first; then nothing more is said about it.
+The generator makes a `Ticket` for each request. A sender reports the end of each ticket exactly once, unless the
+generator cancels the ticket first; then it reports nothing.
 """
 
 import asyncio

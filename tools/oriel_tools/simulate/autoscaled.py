@@ -56,13 +56,11 @@ class Autoscaled:
         begins_s: float,
         replicas: int,
         record: Callable[[float], PoolRecord],
-        start: Callable[[], None],
-        stop: Callable[[int], None],
+        change: Callable[[int], None],
     ) -> None:
         """begins_s: wall clock at second 0, in epoch seconds. replicas: ready ones at the beginning.
 
-        record: returns the demand that the gateway counts. start: makes a replica ready. stop: takes so many of the
-        ready ones away.
+        record: returns the demand that the gateway counts. change: adds so many ready replicas, or takes them away.
         """
         table = snapshot.pools[pool].scaling
         assert table is not None
@@ -84,8 +82,7 @@ class Autoscaled:
         self._begins_s = begins_s
         self._start_s = table.start_s
         self._record = record
-        self._start = start
-        self._stop = stop
+        self._change = change
         self._starting: deque[float] = deque()
         self._members = Members(0.0)
         self._planner = Planner(scaling, tiers, 0.0)
@@ -102,7 +99,7 @@ class Autoscaled:
         while self._starting and self._starting[0] <= now:
             self._starting.popleft()
             self.ready += 1
-            self._start()
+            self._change(1)
         self._members.read({"": (self._record(now), 0.0)}, now)
         scheduled = scheduled_minimum(self._schedule, self._begins_s + now, self._start_s)
         plan = self._planner.plan(
@@ -120,5 +117,5 @@ class Autoscaled:
         while self.replicas > replicas and self._starting:
             self._starting.pop()
         if self.ready > replicas:
-            self._stop(self.ready - replicas)
+            self._change(replicas - self.ready)
             self.ready = replicas

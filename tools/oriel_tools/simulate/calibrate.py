@@ -6,9 +6,9 @@ request: batches of all sizes are executed beside the work that their requests m
 are so many callers without such pauses that calls always wait: it tells how many batches run at once, and how long
 instances rest between two although calls wait.
 
-A server of this project also says how long its event loop has been busy. What that comes to for each call and each
-batch follows from all turns. What a turn of the loop itself takes follows from calls that are refused: it is the
-difference between those that come one by one and those that come together.
+A server of this project also reports how long its event loop has been busy. The time of the loop for each call and each
+batch is fitted to all turns of the measurement. The time of one turn of the loop itself is the difference between
+refused calls that come one by one and refused calls that come together.
 
 In the first part of each turn the statistics are read every WATCH_S: where one batch has ended in between, its own time
 is known. These readings make a server of quick models slower, so only the rest of the turn is counted for the means.
@@ -113,7 +113,10 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class _Statistics:
-    """What a server has counted so far. counts: batches by rows. loop_s: of its event loop; None if it does not say."""
+    """The counters of a server at one moment.
+
+    counts: batches by their rows. loop_s: seconds for which its event loop was busy; None if it does not report that.
+    """
 
     counts: dict[int, Counts]
     loop_s: float | None
@@ -273,9 +276,9 @@ async def _refusal_s(
 def loop_of(turns: "Sequence[_Turn]", turn_s: float) -> LoopMs:
     """Return what the event loop takes; zeros if the server does not say how long it was busy.
 
-    turns: of callers. In the last one they send as soon as they are answered, so that their calls come together, and
-    one batch ends where the next one begins. In the others the loop reads nearly every call alone. turn_s: what a turn
-    of the loop takes.
+    turns: measurements with growing numbers of callers. In the last one callers send as soon as they are answered, so
+    calls come together, and one batch ends where the next one begins. In the others the loop reads nearly every call
+    alone. turn_s: seconds of one turn of the loop.
     """
     if any(turn.loop_s is None for turn in turns):
         return LoopMs()

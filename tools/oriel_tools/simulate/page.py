@@ -74,7 +74,7 @@ def _sections(document: Mapping[str, Any]) -> list[str]:
     costs = "".join(f"<p>{escape(line)}.</p>" for line in cost_lines(found))
     return [
         '<h2>Devices</h2><p class="soft">share of the time in which batches run, by model</p>',
-        chart("devices over time", "%", width_s, busy, spans, top=100.0),
+        chart("devices over time", "%", width_s, busy, spans),
         '<h2>Waiting</h2><p class="soft">the most calls at once, at the servers and at the gateway</p>',
         chart("waiting calls over time", "", width_s, waiting, spans),
         *(["<h2>Replicas</h2>", chart("replicas over time", "", width_s, scaled, spans)] if scaled else []),

@@ -33,10 +33,10 @@ class Size(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class LoopMs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the server's event loop takes: for each of its turns, in which it does whatever has come meanwhile, and
-    beside that for a call, whether it is answered or refused, and for a batch.
+    """The times of the server's event loop in milliseconds; all 0 for a loop that is never busy.
 
-    All 0: the loop is never busy.
+    turn_ms: one turn of the loop, which handles everything that came meanwhile. call_ms, batch_ms: further time for
+    each call, answered or refused, and for each batch.
     """
 
     turn_ms: Milliseconds = 0.0
@@ -45,18 +45,18 @@ class LoopMs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def alone_ms(self) -> float:
-        """What a call that meets no other takes: it is read, its batch begins, and its batch ends, in a turn each."""
+        """The time of a call that meets no other: it is read, its batch begins and ends, in one turn each."""
         return 3 * self.turn_ms + self.call_ms + self.batch_ms
 
 
 class Profile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One model on one kind of machine.
 
-    max_rows: of a batch; 0 for a model that runs every request alone.
+    max_rows: largest batch; 0 for a model that runs every request alone.
     max_delay_ms, preferred_rows: as in Triton's `dynamic_batching`.
     instances: executions that ran at once.
-    overhead_ms: what an answer takes beside its batch and the event loop: the network, the hand-over to a thread.
-    row_ms: what an instance waits after a batch for each of its rows although calls wait, beside the event loop.
+    overhead_ms: time of an answer beside its batch and the event loop: the network, the hand-over to a thread.
+    row_ms: pause of an instance after a batch, for each row, although calls wait; the event loop is not in it.
     sizes: mean times by rows, ascending.
     device_class: for which policy documents have a price.
     measured, server: when, and on which server; for people.

@@ -18,9 +18,10 @@ _MODEL = pattern(r"/v2/models/(?P<name>[^/]+)(?:/versions/[^/]+)?(?:/infer)?/?\Z
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """path: as HTTP has it, also of a stream over gRPC. size_bytes: of the body if it is a file, else 0.
+    """The request of one stream.
 
-    timeout_s: None if it has none. band, tenant: for a server that trusts its caller.
+    path: HTTP path, also for a stream over gRPC. size_bytes: size of a body that is a file, else 0. timeout_s: None if
+    the request has none. band, tenant: band and tenant for a server that trusts its caller.
     """
 
     model: str

@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from oriel_tools.simulate.page import as_page
 from oriel_tools.simulate.profile import Profile, read
 from oriel_tools.simulate.requests import request_of
 from oriel_tools.simulate.used import as_text, used
-from oriel_tools.simulate.virtual import VirtualLoad, tenant_of
+from oriel_tools.simulate.virtual import Servers, VirtualLoad, tenant_of
 from oriel_wire.distribution import installed_version
 
 MAX_CALLS = 5_000_000
@@ -97,11 +98,8 @@ def run(args: argparse.Namespace) -> int:
     document = simulate(
         scenario,
         profiles,
-        replicas=args.replicas,
-        cores=args.cores,
+        Servers(replicas=args.replicas, cores=args.cores, scale=args.scale or "", begins_s=begins(args.begins)),
         snapshot=snapshot,
-        scale=args.scale or "",
-        begins_s=begins(args.begins),
         prices=read_prices(Path(args.prices)) if args.prices else [],
     )
     print(json.dumps(document) if args.json else "\n".join(as_text(document)))
@@ -124,19 +122,15 @@ def begins(text: str) -> float:
 def simulate(
     scenario: Scenario,
     profiles: dict[str, Profile],
+    servers: Servers,
     *,
-    replicas: int = 1,
-    cores: int = 0,
     snapshot: Snapshot | None = None,
-    scale: str = "",
-    begins_s: float = 0.0,
     prices: Sequence[Price] = (),
 ) -> dict[str, Any]:
     """Return the document of `oriel load` for a simulated load, with `simulation` beside it. Raises CommandFailed.
 
-    snapshot: of policy documents, if calls pass a gateway. scale: the pool whose scaling table the replicas follow,
-    with its minimum from the beginning.
-    begins_s: what the wall clock shows when the load begins, for its schedule. prices: those of today apply.
+    profiles: profiles of the models, by name. servers: their number is at least the minimum of the pool that they
+    follow. snapshot: policy documents, if calls pass a gateway. prices: documents, of which today's prices apply.
     """
     requests = [request_of(stream) for stream in scenario.stream]
     for stream, request in zip(scenario.stream, requests, strict=True):
@@ -151,18 +145,9 @@ def simulate(
         if snapshot is not None and stream.target_ms is None:
             stream.target_ms = tenant_of(snapshot, stream.name, stream.key).tier.target_s * 1e3
     _bounded(scenario)
-    if snapshot is not None and scale and (table := snapshot.pools[scale].scaling) is not None:
-        replicas = max(replicas, table.minimum)
-    load = VirtualLoad(
-        scenario,
-        requests,
-        profiles,
-        replicas=replicas,
-        cores=cores,
-        snapshot=snapshot,
-        scale=scale,
-        begins_s=begins_s,
-    )
+    if snapshot is not None and servers.scale and (table := snapshot.pools[servers.scale].scaling) is not None:
+        servers = replace(servers, replicas=max(servers.replicas, table.minimum))
+    load = VirtualLoad(scenario, requests, profiles, servers, snapshot)
     document = as_document(scenario, load.run(), version=installed_version())
     today = datetime.now(UTC).date().isoformat()
     applying = {name: price_at(prices, name, today) for name in {each.device_class for each in profiles.values()}}

@@ -1,4 +1,4 @@
-"""What a simulated load used of its servers and what that costs, for machines and for people. Pure."""
+"""Reports how much of its servers a simulated load used, and the cost of that, for machines and for people. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -40,9 +40,9 @@ class _Named(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Use:
-    """What a load used of the servers.
+    """The use of the servers by one load.
 
-    replicas: at the beginning. slots: executions that can run at once on one.
+    replicas: number at the beginning. slots: executions that can run at once on one replica.
     replica_s: seconds of all replicas, from the order of each.
     scaled: replicas, ready and starting, by bin; empty if their number is fixed.
     device_s: device time of each model, in which no instant of a server counts twice.
@@ -105,26 +105,36 @@ class _Replica:
         self.outstanding = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Servers:
+    """The servers of a load.
+
+    replicas: equal servers, at the beginning. cores: executions that may run at once on a replica; 0: as many as its
+    models have instances. scale: pool of the policy documents whose scaling table the replicas follow; "": their number
+    is fixed. begins_s: wall clock when the load begins, in epoch seconds, for the schedule of this pool.
+    """
+
+    replicas: int = 1
+    cores: int = 0
+    scale: str = ""
+    begins_s: float = 0.0
+
+
 class VirtualLoad:
-    """One load on some replicas. requests: by index of the stream."""
+    """One load on some servers.
+
+    requests: requests of the streams, by index. profiles: times of the models, by name. snapshot: policy documents of
+    the gateway that the calls pass, if they pass one.
+    """
 
     def __init__(
         self,
         scenario: Scenario,
         requests: Sequence[Request],
         profiles: Mapping[str, Profile],
-        *,
-        replicas: int,
-        cores: int = 0,
+        servers: Servers,
         snapshot: Snapshot | None = None,
-        scale: str = "",
-        begins_s: float = 0.0,
     ) -> None:
-        """cores: executions that may run at once on a replica; 0: as many as its models have instances.
-
-        scale: the pool of the snapshot whose scaling table the replicas follow; "": their number is fixed. begins_s:
-        what the wall clock shows when the load begins, for the schedule of this pool.
-        """
         from oriel_gateway.simulated import SimulatedGateway
         from oriel_inference.clock import VirtualClock
 
@@ -135,17 +145,16 @@ class VirtualLoad:
         self._began_s = self._clock.now()
         self._chance = Random(f"{scenario.seed}/servers")
         instances = sum(profile.instances for profile in profiles.values())
-        self._cores = cores or instances
+        self._cores = servers.cores or instances
         tail_s = max(stream.gives_up_s for stream in scenario.stream)
         self._timelines = {stream.tier: Timeline(scenario.seconds, tail_s) for stream in scenario.stream}
         self._tallies = [[Tally() for _ in scenario.stream] for _ in scenario.phase]
         width_s = next(iter(self._timelines.values())).width_s
-        self.use = Use(replicas=replicas, slots=min(self._cores, instances), width_s=width_s)
+        self.use = Use(replicas=servers.replicas, slots=min(self._cores, instances), width_s=width_s)
         self._numbers = count()
         self._replicas: list[_Replica] = []
         self._stopped: list[_Replica] = []
-        for _ in range(replicas):
-            self._start()
+        self._change(servers.replicas)
         self._scaled: Autoscaled | None = None
         self._gateway: Any = None
         self._tenants: list[Tenant] = []
@@ -154,17 +163,16 @@ class VirtualLoad:
             self._gateway = SimulatedGateway(snapshot, self._clock, self._forward)
             self._longest_s = max(self._longest_s, *[tier.give_up_s for tier in snapshot.tiers.values()])
             self._tenants = [tenant_of(snapshot, stream.name, stream.key) for stream in scenario.stream]
-            if scale:
-                table = snapshot.pools[scale].scaling
+            if servers.scale:
+                table = snapshot.pools[servers.scale].scaling
                 assert table is not None
                 self._scaled = Autoscaled(
                     snapshot,
-                    scale,
-                    begins_s=begins_s - self._began_s,
-                    replicas=replicas,
-                    record=self._gateway.count_demand(scale, table.capacity),
-                    start=self._start,
-                    stop=self._stop,
+                    servers.scale,
+                    begins_s=servers.begins_s - self._began_s,
+                    replicas=servers.replicas,
+                    record=self._gateway.count_demand(servers.scale, table.capacity),
+                    change=self._change,
                 )
 
     def _start(self) -> None:
@@ -184,10 +192,13 @@ class VirtualLoad:
         )
         self._replicas.append(replica)
 
-    def _stop(self, replicas: int) -> None:
-        """Give the newest replicas no more calls; they finish what they have."""
-        self._stopped += self._replicas[-replicas:]
-        del self._replicas[-replicas:]
+    def _change(self, replicas: int) -> None:
+        """Add replicas that are ready, or give the newest ones no more calls; these finish the calls that they have."""
+        for _ in range(replicas):
+            self._start()
+        if replicas < 0:
+            self._stopped += self._replicas[replicas:]
+            del self._replicas[replicas:]
 
     def _second(self) -> None:
         """Decide about the replicas, and again a second later."""

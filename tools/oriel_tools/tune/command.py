@@ -172,7 +172,9 @@ def _providers() -> list[str]:
 
 
 def _compilers() -> list[str]:
-    """Return the compilers for the CPU that are installed. Where OpenVINO is ONNX Runtime's provider, that is tried."""
+    """Return the compilers for the CPU that are installed. None if OpenVINO is a provider of ONNX Runtime:
+    that is tried instead.
+    """
     from oriel_inference.backends.compilers import find_compiler
     from oriel_inference.errors import LoadFailed
     from oriel_inference.model import EngineOptions

@@ -1,8 +1,8 @@
 """Changes single fields of a `config.pbtxt` and leaves the rest of the text as it is, comments too. Pure.
 
-The text format of protobuf is read into fields with their positions: the parser of protobuf itself has none. What is
-changed is small: the value of a field is replaced where it stands, a field that is missing is added to its message, and
-a message that is missing at the end of the file. Whoever changes a text parses the result, see `setting.changed`.
+The text format of protobuf is read into fields with their positions: the parser of protobuf itself has none. The value
+of a field is replaced where it stands, a missing field is added to its message, and a missing message at the end of the
+file. Whoever changes a text parses the result, see `setting.changed`.
 """
 
 import re

@@ -35,8 +35,9 @@ class BadObjective(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """percent: of all calls that have to be answered within bound_ms. rate: calls per second.
+    """One objective.
 
+    percent: share of all calls, in percent, that must be answered within bound_ms. rate: calls per second.
     as_percentile: it was written as a percentile, so that a loss is counted in milliseconds, else in percent of the
     calls.
     """
@@ -117,7 +118,7 @@ def checked(objectives: Sequence[Objective]) -> list[Objective]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """What a load got of one objective.
+    """The result of a load for one objective.
 
     calls: all that arrived. attained: the share of them that was answered within the bound. latency_ms: within which
     the objective's share of all calls was answered; infinite if fewer were answered at all. goodput: answers within the

@@ -1,4 +1,4 @@
-"""What is tuned, for what, and with which means."""
+"""The inputs of one tuning run: model, objectives, limits."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ Clock = Callable[[], float]  # monotonic, in seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What is tuned, for what, and with which means.
+    """The inputs of one tuning run.
 
-    replicas: of the pool at present. providers, compilers: what the installation has beside ONNX Runtime's own
-    provider, as configurations name it.
+    budget_s: seconds for all of it. replicas: present number of servers. providers, compilers: names of those that are
+    installed beside ONNX Runtime's own provider, as configurations have them.
     """
 
     repository: Path

@@ -19,7 +19,7 @@ LOADS = (0.5, 0.75, 1.0, 1.25, 1.5)  # parts of the rates for which targets are 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worth:
-    """What some changed fields are worth. without: the simulated result if they are put back. text: the loss."""
+    """The worth of some changed fields. without: the simulated result if they are put back. text: the loss."""
 
     fields: Sequence[str]
     without: Trial
@@ -30,7 +30,8 @@ class Worth:
 class Promise:
     """The tightest targets at a load, in milliseconds: one for each objective; infinite if none can be promised.
 
-    part: of the rates. As many calls keep the target as the objective says, with a margin for the prediction.
+    part: factor on all rates. The share of the calls that the objective names keeps the target, with a margin for the
+    prediction.
     """
 
     part: float

@@ -104,8 +104,8 @@ async def tuned(
         say(f"{simulator.trials} settings tried in virtual time{', until the time was over' if plan.cut_off else ''}")
         searched = clock()
         settings = [subject.present, plan.chosen.setting, plan.best.setting]
-        end = began + (1.0 - EXPLANATION) * options.budget_s
-        outcomes = await measure(machine, subject, options, settings, end, say, clock)
+        left_s = began + (1.0 - EXPLANATION) * options.budget_s - searched
+        outcomes = await measure(machine, subject, options, settings, left_s, say)
     chosen = winner(plan.chosen.setting, outcomes)
     if chosen.setting != plan.chosen.setting:
         plan = explained(simulator, subject, chosen.setting, chosen.setting, effort, cut_off=plan.cut_off)

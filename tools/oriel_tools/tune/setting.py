@@ -35,8 +35,9 @@ _CHOSEN = (PROVIDER_KEY, COMPILE_KEY, VARIANT_KEY)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """What decides how long batches take. provider, compiler, variant: "" for what the configuration says; at most one
-    of them is another one.
+    """The part of a setting on which the times of batches depend.
+
+    provider, compiler, variant: "" for the configured one; at most one of them is another one.
     """
 
     instances: int
@@ -47,7 +48,7 @@ class Engine:
 
     @property
     def has_artefact(self) -> bool:
-        """Whether it serves by something that is built and checked while the model's own file serves."""
+        """True for an engine that is built and checked while the model's own file serves."""
         return bool(self.compiler or self.variant)
 
     def __str__(self) -> str:
@@ -94,7 +95,7 @@ class Setting:
 class Subject:
     """A model that is tuned, on a server of its own with `cores` cores.
 
-    text: of its config.pbtxt; "" if there is none. completed: its configuration as the server completes it.
+    text: text of its config.pbtxt; "" if there is none. completed: its configuration as the server completes it.
     """
 
     model: str
@@ -109,12 +110,12 @@ class Subject:
 
     @property
     def batches(self) -> bool:
-        """Whether requests share executions."""
+        """True if requests share executions."""
         return self.completed.max_batch_size > 1 and _parameter(self.completed, "oriel.batching") != "off"
 
     @property
     def on_device(self) -> bool:
-        """Whether it runs on something else than the CPU, as far as its configuration says so."""
+        """True if its configuration puts it on another device than the CPU."""
         config = self.completed
         gpus = any(group.kind == pb.ModelInstanceGroup.KIND_GPU or group.gpus for group in config.instance_group)
         listed = config.optimization.execution_accelerators
@@ -183,8 +184,8 @@ def engines(
 
 
 def _promising(engine: Engine) -> tuple[int, int, str, str, str]:
-    """Order engines by the cores that they use. Of equal threads, all that may execute the model come one after the
-    other, so that each is measured for some threads even if the time does not suffice for all.
+    """Order engines by the cores that they use. Engines with equally many threads come one after the other, so that
+    each provider, compiler and variant is measured for some threads even if the time does not suffice for all.
     """
     return -engine.instances * engine.threads, engine.threads, engine.provider, engine.compiler, engine.variant
 
@@ -200,8 +201,7 @@ def _doubled(least: int, most: int) -> list[int]:
 def neighbours(setting: Setting, subject: Subject, *, rows: int, bound_ms: float) -> dict[str, list[Setting]]:
     """Return the settings that differ in one of the fields of batching, by field.
 
-    rows: that the largest batch has at least. bound_ms: the tightest of the objectives, of which a delay can only be a
-    part.
+    rows: least size of the largest batch. bound_ms: tightest bound of the objectives; a delay can only be a part of it.
     """
     if not subject.batches:
         return {}

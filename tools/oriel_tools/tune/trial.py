@@ -16,7 +16,7 @@ from oriel_tools.load.scenario import Phase, Scenario, Stream, checked
 from oriel_tools.load.tally import Tally
 from oriel_tools.simulate.profile import Profile, mean_ms
 from oriel_tools.simulate.requests import request_of
-from oriel_tools.simulate.virtual import Use, VirtualLoad
+from oriel_tools.simulate.virtual import Servers, Use, VirtualLoad
 from oriel_tools.tune.objective import Objective, Reached, Score, reached, score
 from oriel_tools.tune.setting import Engine, Setting
 
@@ -64,10 +64,10 @@ class Load:
         return min(seconds, MOST_CALLS / self.rate)
 
     def rates(self, seconds: float, *, part: float = 1.0) -> dict[str, float]:
-        """Return the calls per second that are sent for each objective. part: of the rates.
+        """Return the calls per second that are sent for each objective. part: factor on all rates.
 
-        What is rare beside the others is sent more often, up to LEAST_CALLS in these seconds: a percentile of two calls
-        says nothing. All of that together adds at most EXTRA to the load.
+        Calls of a rare objective are sent more often, up to LEAST_CALLS in these seconds: a percentile of two calls
+        says nothing. Together they add at most EXTRA to the load.
         """
         found = {each.name: each.rate * part for each in self.objectives}
         missing = {
@@ -192,7 +192,7 @@ class Simulator:
         scenario = self.load.scenario("http://simulated", seconds, part=part)
         requests = [request_of(stream) for stream in scenario.stream]
         profiles = {self.load.model: self.profile(setting)}
-        load = VirtualLoad(scenario, requests, profiles, replicas=setting.replicas)
+        load = VirtualLoad(scenario, requests, profiles, Servers(replicas=setting.replicas))
         return load.run(), load.use
 
     def _trial(self, setting: Setting, calls: int, part: float = 1.0) -> Trial:

@@ -7,7 +7,7 @@ from oriel_cli.errors import CommandFailed
 from oriel_tools.load.tally import Tally, total
 from oriel_tools.tune.machine import SETTLE_S, Machine
 from oriel_tools.tune.objective import Reached, Score, score
-from oriel_tools.tune.options import Clock, Options, Say
+from oriel_tools.tune.options import Options, Say
 from oriel_tools.tune.setting import Setting, Subject, changed
 from oriel_tools.tune.trial import WARM_UP
 
@@ -61,18 +61,17 @@ async def measure(
     subject: Subject,
     options: Options,
     settings: Sequence[Setting],
-    end: float,
+    seconds: float,
     say: Say,
-    clock: Clock,
 ) -> list[Measured]:
-    """Measure settings TURNS times each, one after the other, until about `end` on the clock. Raises CommandFailed.
+    """Measure settings TURNS times each, one after the other, for `seconds` in all. Raises CommandFailed.
 
     All settings get the same arrivals in the first turn, and others in the second: the best of several measurements was
     lucky as well.
     """
     wanted = list(dict.fromkeys(settings))
-    fitting_s = ((end - clock()) / (TURNS * len(wanted)) - SETTLE_S) / (1.0 + WARM_UP)
-    seconds = min(MOST_TURN_S, max(LEAST_TURN_S, fitting_s))
+    fitting_s = (seconds / (TURNS * len(wanted)) - SETTLE_S) / (1.0 + WARM_UP)
+    turn_s = min(MOST_TURN_S, max(LEAST_TURN_S, fitting_s))
     tallies: dict[Setting, list[Sequence[Tally]]] = {setting: [] for setting in wanted}
     objections = dict.fromkeys(wanted, "")
     for turn in range(TURNS):
@@ -82,7 +81,7 @@ async def measure(
             if without and setting.engine.has_artefact:
                 raise CommandFailed(f"{setting.engine} served when it was calibrated, and does not any more: {without}")
             part = 1.0 / setting.replicas
-            found, objection = await machine.offered(load.scenario(machine.url, seconds, part=part))
+            found, objection = await machine.offered(load.scenario(machine.url, turn_s, part=part))
             tallies[setting].append(found)
             objections[setting] = objections[setting] or objection
             calls, kept = sum([each.scheduled for each in found]), sum([each.kept for each in found])
