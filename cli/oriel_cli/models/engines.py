@@ -18,6 +18,7 @@ from typing import Any
 from oriel_cli.errors import CommandFailed
 from oriel_cli.table import columns
 from oriel_policies.artefacts.devices import Target, lacking, parse_targets
+from oriel_policies.artefacts.fingerprint import key_of
 from oriel_policies.artefacts.refusals import RefusalKind
 from oriel_policies.artefacts.retirement import StoredArtefact
 from oriel_wire.objects.client import location_of
@@ -180,8 +181,6 @@ def _build(folder: Folder, args: argparse.Namespace) -> int:
         except (ArtefactRefused, LoadFailed) as refused:
             lines.append({"model": name, "state": "refused", "reason": refused.reason})
             continue
-        from oriel_policies.artefacts.fingerprint import key_of
-
         lines.append(
             {
                 "model": name,
@@ -223,7 +222,6 @@ def _elsewhere(compilation: Any, targets: Sequence[Target]) -> list[tuple[str, s
 def _verify(folder: Folder, args: argparse.Namespace) -> int:
     from oriel_inference.artefacts.folder import ArtefactDamaged
     from oriel_inference.artefacts.offline import compilations, unfit, verify_outputs
-    from oriel_policies.artefacts.fingerprint import key_of
 
     compared = args.model_repository is not None
     stored = [each.fingerprint for each in folder.stored()]
@@ -338,7 +336,6 @@ def _rm(folder: Folder, args: argparse.Namespace) -> int:
 def _line(folder: Folder, fingerprint: str, stored: StoredArtefact | None) -> dict[str, Any]:
     from oriel_inference.artefacts.folder import ArtefactDamaged
     from oriel_inference.artefacts.offline import unfit
-    from oriel_policies.artefacts.fingerprint import key_of
 
     line: dict[str, Any] = {
         "fingerprint": fingerprint,

@@ -7,14 +7,13 @@ single writer: the loop.
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from oriel_inference.artefacts.folder import ArtefactDamaged, Manifest
 from oriel_inference.artefacts.group_store import GroupStore, GroupStoreFailed
 from oriel_inference.artefacts.process import ArtefactRefused, ChildProcesses, build
-from oriel_inference.artefacts.records import ArtefactCounts, ArtefactSettings, Followed, record_span
+from oriel_inference.artefacts.records import ArtefactCounts, ArtefactSettings, Followed, recorded
 from oriel_policies.artefacts.lifecycle import ArtefactState
 
 _log = logging.getLogger(__name__)
@@ -84,20 +83,13 @@ class ArtefactBuilder:
     async def _build(self, one: Followed) -> Manifest:
         one.life.become(ArtefactState.BUILDING)
         _log.info("%s: its artefact is being built by %s", one.shown, one.life.compiler)
-        began, outcome = time.monotonic(), "stopped"
 
         def progress(phase: str) -> None:
             if phase == "checking":
                 self._from_thread(lambda: self._built(one))
 
-        try:
+        with recorded(self._sink, one, "artefact build", "built"):
             manifest = await asyncio.to_thread(build, one.wanted, self._folder, self._children, progress)
-            outcome = "built"
-        except ArtefactRefused as refused:
-            outcome = refused.kind.value
-            raise
-        finally:
-            record_span(self._sink, one, "artefact build", began, outcome)
         self._counts.count(one, "built")
         seconds = self._counts.build_s
         seconds[one.life.compiler] = seconds.get(one.life.compiler, 0.0) + manifest.build_s

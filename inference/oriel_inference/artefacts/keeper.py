@@ -12,19 +12,17 @@ One artefact at a time is obtained, checked and opened in a server. Owner and si
 
 import asyncio
 import logging
-import shutil
-import tempfile
-import time
 from asyncio import sleep
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from oriel_inference.artefacts.builder import ArtefactBuilder
 from oriel_inference.artefacts.folder import ArtefactDamaged, Manifest, Refusal
 from oriel_inference.artefacts.process import ArtefactRefused, ChildProcesses, Wanted, check_copy, lacks_memory
-from oriel_inference.artefacts.records import ArtefactCounts, ArtefactSettings, Followed, record_span
+from oriel_inference.artefacts.records import ArtefactCounts, ArtefactSettings, Followed, recorded
 from oriel_inference.artefacts.session import CompiledSession
 from oriel_inference.backends import Session
 from oriel_inference.backends.compilers import compiles_on_gpu
@@ -150,21 +148,14 @@ class ArtefactKeeper:
         life = one.life
         if life.state is not ArtefactState.CHECKING:
             life.become(ArtefactState.CHECKING)
-        began, outcome = time.monotonic(), "stopped"
         try:
-            opened = await asyncio.to_thread(self._open, one, manifest, built)
-            outcome = "opened"
+            with recorded(self._sink, one, "artefact check", "opened"):
+                opened = await asyncio.to_thread(self._open, one, manifest, built)
         except ArtefactDamaged as damaged:
-            outcome = "damaged"
             if not one.left:
                 life.become(ArtefactState.ABSENT, str(damaged))
             await self._builder.discard(one, damaged)
             return False
-        except ArtefactRefused as refused:
-            outcome = refused.kind.value
-            raise
-        finally:
-            record_span(self._sink, one, "artefact check", began, outcome)
         if not built:
             self.counts.count(one, "found")
         if one.left:
@@ -184,15 +175,15 @@ class ArtefactKeeper:
     def _open(self, one: Followed, manifest: Manifest, checked: bool) -> list[Session]:
         """Return one session for each of the reference's; in a thread. Raises ArtefactDamaged and ArtefactRefused."""
         compilation, fingerprint = one.compilation, one.life.fingerprint
-        copy = Path(tempfile.mkdtemp(prefix="oriel-artefact-"))
         opened: list[Session] = []
-        try:
+        # The runtime has read or mapped what it needs when the copy is removed.
+        with TemporaryDirectory(prefix="oriel-artefact-", ignore_cleanup_errors=True) as private:
+            copy = Path(private)
             self._folder.copy(fingerprint, manifest, copy)
             self._folder.used(fingerprint)
-            if checked:
-                one.life.note = manifest.errors
-            else:
-                one.life.note = check_copy(one.wanted, copy / manifest.entry, self._children)
+            one.life.note = (
+                manifest.errors if checked else check_copy(one.wanted, copy / manifest.entry, self._children)
+            )
             try:
                 opened.extend(
                     compilation.compiler.open(copy / manifest.entry, compilation.place.options) for _ in one.reference
@@ -204,10 +195,7 @@ class ArtefactKeeper:
                 _close(opened)
                 kind = RefusalKind.NO_SPACE if lacks_memory(str(error)) else RefusalKind.NOT_OPENED
                 raise ArtefactRefused(kind, str(error)) from error
-            return opened
-        finally:
-            # The runtime has read or mapped what it needs.
-            shutil.rmtree(copy, ignore_errors=True)
+        return opened
 
     @staticmethod
     def _warm(session: Session, samples: Samples, names: list[str]) -> None:

@@ -1,13 +1,12 @@
 """Builds and verifies artefacts without a server: for `oriel engines`, ahead of a deployment. All functions block."""
 
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from oriel_inference.artefacts.folder import ArtefactDamaged, ArtefactFolder, Manifest
 from oriel_inference.artefacts.process import (
@@ -125,14 +124,12 @@ def verify_outputs(compilation: Compilation, folder: ArtefactFolder, bounds: Bui
     text, kind = "", None
     manifest = folder.find(fingerprint)
     if manifest is not None:
-        copy = Path(tempfile.mkdtemp(prefix="oriel-artefact-"))
-        try:
-            folder.copy(fingerprint, manifest, copy)
-            text = check_copy(wanted, copy / manifest.entry, ChildProcesses(bounds))
-        except ArtefactRefused as refused:
-            text, kind = refused.reason, refused.kind
-        finally:
-            shutil.rmtree(copy, ignore_errors=True)
+        with TemporaryDirectory(prefix="oriel-artefact-", ignore_cleanup_errors=True) as copy:
+            folder.copy(fingerprint, manifest, Path(copy))
+            try:
+                text = check_copy(wanted, Path(copy, manifest.entry), ChildProcesses(bounds))
+            except ArtefactRefused as refused:
+                text, kind = refused.reason, refused.kind
     own = compilation.tolerance
     found = {each.datatype: tolerance_of(each.datatype, wanted.key.precision, own) for each in compilation.spec.outputs}
     tolerances = [

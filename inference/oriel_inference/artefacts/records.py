@@ -2,11 +2,13 @@
 
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from oriel_inference.artefacts.folder import ArtefactFolder
+from oriel_inference.artefacts.folder import ArtefactDamaged, ArtefactFolder
 from oriel_inference.artefacts.group_store import GroupStore
-from oriel_inference.artefacts.process import BuildBounds, Wanted
+from oriel_inference.artefacts.process import ArtefactRefused, BuildBounds, Wanted
 from oriel_inference.catalog import ServingModel
 from oriel_inference.repository.compiling import Compilation
 from oriel_policies.artefacts.lifecycle import ArtefactLife, ArtefactState
@@ -71,25 +73,36 @@ class Followed:
         return self.life.state is ArtefactState.RETIRED
 
 
-def record_span(sink: SpanSink, one: Followed, name: str, began_s: float, outcome: str) -> None:
-    """Record a build or a check of an artefact that ends now. began_s: of the monotonic clock."""
-    if not sink.enabled:
-        return
-    attributes: dict[str, str | int | float | bool] = {
-        "oriel.model": one.serving.spec.name,
-        "oriel.model.version": one.serving.version,
-        "oriel.artefact.compiler": one.life.compiler,
-        "oriel.artefact.fingerprint": one.life.fingerprint,
-        "oriel.outcome": outcome,
-    }
-    sink.record(
-        Span(
-            name=name,
-            context=new_trace(True),
-            parent_id=0,
-            start_s=began_s,
-            end_s=time.monotonic(),
-            attributes=attributes,
-            failed=outcome not in ("built", "opened"),
-        )
-    )
+@contextmanager
+def recorded(sink: SpanSink, one: Followed, name: str, outcome: str) -> Iterator[None]:
+    """Record the time of a build or a check as a span. outcome: its outcome unless it raises an error."""
+    began, found = time.monotonic(), "stopped"
+    try:
+        yield
+        found = outcome
+    except ArtefactDamaged:
+        found = "damaged"
+        raise
+    except ArtefactRefused as refused:
+        found = refused.kind.value
+        raise
+    finally:
+        if sink.enabled:
+            attributes: dict[str, str | int | float | bool] = {
+                "oriel.model": one.serving.spec.name,
+                "oriel.model.version": one.serving.version,
+                "oriel.artefact.compiler": one.life.compiler,
+                "oriel.artefact.fingerprint": one.life.fingerprint,
+                "oriel.outcome": found,
+            }
+            sink.record(
+                Span(
+                    name=name,
+                    context=new_trace(True),
+                    parent_id=0,
+                    start_s=began,
+                    end_s=time.monotonic(),
+                    attributes=attributes,
+                    failed=found != outcome,
+                )
+            )
