@@ -301,9 +301,9 @@ def _refuse_failures(catalog: Catalog, control: ModelControl) -> None:
 def calm_collector() -> None:
     """Makes the garbage collector walk live objects less often. Called once, when everything is loaded.
 
-    What lives as long as the process is not walked again, and young objects are walked less often. A request that has
-    ended leaves nothing that only the collector could free (a test keeps this), but every request that waits is walked
-    several times: with 10,000 requests in the queue that was a third of what a request costs.
+    Objects that live as long as the process are not walked again, and young objects are walked less often. A request
+    that has ended leaves nothing that only the collector could free (a test keeps this), but every request that waits
+    is walked several times: with 10,000 requests in the queue that was a third of what a request costs.
     """
     gc.collect()
     gc.freeze()

@@ -26,15 +26,15 @@ class ServingModel:
     """One version that serves.
 
     provider: the execution provider in use, as the runtime reports it.
-    identity: what its files looked like when they were loaded, "" if they came with a request.
-    recognises: whether `templates` may stand for the full decoder.
+    identity: a text of how its files looked when they were loaded, "" if they came with a request.
+    recognises: True if `templates` may stand for the full decoder.
     takes_requests: its sessions take requests one by one.
     wants_source: they, or models of its steps, need the client's request.
     holds: calls of ensembles that began with it, and calls on their way to it; it does not close before these have
     ended. Writers: the ensembles and `servers.http_infer`.
     artefact: the life of its compiled artefact, if its configuration asks for one. sessions and artefact are written by
     whoever brings the artefact into service, on the loop.
-    note: what the index says of it beside its state.
+    note: the index's text about it beside its state.
     sizes: device -> bytes that it occupies, as far as they are counted. Writer: the memory budget.
     """
 
@@ -101,7 +101,7 @@ class Entry:
     serving: set only in state READY.
     reason: also set for a READY version if newer files of it were refused.
     needs: the model that an ensemble lacks.
-    config: of a version that failed to load, or is not loaded, as far as it was read.
+    config: the configuration of a version that failed to load, or is not loaded, as far as it was read.
     on_demand: it is not loaded, and a call loads it.
     """
 

@@ -68,9 +68,9 @@ class ServerCounts:
     memory: device -> its budget, the bytes of models, the bytes of models that found no room in the last minute.
     evictions, memory_refusals: model -> times.
     load_queues: model -> requests that wait for it to be loaded.
-    usage: of the usage ledger.
+    usage: counts of the usage ledger.
     exemplars: traces of answered requests by (model, version, tier).
-    artefacts: of builds and checks.
+    artefacts: counts of builds and checks.
     gpus: the load of each.
     """
 

@@ -70,9 +70,9 @@ class QueuePolicy:
 
     max_items: how many may wait; 0 for as many as the server allows.
     timeout_s: how many seconds a request may wait; None until its deadline.
-    delays: whether a request that has waited for longer stays, behind those of its level that have not, instead of
+    delays: True if a request that has waited for longer stays, behind those of its level that have not, instead of
     being refused.
-    allow_override: whether a request's own `timeout` may shorten timeout_s.
+    allow_override: True if a request's own `timeout` may shorten timeout_s.
     """
 
     max_items: int = 0
@@ -194,9 +194,9 @@ class ModelSpec:
     instances: executions that may run at once.
     by_demand: the configuration sets no count: `instances` is what the cores hold, and the work decides how many run.
     decoupled: a request has any number of responses.
-    steps: of an ensemble, which runs nothing itself.
+    steps: the steps of an ensemble, which runs nothing itself.
     max_inflight: how often one step may run at once; 0 means unbounded.
-    sample_every: of so many rows about one is sampled for its distribution; 0 means none.
+    sample_every: the number of rows of which about one is sampled for its distribution; 0 means none.
     """
 
     name: str

@@ -82,7 +82,8 @@ class Settings:
     repositories: folders, and URLs of object stores as text. model_cache: None keeps them in the user's cache folder.
     http_port, grpc_port, metrics_port: 0 takes any free port, None opens none.
     cores: cores that running batches share. max_batch_bytes: a single request may have more.
-    load_models: in control modes "explicit" and "demand"; "*" loads all. load_threads: 0 lets the server choose.
+    load_models: the models of the start in control modes "explicit" and "demand"; "*" loads all. load_threads: 0 lets
+    the server choose.
     strict_readiness: True, False, or "any"; see the flag. access_log: a path, "-" for standard output, "" for none.
     log: the logging settings that differ from their defaults.
     check_timeout_s: time to open one model file in the process that tries it first.

@@ -3,7 +3,7 @@ event loop are made up.
 
 An execution takes the seconds that its model's `seconds` returns for its rows. Reading a call, handling a batch and
 writing an answer take the loop's time (`LoopTimes`), and whatever comes meanwhile waits for the loop's next turn.
-Nothing is read or written, and no thread runs. What happens on the way between a caller and a server is left to whoever
+Nothing is read or written, and no thread runs. The way between a caller and a server is left to whoever
 uses this.
 """
 
@@ -34,7 +34,7 @@ Callback = Callable[[], None]
 
 class SimulatedLoop:
     """The event loop of one server. It runs what it has to do in turns, as the real one does: first what was due, then
-    what arrived at sockets. What comes during a turn waits for the next one.
+    what arrived at sockets. Work that comes during a turn waits for the next one.
 
     All of a turn is run at the moment it begins; `now` is ahead of the world's clock by the time that it has spent so
     far. Between two turns that follow at once the loop keeps the interpreter: other threads get it when the loop rests,
@@ -135,7 +135,7 @@ class SimulatedLoop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopTimes:
-    """What a loop takes, in seconds.
+    """The times of a loop, in seconds.
 
     turn_s: for each turn, whatever is done in it.
     call_s: for a call: half when it is read, and half when it is answered or refused.
@@ -225,8 +225,8 @@ class SimulatedModel:
 
     bounds: None means that every request runs alone.
     seconds: rows of a batch -> how long it takes, drawn anew each time.
-    row_s: what an instance waits after a batch for each of its rows, beside what the loop does meanwhile.
-    loop: what its calls and batches take of the event loop.
+    row_s: seconds that an instance waits after a batch for each of its rows, beside what the loop does meanwhile.
+    loop: the time that its calls and batches take of the event loop.
     learned: sizes of batches whose times the server has learned before.
     """
 

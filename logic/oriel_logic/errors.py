@@ -152,7 +152,7 @@ class ServiceBroken(LogicError):
 class DeadlineExceeded(LogicError):
     """`stage` names what was waiting or working when the time ran out, for example "pre" or "infer".
 
-    reason: what a model server says of it.
+    reason: a model server's text about it.
     """
 
     outcome = Outcome.DEADLINE_EXCEEDED

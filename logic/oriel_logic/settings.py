@@ -14,7 +14,7 @@ class Settings:
     """Sizes are in bytes, times in seconds.
 
     services: folders of services, or the file or folder of one service. named: `module:attribute` of installed ones.
-    watch: whether the folders are polled for changes, every poll_s.
+    watch: True if the folders are polled for changes, every poll_s.
     inference, inference_grpc: (host, port) of each inference server, for calls and for streams.
     gateway: internal ports of gateways through which models are called instead.
     usage_folder: None records no usage. usage_store: None for none.

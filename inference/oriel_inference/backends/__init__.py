@@ -96,7 +96,7 @@ class Session(Protocol):
 class ResidentSession(Session, Protocol):
     """A session whose inputs and outputs may stay in the memory of its device, as `DeviceTensor`s.
 
-    memory: of its device.
+    memory: the allocator of its device.
     """
 
     @property

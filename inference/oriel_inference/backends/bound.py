@@ -20,7 +20,7 @@ def run_bound(
 ) -> list[Array]:
     """Execute one batch of an `InferenceSession`; blocks until the device is done.
 
-    settings: of the run, or None.
+    settings: ONNX Runtime's options of the run, or None.
     inputs: arrays, or tensors in `memory` that are usable there. ONNX Runtime copies arrays to the device when they are
     bound, and keeps the interpreter's lock meanwhile.
     kept: the outputs that stay in `memory`; ONNX Runtime copies the others to the host inside of the run.

@@ -34,7 +34,7 @@ _INSTRUCTIONS = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompilerIdentity:
-    """What an artefact depends on besides the model; the fields are those of `ArtefactKey`."""
+    """The versions that an artefact depends on besides the model; the fields are those of `ArtefactKey`."""
 
     compiler_version: str
     device: str

@@ -24,9 +24,9 @@ class Value(Protocol):
 
 
 class _Held:
-    """What all views of one value share.
+    """The parts that all views of one value share.
 
-    owner: what has to live as long as the value, because the memory is its own.
+    owner: the object that has to live as long as the value, because the memory is its own.
     copy: the value on the host; None until a view is needed there.
     """
 
@@ -51,7 +51,7 @@ class DeviceTensor:
     """A tensor in the memory of a device, with those parts of numpy's arrays that are used between two models.
 
     Rows and other shapes are views of one value, whose memory is freed with the last of them. Nobody writes into it.
-    memory: of the device. offset: the bytes of the value before the first element of this view.
+    memory: the device's allocator. offset: the bytes of the value before the first element of this view.
     """
 
     __slots__ = ("_held", "dtype", "memory", "nbytes", "ndim", "offset", "shape", "size")
@@ -139,7 +139,7 @@ def on_host(tensor: Any) -> Array:
 def usable_on(array: Any, memory: Memory | None) -> Any:
     """Return the values of an array that is not aligned, or of a `DeviceTensor`, in a form that a session takes.
 
-    memory: of the session's device; None if the session takes only arrays of the host.
+    memory: the allocator of the session's device; None if the session takes only arrays of the host.
     """
     if not isinstance(array, DeviceTensor):
         return array.copy()
@@ -151,7 +151,7 @@ def joined_on(arrays: Sequence[Any], memory: Memory) -> Any:
 
     Consecutive rows of one value in the memory of the session's device stay there. Everything else is copied to the
     host and joined there.
-    memory: of the device of the session that takes the result.
+    memory: the allocator of the device of the session that takes the result.
     """
     first = before = arrays[0]
     if not isinstance(first, DeviceTensor) or first.memory != memory or not first.is_usable:

@@ -1,6 +1,6 @@
 """Sessions whose batches of known shapes run as CUDA graphs: the GPU is given all kernels of a batch by one call.
 
-What ONNX Runtime documents, and what follows here:
+ONNX Runtime's documented rules, and what follows here:
 
 - A graph reads and writes the addresses that it was captured with. So each graph has inputs and outputs of its own in
   the memory of the GPU, which stay bound; a batch is copied into them and out of them.
@@ -8,7 +8,7 @@ What ONNX Runtime documents, and what follows here:
   with the id -1 use none: so run batches of other shapes.
 - A model of which a part runs on the CPU, or with control flow, is refused when the session is opened.
 
-What its source says besides (1.31): a graph belongs to the thread that captured it, so a session has a thread of its
+Its source adds (1.31): a graph belongs to the thread that captured it, so a session has a thread of its
 own; and a capture excludes all other work of CUDA in the process, see `gpu_work`. An input that the model reads on the
 CPU would keep the value of the capture: such inputs are refused, and each graph is compared with a run without it
 before the model serves.

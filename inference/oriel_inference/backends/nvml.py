@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 class GpuLoad:
     """One GPU at one moment. A figure that its driver does not give is None.
 
-    uuid: as `nvidia-smi -L` prints it. utilization: the share of time in which it computed, 0 to 1.
+    uuid: the id that `nvidia-smi -L` prints. utilization: the share of time in which it computed, 0 to 1.
     power, power_limit: watts. energy: joules since the first reading.
     """
 

@@ -151,7 +151,8 @@ class GpuSession(OnnxRuntimeSession):
 
     `run` is that of any session: ONNX Runtime copies inputs and outputs inside of the run and without the interpreter's
     lock, which it keeps while it copies arrays that are bound.
-    memory: of the GPU; None if the model has tensors of a type that numpy does not have, which always go to the host.
+    memory: the allocator of the GPU; None if the model has tensors of a type that numpy does not have, which always go
+    to the host.
     """
 
     def __init__(self, session: Any, options: EngineOptions, memory: Memory) -> None:

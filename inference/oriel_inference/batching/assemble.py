@@ -28,10 +28,10 @@ def concatenate(
     """Stack requests along their first axis.
 
     parts: per request, name -> [rows, ...].
-    memory: of the device whose tensors the session takes as they are; None if it takes only arrays of the host.
-    Returns name -> [sum(rows), ...] in the shape that the runtime expects, aligned and contiguous. A single request is
-    passed on without a copy where its memory allows. So are requests that are consecutive rows of one array: the output
-    of an ensemble's step for a whole batch goes into the next step as it is.
+    memory: the allocator of the device whose tensors the session takes as they are; None if it takes only arrays of the
+    host. Returns name -> [sum(rows), ...] in the shape that the runtime expects, aligned and contiguous. A single
+    request is passed on without a copy where its memory allows. So are requests that are consecutive rows of one array:
+    the output of an ensemble's step for a whole batch goes into the next step as it is.
     """
     batch: dict[str, Array] = {}
     for spec in inputs:

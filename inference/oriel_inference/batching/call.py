@@ -34,7 +34,7 @@ class BatchTimes:
 class Answer(msgspec.Struct, frozen=True, gc=False):
     """The rows of one call.
 
-    outputs: in the order of the model's outputs, views of the batch's arrays.
+    outputs: arrays in the order of the model's outputs, views of the batch's arrays.
     cost_us: the call's share of the batch's time, for fairness.
     device_ns: the call's share of the device time that the batch is charged.
     usage: the row of its caller; None if nobody accounts for it.

@@ -1,6 +1,6 @@
 """The devices of this server: for how long each was busy, and who used it.
 
-An execution begins and ends in the thread that runs it, so the clocks are behind a lock. What the calls of a batch used
+An execution begins and ends in the thread that runs it, so the clocks are behind a lock. The use of a batch's calls
 is written on the loop, when they are answered (`Devices.charge`).
 """
 

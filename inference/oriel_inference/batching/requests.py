@@ -38,7 +38,7 @@ class RequestBatch:
     """The Execution of `calls`.
 
     statistics: counts the responses of a decoupled model.
-    device: what the session runs on. The calls that are not answered yet share its time by their rows.
+    device: the device that the session runs on. The calls that are not answered yet share its time by their rows.
     """
 
     def __init__(

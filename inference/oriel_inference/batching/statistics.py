@@ -254,7 +254,7 @@ class Statistics:
 class Ledger:
     """The counters of every version, kept while the process lives: a counter must not restart at zero with an update.
 
-    Of the versions that do not serve any more, the oldest are forgotten beyond MAX_LEDGER. Single writer: the loop.
+    The oldest of the versions that do not serve any more are forgotten beyond MAX_LEDGER. Single writer: the loop.
     """
 
     def __init__(self, is_serving: Callable[[str, int], bool], *, max_versions: int = MAX_LEDGER) -> None:

@@ -16,7 +16,7 @@ def swap_sessions(
 ) -> Callable[[], bool]:
     """Give the instances of a model other sessions, one each, on the same devices; between two turns of the loop.
 
-    What runs goes on, and its instance has the new session afterwards. Returns a function that tells whether something
+    Executions go on, and their instance has the new session afterwards. Returns a function that tells whether something
     that ran at the swap still does: until then, the sessions of before must stay open. Not for sessions that take
     requests one by one, nor for decoupled models.
     idle, running, device_of: of the batcher, changed in place. host: the device of sessions without one.

@@ -10,7 +10,7 @@ Rules.
    ends its other steps: they leave their queues, and their rows of a running batch are dropped.
 4. A call keeps the versions it began with: one that is replaced meanwhile stays open until the call has ended.
 5. Tensors are passed on as they are, and a batch whose rows go on together is not assembled anew. A tensor is dropped
-   when the last step that takes it has ended. What only steps on the same device need stays in its memory.
+   when the last step that takes it has ended. Tensors that only steps on the same device need stay in its memory.
 6. Steps that no requested output needs do not run.
 
 `max_inflight` bounds how often each step runs at once. Further calls wait here in the usual order.

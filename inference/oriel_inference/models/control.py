@@ -214,7 +214,7 @@ class ModelControl:
             each.changes.applied(name, found)
 
     async def close(self) -> None:
-        """End what is in progress and load nothing afterwards. What serves is left to the caller."""
+        """End what is in progress and load nothing afterwards. Versions that serve are left to the caller."""
         self._closed = True
         self.demand.close()
         self._repositories.close()

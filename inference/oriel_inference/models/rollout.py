@@ -3,8 +3,8 @@
 Rules.
 1. A version is loaded, checked and warmed up before it is published; only then the one it replaces leaves. A version
    that leaves accepts nothing new and finishes its requests, including those that ensembles have begun with it.
-2. What serves continues to serve when newer files of it are refused; the index shows the reason. If nothing serves yet
-   and the newest version is refused, the newest one that works serves in its place.
+2. A version that serves continues to serve when newer files of it are refused; the index shows the reason. If nothing
+   serves yet and the newest version is refused, the newest one that works serves in its place.
 3. One load per model at a time, MAX_SLOTS models at a time, each in a thread; everything else runs on the loop. A load
    that has begun is finished. A load that takes long leaves its slot to the next one, and one that fetches its files
    from an object store holds no slot meanwhile, see `load_slots`.

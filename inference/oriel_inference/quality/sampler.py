@@ -89,7 +89,7 @@ def count(of: "VersionQuality", row: Row) -> None:
 class VersionQuality:
     """The samples of one version. `offer` and `fail` are called on the loop and by the thread, the rest by any.
 
-    reference: what its tensors are compared with; None without one.
+    reference: the samples that its tensors are compared with; None without one.
     put: queues a row to be counted; returns False if there is no room.
     totals: counts to continue, of an earlier load of the version. samples: rows by what became of them.
     """
@@ -237,7 +237,7 @@ def logits_of(spec: ModelSpec) -> set[str]:
 class Quality:
     """The samples of the versions of a server. Single writer: the loop.
 
-    is_serving: whether a version serves. Beyond max_versions, versions that do not serve any more are forgotten, and if
+    is_serving: says if a version serves. Beyond max_versions, versions that do not serve any more are forgotten, and if
     there are none, a new one is not sampled.
     """
 

@@ -79,7 +79,7 @@ class TensorState:
 class TensorProfile:
     """The counts of one tensor.
 
-    reference: what they are compared with. logits: rows that are no distribution become one by softmax.
+    reference: the samples that they are compared with. logits: rows that are no distribution become one by softmax.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ Samples = list[dict[str, Array]]
 
 
 class CompileRequest(NamedTuple):
-    """What a configuration asks for: a compiler, the owner's tolerance (None for the default of each data type), and
+    """The request of a configuration: a compiler, the owner's tolerance (None for the default of each data type), and
     the compiler's settings.
     """
 
@@ -195,7 +195,7 @@ def with_compiler(
 ) -> tuple[list[Place], CompileRequest | None]:
     """Return the places of a model, and what its configuration asks to compile.
 
-    OpenVINO as the only accelerator of instances on the CPU is ONNX Runtime's provider of that name. Where that is not
+    OpenVINO as the only accelerator of instances on the CPU is ONNX Runtime's provider of that name. If that is not
     installed, the compiler does the same, and the places are those of the reference, without the provider.
     missing: returns why a provider cannot be used, "" if it can.
     Raises ConfigInvalid.

@@ -27,12 +27,12 @@ _NO_EFFECT = {
 class LoadDefaults:
     """The operator's defaults.
 
-    max_batch_size: of an auto-completed model whose file has a variable first dimension; 0 sets none.
+    max_batch_size: the value of an auto-completed model whose file has a variable first dimension; 0 sets none.
     intra_op_threads, inter_op_threads: 0 lets the server choose.
-    auto_complete: whether a configuration may leave out what the model file knows.
-    require_accelerators: whether a model that wants an accelerator on a GPU is refused on a machine without a usable
+    auto_complete: True if a configuration may leave out what the model file knows.
+    require_accelerators: True if a model that wants an accelerator on a GPU is refused on a machine without a usable
     GPU.
-    engine_host_code: whether TensorRT plans may carry code that runs in this process, as version-compatible ones do.
+    engine_host_code: True if TensorRT plans may carry code that runs in this process, as version-compatible ones do.
     python_environment: names of the server's variables that Python models get in addition to the usual ones; one that
     ends in an asterisk stands for all names that begin so.
     """

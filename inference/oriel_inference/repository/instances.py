@@ -67,7 +67,7 @@ def on_cpu_instead(config: pb.ModelConfig) -> str:
 def instances_by_demand(config: pb.ModelConfig, found: Sequence[Place], cores: int) -> int:
     """Return how many instances of a model without `count` the cores hold; 0 if its number of instances is fixed.
 
-    config: as the model's owner wrote it, before defaults are filled in.
+    config: the text as the model's owner wrote it, before defaults are filled in.
     found: its places. Only a single one on the CPU can hold several instances: they are runs of one session, without
     copies of the model. A session on a device has no more of it when it is run twice at once. A run of a decoupled
     model lasts as long as its reader wants, and takes no cores.

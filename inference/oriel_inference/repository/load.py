@@ -111,7 +111,7 @@ class _VersionLoading:
     """The facts of loading one version.
 
     config: the version's own copy of the configuration, which the load completes.
-    identity: what its files look like now; "" if the configuration is not the store's.
+    identity: a text of how its files look now; "" if the configuration is not the store's.
     before: the fingerprint of the model when the load began.
     sharing: how many versions of all models share the cores.
     """
@@ -159,12 +159,12 @@ class LoadedVersion:
     sessions: each once, also if several instances are runs of one.
     units: threads of one run.
     run_s: how long a warm run of one row took; None if unknown.
-    identity: what its files looked like; a version with an equal identity needs no second load.
-    tried: whether the model was executed, with zeros or with the samples of its configuration.
+    identity: a text of how its files looked; a version with an equal identity needs no second load.
+    tried: True if the model was executed, with zeros or with the samples of its configuration.
     devices: the device of each session.
     compilation: how its artefact is made, if its configuration asks for one.
-    reference: what samples of it are compared with, if it has one.
-    note: what the index says of it.
+    reference: the samples that rows of it are compared with, if it has one.
+    note: the index's text about it.
     """
 
     spec: ModelSpec

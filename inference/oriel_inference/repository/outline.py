@@ -25,7 +25,7 @@ def gpu_name(number: int) -> str:
 class Outline:
     """The facts about a model that are known before it is loaded.
 
-    config: as it was written, without what the model file would complete; None if it cannot be read.
+    config: the configuration as it was written, without what the model file would complete; None if it cannot be read.
     load: "demand", "pinned", or "" if the configuration leaves that to the control mode.
     parts: the models of an ensemble's steps.
     sizes: device -> bytes of the files that are loaded there, once per instance on a GPU.
@@ -44,7 +44,7 @@ def read_outline(
     *,
     find_backend: Callable[[str], Backend] | None = None,
 ) -> Outline:
-    """Read an outline. What `load_model` would refuse is left out, because the load reports it.
+    """Read an outline. Models that `load_model` would refuse are left out, because the load reports it.
 
     find_backend: needed for the sizes on GPUs; without it, everything counts for the host.
     """

@@ -24,7 +24,7 @@ class _Line(msgspec.Struct, kw_only=True):
     ts: when it ended, UTC.
     status: an HTTP status or a gRPC status code.
     queue_ms: until its batch began, or until it ended.
-    compute_ms: of its whole batch.
+    compute_ms: the time of its whole batch.
     bytes: size of its body or message as it arrived.
     Times of a stage that the request never reached are null.
     """

@@ -195,7 +195,8 @@ async def serve_grpc(
 ) -> HttpServer:
     """Serve the methods on `sock`.
 
-    max_age_s: of a connection, inf for no limit. max_calls: that are under way at once, over all connections.
+    max_age_s: seconds of a connection, inf for no limit. max_calls: the most calls that are under way at once, over all
+    connections.
     """
     timeout_s, sampling = surface.default_timeout_s, surface.sink.sampling
     plans = {each: CallPlans(trusted=each, default_timeout_s=timeout_s, sampling=sampling) for each in (True, False)}

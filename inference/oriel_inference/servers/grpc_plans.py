@@ -1,6 +1,6 @@
 """Keeps what was read of the metadata of gRPC calls, for later calls that send the same.
 
-What belongs to one call alone is read for each: its id, trace and timeouts.
+The fields of one call alone are read for each: its id, trace and timeouts.
 """
 
 from collections.abc import Mapping
@@ -28,8 +28,8 @@ _OF_CONTEXT: Final = frozenset({REQUEST_ID, TIMEOUT_MS, "traceparent", "x-reques
 class CallPlan:
     """The metadata that calls have in common.
 
-    path: of the method. is_grpc: False for requests that are no gRPC calls.
-    encoding: of compressed messages, "" for none. load_form: see `orca.report_form`.
+    path: the path of the method. is_grpc: False for requests that are no gRPC calls.
+    encoding: the coding of compressed messages, "" for none. load_form: see `orca.report_form`.
     errors_as_status: a stream ends with the first refusal as its status.
     of_tenant: the calls are of a tenant of a gateway.
     """

@@ -77,7 +77,7 @@ class Job:
 class LargeJson:
     """Owns the lanes and the jobs that wait for one. `submit` and its callbacks run on the loop. End with `close`.
 
-    limit_bytes: of one request as binary data.
+    limit_bytes: the most bytes of one request as binary data.
     max_waiting, max_waiting_bytes: jobs that wait; one that need not wait may be larger.
     memory_bytes: address space of a child. timeout_s: for one job. idle_s: without work until a child is ended.
     """

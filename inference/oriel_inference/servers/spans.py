@@ -70,7 +70,7 @@ class Ended:
     """A request that has ended, as far as its spans tell of it; its arrays are not kept. Times are monotonic seconds.
 
     own: the position of its span. parent_id: the caller's span, 0 if the trace starts here.
-    outcome: of a refusal, None for an answer.
+    outcome: the outcome of a refusal, None for an answer.
     queued_s: when it came to the queue, 0.0 if it did not.
     run: None if no batch ran for it.
     """

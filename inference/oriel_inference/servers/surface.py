@@ -44,7 +44,7 @@ class Surface:
     """The server's state. Single writer: the app, which sets `stopping` when the drain begins.
 
     under_way: returns the requests of all servers that have begun and are not answered.
-    usage: of the usage ledger, if there is one. grpc_address: address and port of the gRPC listener.
+    usage: counts of the usage ledger, if there is one. grpc_address: address and port of the gRPC listener.
     quality: samples of what the models get and answer.
     """
 

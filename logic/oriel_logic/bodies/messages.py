@@ -16,7 +16,7 @@ TOO_DEEP = f"the JSON is nested more than {MAX_JSON_DEPTH} levels deep: flatten 
 class Request:
     """One call of a service. It is a plain value and can be sent to worker processes.
 
-    body: as sent, at most the server's body limit.
+    body: the bytes as sent, at most the server's body limit.
     content_type: the media type in lower case without parameters, "" if none was sent.
     headers: lower-case names, without credentials, cookies and `x-oriel-*`.
     """

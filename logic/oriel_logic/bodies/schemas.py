@@ -59,7 +59,7 @@ class Schemas:
     input, output: media type -> {"schema": ...}.
     query: inputs that may be in the URL beside a body that is not JSON.
     components: named schemas; their names begin with the service's.
-    gives_media: whether an answer may contain pictures or sounds.
+    gives_media: True if an answer may contain pictures or sounds.
     """
 
     input: Mapping[str, Any]

@@ -56,7 +56,7 @@ class Form(Enum):
 class Parameter:
     """One parameter.
 
-    type: of one item for Form.LINES.
+    type: the type of one item for Form.LINES.
     optional: None is an allowed value.
     """
 
@@ -73,8 +73,8 @@ class Parameter:
 class Output:
     """The answer of a handler.
 
-    type: of one item for Form.LINES.
-    declared: whether the handler has a return annotation.
+    type: the type of one item for Form.LINES.
+    declared: True if the handler has a return annotation.
     """
 
     form: Form = Form.JSON
@@ -146,7 +146,7 @@ def plan_of(signature: Signature) -> Plan:
 def read(function: Callable[..., Any], *, method: bool = False, given: str = "") -> Signature:
     """Read the signature of a handler.
 
-    method: whether the first parameter is `self`.
+    method: True if the first parameter is `self`.
     given: the name of the first parameter if the server fills it ("outputs" of a chain's `post`).
     Raises NotAService.
     """

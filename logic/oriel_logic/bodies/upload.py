@@ -8,7 +8,7 @@ from oriel_logic.errors import InputTooLarge
 class Upload:
     """One file of a request. It can be read once.
 
-    filename: as the client named it, "" if it did not; never open it as a path.
+    filename: the name that the client gave, "" if it did not; never open it as a path.
     content_type: its media type, "" if unknown.
     size_bytes: the declared size, None if there is none.
     limit_bytes: reading past it raises InputTooLarge.

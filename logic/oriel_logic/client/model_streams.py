@@ -1,7 +1,8 @@
 """Streams from models: `ModelStreamInfer` over HTTP/2, one request and all its answers per call.
 
 The request's deadline bounds the first answer; after that the time between two answers and the total time are bounded.
-A call that no server has received is sent to another one. What needs protobuf is imported with the first stream.
+A call that no server has received is sent to another one. Modules that need protobuf are imported with the first
+stream.
 """
 
 import asyncio

@@ -106,7 +106,7 @@ class Deployer:
     async def set_up(self, source: Source, *, try_it: bool = True) -> Deployment:
         """Return a working deployment. Raises SetUpFailed. Cancelled: nothing is left behind.
 
-        try_it: whether its services have to answer their samples.
+        try_it: True if its services have to answer their samples.
         """
         if source.problem:
             raise SetUpFailed(source.problem)

@@ -116,7 +116,7 @@ class Updates:
         """Take over the deployment of the start, and set up the handlers that need their own processes, without a
         sample.
 
-        Where nothing serves yet, a missing model must not keep everything from being served.
+        While nothing serves yet, a missing model must not keep everything from being served.
         """
         self.deployments.append(together)
         self.files = {file.origin: file for file in together.files}

@@ -37,7 +37,7 @@ TRIES = 4  # to list the models of a server that was named or started here
 class Session:
     """inference: servers that run already. repository: models to start a server with. Neither: the target's fakes.
 
-    may_move: whether another port may be used if the one in the settings is taken.
+    may_move: True if another port may be used if the one in the settings is taken.
     """
 
     def __init__(self, target: Target, *, inference: tuple[Address, ...], repository: Path | None) -> None:

@@ -1,7 +1,7 @@
 """The numbers of a logic server, in a registry of its own.
 
-What a request adds is kept in plain numbers, one object per service and tier, so that observing costs no lock and no
-look-up of labels; `collect` writes them down when somebody asks. Labels are bounded: services are those that were
+The counts of a request are kept in plain numbers, one object per service and tier, so that observing costs no lock and
+no look-up of labels; `collect` writes them down when somebody asks. Labels are bounded: services are those that were
 loaded, tiers and stages, whose names come from outside or from handlers, become "other" past a number.
 """
 

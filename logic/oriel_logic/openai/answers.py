@@ -15,7 +15,7 @@ class Form:
     """The form of one kind of answers.
 
     kind, chunk_kind: `object` of whole answers and of their events.
-    prefix: of ids.
+    prefix: the beginning of ids.
     content: returns the fields of a choice for its whole text.
     added: returns the fields of a choice for a further piece of text.
     opening: the fields of a choice in the event before its first text; None if there is no such event.

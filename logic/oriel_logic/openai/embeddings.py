@@ -36,7 +36,7 @@ class Embeddings(Served):
 
             minilm = Embeddings(model="minilm", tokenizer="minilm/tokenizer.json", served_as="all-MiniLM-L6-v2")
 
-    max_tokens: of one input, special tokens included; longer ones are refused, or cut if `truncate`.
+    max_tokens: the most tokens of one input, special tokens included; longer ones are refused, or cut if `truncate`.
     inputs: the model's inputs, of input_ids, attention_mask, token_type_ids and position_ids, INT64 [rows, tokens].
     output: its token vectors [rows, tokens, width], or [rows, width] if the model pools; "" if it has only one output.
     max_rows: its `max_batch_size`; more inputs are several calls, up to 4 at a time.

@@ -35,7 +35,7 @@ class Visit:
 
     started_s: monotonic seconds at which its head was complete.
     parent_id: the caller's span, 0 if there is none.
-    target: what usage is recorded for; "" for the service. bytes_in, bytes_out: of the bodies.
+    target: the name that usage is recorded for; "" for the service. bytes_in, bytes_out: sizes of the bodies.
     request: method and path.
     tokens: requested model, tokens read and written as far as they are known, of a call of the OpenAI API.
     """

@@ -139,7 +139,7 @@ class Inbound(msgspec.Struct, kw_only=True):
 
     headers: lower-case names, the first value of each.
     size_bytes: the declared length, None if there is none.
-    path: as sent, not percent-decoded.
+    path: the path as sent, not percent-decoded.
     """
 
     method: str

@@ -128,7 +128,7 @@ class Registry:
         """Return the release for a request.
 
         version: "" to choose one by the weights and `key`, the request's id.
-        patterns: of the services whose names the caller may know, separated by commas; None for all.
+        patterns: name patterns of the services whose names the caller may know, separated by commas; None for all.
         Raises ServiceUnknown or ServiceBroken.
         """
         service = self._services.get(name)

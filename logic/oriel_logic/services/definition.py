@@ -91,9 +91,9 @@ class Definition:
     """A service as `@service` read it.
 
     target: the function or the class itself, None if only another interpreter has it.
-    is_named: whether the decorator gave the name.
+    is_named: True if the decorator gave the name.
     facts: by stage: "" for a function, "predict" for a class, "pre" and "post" for a chain.
-    signature: of the stage that reads the request, with the output of the stage that answers.
+    signature: the parameters of the stage that reads the request, with the output of the stage that answers.
     plan: the argument order of that stage.
     shown: media type and bytes of the sample file for descriptions, if there is one.
     """

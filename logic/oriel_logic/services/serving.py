@@ -24,7 +24,7 @@ class Serving:
 
     reader: None for a service without typed inputs.
     direct: the function of its first stage.
-    is_importable: whether a worker can find the service by its name in its module.
+    is_importable: True if a worker can find the service by its name in its module.
     """
 
     __slots__ = ("_jobs", "_takes_ctx", "definition", "direct", "functions", "is_importable", "reader")

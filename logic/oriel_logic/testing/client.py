@@ -96,7 +96,7 @@ class AsyncClient:
         """Call a service; its name is needed only if there are several.
 
         tier, tenant, timeout_s: as a gateway would send them.
-        headers: as for `httpx.post`, and so are json, content, files, data and params.
+        headers: header fields as for `httpx.post`, and so are json, content, files, data and params.
         """
         if not service and len(self._names) > 1:
             raise ValueError(f"say which service: {', '.join(self._names)}")

@@ -170,7 +170,7 @@ def offsets(sizes: Iterable[int]) -> list[int]:
 class Frame:
     """One received message. cpu_us: processor time the worker has spent on its job, 0 from the pool.
 
-    descriptor: of the segment, -1 if there is none; the owner of the frame closes it.
+    descriptor: the file descriptor of the segment, -1 if there is none; the owner of the frame closes it.
     """
 
     kind: Kind

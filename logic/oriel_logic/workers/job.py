@@ -23,7 +23,7 @@ WAITED_S = 0.001  # a job that began later than this had to wait, because every 
 class Done:
     """The result of a job.
 
-    value: what the function returned.
+    value: the result of the function.
     cpu_us: processor time that the worker spent.
     stages: (name, start, end) of what the function timed with `ctx.stage`, and before them `wait` if every worker was
     busy; monotonic seconds.
@@ -85,7 +85,7 @@ class Job:
     models: answers its model calls.
     spent: called with its processor time at its end.
     pieces: set if it is a stream.
-    may_repeat: whether another worker gets it if one cannot even begin with it.
+    may_repeat: True if another worker gets it if one cannot even begin with it.
     """
 
     reference: str

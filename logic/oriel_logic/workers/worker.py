@@ -70,7 +70,7 @@ class Worker:
     """One worker process.
 
     job: the job that it runs.
-    is_ready: whether its services are set up.
+    is_ready: True once its services are set up.
     pid: 0 until known.
     setup_s: time from its start until it was ready.
     failed: the services whose jobs have failed since the last good answer, one entry for each of the latest FAILURES.

@@ -1,7 +1,7 @@
 """The process of one instance of a Python model: `python -m oriel_inference.backends.python.child WORK CONTROL`.
 
 It imports the model, lets it complete its configuration if it wants to, initialises it, executes one batch after
-another, and finalises it. What user code raises is reported to the server; any other error ends the process.
+another, and finalises it. Exceptions of user code are reported to the server; any other error ends the process.
 """
 
 import asyncio

@@ -11,7 +11,7 @@ def model_environment(server: Mapping[str, str], also: Sequence[str], *, threads
 
     server: the server's own variables.
     also: names that the operator adds; see `selected`.
-    path: where the child finds this package.
+    path: the folders in which the child finds this package.
     threads: threads of the numeric libraries, unless the server's environment sets them.
     """
     found = selected(server, also)

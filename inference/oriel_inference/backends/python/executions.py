@@ -79,7 +79,7 @@ class Executions:
         self._numbers = 0
 
     def begin(self, execution: Execution, members: Sequence[int]) -> None:
-        """Send these requests of an execution; the others have their answers already. What cannot be sent is
+        """Send these requests of an execution; the others have their answers already. Requests that cannot be sent are
         refused.
         """
         first = self._numbers

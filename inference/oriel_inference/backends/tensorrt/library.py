@@ -34,7 +34,7 @@ class PlanLog(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """What a plan needs of this machine. tensorrt: the module. runtime: the module `cuda.bindings.runtime`."""
+    """The libraries that a plan needs. tensorrt: the module. runtime: the module `cuda.bindings.runtime`."""
 
     tensorrt: Any
     runtime: Any

@@ -45,7 +45,7 @@ class PlanTensor:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What an engine says of itself.
+    """An engine's description of itself.
 
     context_bytes: memory of the GPU that one execution context takes for the values between layers.
     """
