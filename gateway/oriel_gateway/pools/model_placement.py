@@ -72,7 +72,8 @@ class _Use:
             # A counter that has fallen is that of a server that was started again, or has loaded the model again.
             share = (line.busy_s - busy_s if line.busy_s >= busy_s else line.busy_s) / (passed_s or inf)
             work = before.get(server, 0.0)
-            self.work[server] = share + (work - share) * exp(-passed_s / (RISE_S if share > work else FALL_S))
+            if share or work:
+                self.work[server] = share + (work - share) * exp(-passed_s / (RISE_S if share > work else FALL_S))
         self._seen = {server: (line.busy_s, line.calls) for server, line in reported.items()}
 
 
@@ -159,13 +160,14 @@ class PoolPlacement:
         for name, each in sorted(lines.items()):
             use = self._uses[name]
             use.note(each, passed_s, now)
-            sizes: Counter[str] = Counter()
+            sizes: dict[str, int] = {}
             for line in each.values():
-                sizes |= Counter(line.bytes)
+                for device, size in line.bytes.items():
+                    sizes[device] = max(size, sizes.get(device, 0))
             models.append(
                 PlacedModel(
                     name=name,
-                    sizes=dict(sizes),
+                    sizes=sizes,
                     load_s=max(line.load_s for line in each.values()),
                     in_use=now - use.called_s < IN_USE_S,
                 )
