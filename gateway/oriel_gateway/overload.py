@@ -30,7 +30,7 @@ class Overload:
 
     lag_s: how late the loop's timer was at its latest beat, or how long one of the loop's turns took after the beat
     before, whichever is more: in turns as long as a beat the timer is never late.
-    times: how often the loop has fallen behind.
+    behind: whether it is overloaded. times: how often it has fallen behind.
     """
 
     __slots__ = (
@@ -46,6 +46,7 @@ class Overload:
         "_stopping",
         "_turn_s",
         "_turning",
+        "behind",
         "lag_s",
         "times",
     )
@@ -56,6 +57,7 @@ class Overload:
         self._ended = ended
         self._count = 0
         self._rule = LoopOverload()
+        self.behind = False
         self._loop = asyncio.get_running_loop()
         self._queues: dict[int, deque[tuple[Callable[[], None], float]]] = {}
         self._turning = self._stopping = False
@@ -65,11 +67,6 @@ class Overload:
         self.times = 0
         self._beat_s = inf
         self._stood_still: deque[tuple[float, float]] = deque(maxlen=_STALLS)  # the latest times, each from and until
-
-    @property
-    def behind(self) -> bool:
-        """Return whether the loop is overloaded."""
-        return self._rule.behind
 
     @property
     def waiting(self) -> int:
@@ -110,6 +107,7 @@ class Overload:
         self._apply()
 
     def _apply(self) -> None:
+        self.behind = self._rule.behind
         for front in self._fronts:
             front.gate = self if self._rule.behind else None
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from itertools import count
 from math import inf
 
@@ -13,8 +13,9 @@ from oriel_gateway.call import http as call
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress import http as ingress_http
 from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
-from oriel_policies.documents import Tenant
+from oriel_policies.documents import ApiKey
 from oriel_wire.engine import listener, server
+from oriel_wire.h1.request import Field, LineMemo
 
 from ..waiting import until
 from .limit_desk import INFER, on, tenant_t
@@ -52,14 +53,14 @@ class Still:
 
 
 def looking() -> tuple[type[Gateway], list[int]]:
-    """Return a gateway class, and a list that grows whenever such a gateway parses the whole head of a known sender."""
+    """Return a gateway class, and a list that grows whenever such a gateway looks for the sender of a head."""
     seen: list[int] = []
     numbers = count()
 
     class Looking(Gateway):
-        def deadline(self, tenant: Tenant, received_s: float, timeout_ms: str | None) -> float:
+        def identify_fields(self, fields: Sequence[Field] | None, memo: LineMemo) -> ApiKey:
             seen.append(next(numbers))
-            return super().deadline(tenant, received_s, timeout_ms)
+            return super().identify_fields(fields, memo)
 
     return Looking, seen
 

@@ -5,54 +5,33 @@ name of the model; the name is authorised and appended (see `oriel_wire.v2.grpc_
 """
 
 import asyncio
+from functools import partial
 from time import monotonic
 from typing import Final
 
-from oriel_gateway.call.grpc import GrpcCall, GrpcRequest, RpcLine
+from oriel_gateway.call.grpc import GrpcCall
 from oriel_gateway.call.grpc_stream import GrpcStreamCall
-from oriel_gateway.call.lifecycle import DONE
 from oriel_gateway.errors import Outcome, Refused, stopping
 from oriel_gateway.grpc_codes import CODES
-from oriel_gateway.http_status import STATUS
-from oriel_gateway.ingress.grpc_compressed import decompress
-from oriel_gateway.ingress.grpc_health import HealthCall, answered_here
+from oriel_gateway.ingress.grpc_health import HealthCall, answer_here
 from oriel_gateway.ingress.grpc_incoming import Incoming
-from oriel_gateway.ingress.grpc_rules import (
-    METHODS,
-    MODEL_PATHS,
-    OPERATOR_METHODS,
-    STREAMING,
-    GrpcLimits,
-    Message,
-    bound_message,
-    message_bytes,
-    naming,
-    no_message,
-    too_much_metadata,
-    unprefixed,
-)
+from oriel_gateway.ingress.grpc_rules import GrpcLimits, Message, naming, too_much_metadata, unprefixed
 from oriel_gateway.ingress.grpc_stream import StreamIngress
 from oriel_gateway.ingress.grpc_trailers import OK, answer_trailers, refusal
+from oriel_gateway.ingress.grpc_view import NO_METADATA, GrpcConnection, GrpcView
 from oriel_gateway.ingress.grpc_web import GrpcWebOverH1, GrpcWebOverH2
-from oriel_gateway.ingress.h2_connection import LIMITS, PublicConnection
+from oriel_gateway.ingress.h2_connection import PublicConnection
 from oriel_gateway.ingress.http2 import Http2Client
-from oriel_gateway.observe.record import Record
+from oriel_gateway.ingress.judging import judge
 from oriel_gateway.observe.tracing import Mark
-from oriel_gateway.overload import too_busy
 from oriel_gateway.pools.grpc_answers import GrpcAnswer
-from oriel_gateway.pools.holding import judge_request
-from oriel_gateway.routing.targets import Target, absent, check_model, chosen
-from oriel_gateway.shared.special import attach
-from oriel_policies.documents import Tenant
 from oriel_wire.errors import BadMessage
 from oriel_wire.h1.request import Field
-from oriel_wire.h2 import grpc
 from oriel_wire.h2.frames import CANCEL
-from oriel_wire.h2.grpc import HEAD, PREFIX_BYTES, RpcHead, prefix, read_head
+from oriel_wire.h2.grpc import HEAD, RpcHead, prefix, read_head
 from oriel_wire.h2.hpack import literal
 from oriel_wire.h2.known_fields import Field as HeaderField
 from oriel_wire.h2.streams import ENDED, Stream
-from oriel_wire.v2.grpc_names import peek_model
 
 __all__ = ["GrpcClient"]
 
@@ -63,42 +42,32 @@ _JOINED: Final = 64 * 1024
 class GrpcClient(Stream):
     """One call's stream at its client; the `contracts.Client` of its call.
 
-    call: None until the first message is here, and after the end. other: handles what comes on a stream that is not of
-    plain gRPC. forwarded: unused over gRPC.
+    view: the call until it is one, None before its metadata are here. call: None until the first message is here, and
+    after the end. other: handles what comes on a stream that is not of plain gRPC. forwarded: unused over gRPC.
     """
 
     http_version = "2"
     collecting = True  # while it is on the deadline clock
-    __slots__ = (
-        *("_deadline", "_incoming", "_line", "_mark", "_noted", "_received_s", "_rpc", "_slot", "_task"),
-        *("_tenant", "_unknown", "call", "connection", "forwarded", "other"),
-    )
+    __slots__ = ("_incoming", "_noted", "_slot", "_task", "view", "call", "connection", "forwarded", "other")
 
     def __init__(self, connection: PublicConnection | GrpcWebOverH1) -> None:
         super().__init__()
-        self.connection: PublicConnection | GrpcWebOverH1 | GrpcWebOverH2 = connection
+        self.connection: GrpcConnection = connection
+        self.view: GrpcView | None = None
         self.call: GrpcCall | None = None
         self.other: Http2Client | GrpcWebOverH2 | HealthCall | None = None
         self.forwarded = ""
-        self._rpc: RpcHead | None = None
-        self._line: RpcLine | None = None
-        self._mark: Mark | None = None
-        self._tenant: Tenant | None = None
-        self._received_s = self._deadline = 0.0
         self._incoming: Incoming | None = None  # collects messages that do not come in one piece
         self._slot = 0  # its place on the deadline clock while there is no call
         self._noted = False
-        self._unknown = False  # the request was refused and its sender is not known
         self._task: asyncio.Task[None] | None = None
 
     # From the client -------------------------------------------------------------------------------------------
 
     def began(self, fields: list[HeaderField], end: bool, credentials: list[Field] | None = None) -> None:
         """The call's metadata is here. credentials: those that are not among the fields."""
-        connection = self.connection
-        self._received_s = connection.arrived_s
         try:
-            rpc = read_head(fields, connection.server.memo)
+            rpc = read_head(fields, self.connection.server.memo)
         except BadMessage as error:
             self.turn_away(Refused(Outcome.INVALID_REQUEST, error.message))
             return
@@ -109,55 +78,37 @@ class GrpcClient(Stream):
     def judge(self, rpc: RpcHead, end: bool) -> None:
         """The metadata is understood: identify the caller, and turn away what cannot become a call."""
         connection = self.connection
-        gateway = connection.gateway
-        self._rpc, self._received_s = rpc, connection.arrived_s
-        self._mark = gateway.mark(rpc.request_id, rpc.traceparent, rpc.tracestate)
-        line = self._line = METHODS.get(rpc.path)
-        if rpc.list_bytes > GrpcLimits.MAX_METADATA_BYTES:
-            return self.turn_away(too_much_metadata())
-        if line is None:
-            if not answered_here(self, rpc.path, self._mark, end):
-                self.turn_away(Refused(Outcome.NOT_FOUND, "this gRPC method is not served here"), grpc.UNIMPLEMENTED)
-            return
+        view = self.view = GrpcView(connection, self, self, rpc, end)
         try:
-            self._identify()
-            connection.authenticated(self, None if self.other else rpc)
-            if end:
-                raise no_message()
-            if connection.server.gate is not None and isinstance(connection, PublicConnection):
-                if connection.refuses(self.tenant):
-                    return self._refuse_later(connection)
+            judge(view)
         except Refused as refused:
-            self.turn_away(refused)
+            if view.later:
+                connection.refuse_later(self, partial(self.turn_away, refused))
+            else:
+                self.turn_away(refused)
             return
-        if line is STREAMING and not connection.web:
-            self._task = connection.server.loop.create_task(StreamIngress(self).serve())
-
-    def _refuse_later(self, connection: PublicConnection) -> None:
-        tenant, self._tenant = self._tenant, None  # without a tenant, no more of the call is read
-
-        def refuse() -> None:
-            self._tenant = tenant
-            self.turn_away(too_busy())
-
-        connection.refuse_later(self, refuse)
+        if view.tenant is None:
+            self.other = answer_here(view) or self.other
+        elif view.streams and not connection.web:
+            self._task = connection.server.loop.create_task(StreamIngress(view, self.incoming, self._stream).serve())
 
     def too_large(self) -> None:
         """The header list was larger than the limits of the connection, so nobody knows what kind of request it was."""
-        self._received_s = self.connection.arrived_s
-        self.turn_away(too_much_metadata(), head=_TOO_LARGE)
+        view = self.view = GrpcView(self.connection, self, self, NO_METADATA, False)
+        view.answer_head = _TOO_LARGE
+        self.turn_away(too_much_metadata())
 
     def came(self, data: bytes | memoryview, end: bool) -> None:
         """Bytes of a message came."""
-        connection = self.connection
-        if self._tenant is None or self.sending == ENDED:
+        connection, view = self.connection, self.view
+        if view is None or view.tenant is None or view.later or self.sending == ENDED:
             connection.consumed(self, len(data))
-            if self._unknown:
+            if view is not None and view.unknown:
                 connection.unwanted(len(data))
             return
-        incoming, streaming = self._incoming, self._line is STREAMING and not connection.web
+        incoming = self._incoming
         try:
-            if streaming:
+            if view.streams and not connection.web:
                 incoming = self.incoming
                 incoming.complete = end
                 if incoming.add(data):
@@ -172,7 +123,7 @@ class GrpcClient(Stream):
             if compressed:
                 self._task = connection.server.loop.create_task(self._decompressed(message))
             else:
-                self._begin(message)
+                self._begin(view, message)
         except Refused as refused:
             self.turn_away(refused)
 
@@ -195,8 +146,10 @@ class GrpcClient(Stream):
 
     def watch(self) -> None:
         """Bound the wait for the first message, if it did not come together with the metadata."""
-        if self.call is None and self._tenant is not None and self.sending != ENDED and not self._slot:
-            by_s = min(self._deadline, self._received_s + GrpcLimits.FIRST_MESSAGE_S)
+        view = self.view
+        assert view is not None
+        if self.call is None and not view.later and self.sending != ENDED and not self._slot:
+            by_s = min(view.deadline, view.received_s + GrpcLimits.FIRST_MESSAGE_S)
             self._slot = self.connection.gateway.clock.watch(self, by_s, monotonic())
 
     def unwatch(self) -> None:
@@ -204,148 +157,43 @@ class GrpcClient(Stream):
         if slot:
             self.connection.gateway.clock.unwatch(self, slot)
 
-    # Judging ---------------------------------------------------------------------------------------------------
-
     @property
     def incoming(self) -> Incoming:
         """The call's messages, as far as they did not come in one piece."""
         incoming = self._incoming
         if incoming is None:
-            incoming = self._incoming = Incoming(self)
+            assert self.view is not None
+            incoming = self._incoming = Incoming(self.view, self)
         return incoming
 
-    def taken(self) -> None:
-        """Let the client send as many bytes again as have come so far: they take no room any more."""
-        self.connection.consumed(self, self.held_bytes)
-
-    def taken_message(self, size: int) -> None:
-        """Let the client send as many bytes again as one message of `size` bytes took."""
-        self.connection.consumed(self, min(self.held_bytes, size + PREFIX_BYTES))
-
-    def widen(self, size: int) -> None:
-        """Let the client send `size` bytes ahead."""
-        self.connection.widen(self, size)
-
-    @property
-    def rpc(self) -> RpcHead:
-        """The call's metadata."""
-        assert self._rpc is not None
-        return self._rpc
-
-    @property
-    def tenant(self) -> Tenant:
-        """The tenant who calls, by the tier that serves the call."""
-        assert self._tenant is not None
-        return self._tenant
-
-    def _identify(self) -> None:
-        """Identify the caller and set the deadline, from the metadata alone. Raises Refused."""
-        line, connection = self._line, self.connection
-        assert line is not None
-        key = connection.gateway.identify_fields(self.rpc.credentials, connection.server.memo)
-        tenant = self._tenant = key.tenant
-        connection.gateway.judge_sample(self._mark, key)
-        if line.method in OPERATOR_METHODS and "operator" not in tenant.scopes:
-            raise Refused(Outcome.METHOD_NOT_ALLOWED, f"{line.method} is not offered here")
-        self._set_deadline(tenant)
-
-    def _set_deadline(self, tenant: Tenant) -> None:
-        self._tenant, rpc = tenant, self.rpc
-        self._deadline = self.connection.gateway.deadline(tenant, self._received_s, rpc.requested_ms)
-        if rpc.timeout_s is not None:
-            self._deadline = min(self._deadline, self._received_s + rpc.timeout_s)
-
-    def identify_again(self) -> Tenant:
-        """Return whose key it is now: it may have been revoked while a message was awaited. Raises Refused."""
-        return self.connection.gateway.identify_fields(self.rpc.credentials, self.connection.server.memo).tenant
-
-    def target(self, tenant: Tenant, name: str, version: str) -> Target:
-        """Return what a message asks for. Raises Refused."""
-        gateway, rpc, line = self.connection.gateway, self.rpc, self._line
-        assert line is not None
-        kind = "model" if rpc.path in MODEL_PATHS else "server"
-        target = gateway.targets.of_method(tenant, line.method, kind, name, version, rpc.tier)  # type: ignore[arg-type]
-        if target.choices is not None:
-            assert self._mark is not None
-            target = chosen(target, rpc.get, self._mark.own)
-        return target
-
-    def authorise(self, tenant: Tenant, message: Message) -> tuple[str, str]:
-        """Return the model and version that a message names, if this tenant may use it; "" only where that means all
-        models. Raises Refused.
-        """
-        if self.rpc.path not in MODEL_PATHS:
-            return "", ""
-        try:
-            name, version = peek_model(message)
-        except BadMessage as error:
-            raise Refused(Outcome.INVALID_REQUEST, error.message) from error
-        if not name and self.rpc.path.endswith(b"/ModelStatistics") and "operator" in tenant.scopes:
-            return name, version
-        check_model(tenant, name, version)
-        return name, version
-
-    def _begin(self, message: Message) -> None:
-        """Authorise the model, route the call, apply its limits, and let it go. Raises Refused."""
-        connection, line, tenant = self.connection, self._line, self.tenant
-        gateway, now = connection.gateway, monotonic()
-        assert line is not None and self._mark is not None
-        if connection.arrived_s != self._received_s:  # otherwise the metadata has been judged in this turn of the loop
-            tenant = self.identify_again()
-        if tenant is not self._tenant:
-            self._set_deadline(tenant)
-        name, version = self.authorise(tenant, message)
-        self.unwatch()
-        target = self.target(tenant, name, version)
-        if target.tenant is not tenant:
-            tenant = target.tenant
-            self._set_deadline(tenant)
-        gate = gateway.pools[target.pool]
-        if not gate.speaks_grpc:
-            raise absent("model", name)
-        size = message_bytes(message)
-        bound_message(size, gate.pool)
-        streaming = line is STREAMING
-        if (left_s := self._deadline - self._received_s) < gate.slow_s and not (streaming or target.fallbacks):
-            judge_request(gate, target, tenant, size, left_s)
-        incoming = self._incoming
-        grant = None if incoming is None else incoming.acquired(target, size, now)
-        if grant is None and target.allowances:
-            grant = gateway.limiter.acquire(tenant, target, size, now)
-        head = GrpcRequest(line, self.rpc)
-        make = GrpcStreamCall if streaming else GrpcCall
-        self.call = call = make(gateway, self, gate, head, tenant, target, self._mark, self._received_s, self._deadline)
-        if incoming is not None and (holding := incoming.hand_over(gate)) is not None:
-            call.hold_already(holding)
-        if grant is not None:
-            call.limited(grant)
-        if target.special:
-            attach(call, gateway.routing, streaming=streaming)
+    def _begin(self, view: GrpcView, message: Message) -> None:
+        """Judge the call by its first message, and let it go. Raises Refused."""
+        view.note_message(message)
+        call = judge(view)
+        assert isinstance(call, GrpcCall)
+        self.call, target, name = call, call.target, view.name
         if target.kind == "model":
-            message = naming(message, name, version or (target.version if name == target.name else ""))
-        if streaming:
-            assert isinstance(call, GrpcStreamCall)
-            call.closing = connection.web or self.incoming.over
-        call.whole(message, now)
+            message = naming(message, name, view.version or (target.version if name == target.name else ""))
+        if isinstance(call, GrpcStreamCall):
+            call.closing = self.connection.web or self.incoming.over
+        view.message = None
+        call.whole(message, view.now_s)
 
     async def _decompressed(self, message: Message) -> None:
+        view = self.view
+        assert view is not None
         try:
-            whole = await self.decompress(message if isinstance(message, bytes) else b"".join(message))
+            whole = await view.decompress(message if isinstance(message, bytes) else b"".join(message))
             self._task = None
-            self._begin(whole)
+            self._begin(view, whole)
         except Refused as refused:
             self._task = None
             self.turn_away(refused)
 
-    async def decompress(self, message: bytes) -> bytes:
-        """Decompress a message within the bounds of its pool. Raises Refused."""
-        if self.rpc.encoding not in (b"gzip", b"deflate"):
-            raise Refused(Outcome.ENCODING_UNSUPPORTED, "messages can be compressed as gzip or deflate")
-        return await decompress(self.connection.gateway, self.identify_again(), message)
-
-    def begin_stream(self, message: bytes) -> GrpcStreamCall:
+    def _stream(self, message: bytes) -> GrpcStreamCall:
         """Begin the call of a stream by its first message. Raises Refused."""
-        self._begin(message)
+        assert self.view is not None
+        self._begin(self.view, message)
         call = self.call
         if call is None:
             raise asyncio.CancelledError  # the call was refused, and its client has the refusal
@@ -392,8 +240,12 @@ class GrpcClient(Stream):
         if self._incoming is not None:
             self._incoming.drop()
             self._incoming = None
-        if isinstance(web := self.other, GrpcWebOverH2):  # they refer to each other
-            self.other, self.connection = None, web.connection
+        if self.view is not None:
+            self.view.over()
+        if (other := self.other) is not None:
+            self.other = None
+            if isinstance(other, GrpcWebOverH2):  # they refer to each other
+                self.connection = other.connection
         task, self._task = self._task, None
         if task is not None and task is not asyncio.current_task():
             task.cancel()
@@ -460,7 +312,7 @@ class GrpcClient(Stream):
 
     def write_refusal(self, refused: Refused, mark: Mark, *, v2: bool, queued_s: float) -> None:
         """See `contracts.Client`."""
-        self._write_refusal(refused, mark, CODES[refused.outcome], queued_s)
+        self.connection.send_headers(self, HEAD + refusal(refused, CODES[refused.outcome], mark, queued_s), True)
 
     def cut_answer(self, call: GrpcCall, refused: Refused, *, v2: bool) -> None:
         """See `contracts.Client`: the status says why the answer does not go on."""
@@ -472,22 +324,9 @@ class GrpcClient(Stream):
         self.connection.send_headers(self, block, True)
         self.answered(close=False)
 
-    def turn_away(self, refused: Refused, code: int = -1, head: bytes = HEAD) -> None:
-        """Answer a request that does not become a call. code: the gRPC status, if it is not that of the refusal."""
-        connection, gateway = self.connection, self.connection.gateway
-        mark = self._mark or gateway.mark(None, None, None)
-        method = self._line.method if self._line is not None else ""
-        if (call := self.call) is not None and call.state != DONE:
-            call.refuse(refused)
-            return
-        record = Record(mark, method, self._received_s, self._tenant, None, refused.outcome)
-        record.protocol = "grpc"
-        gateway.records.turned_away(refused, record, served_at=self.served_at)
-        self._write_refusal(refused, mark, CODES[refused.outcome] if code < 0 else code, 0.0, head)
-        self.answered(close=False)
-        if self._tenant is None and STATUS[refused.outcome] < 500:  # otherwise the refusal is not the sender's fault
-            self._unknown = True
-            connection.unwanted(self._rpc.list_bytes if self._rpc is not None else LIMITS.max_header_list_bytes)
-
-    def _write_refusal(self, refused: Refused, mark: Mark, code: int, queued_s: float, head: bytes = HEAD) -> None:
-        self.connection.send_headers(self, head + refusal(refused, code, mark, queued_s), True)
+    def turn_away(self, refused: Refused) -> None:
+        """Refuse the call, or what has not become one."""
+        view = self.view
+        if view is None:
+            view = self.view = GrpcView(self.connection, self, self, NO_METADATA, False)
+        view.refuse(refused)

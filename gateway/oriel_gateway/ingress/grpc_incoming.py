@@ -1,78 +1,45 @@
 """The messages of one gRPC call that do not come in one piece with its metadata, or are many.
 
 Until it is known which pool a message is for, its client may send no more than a stream's window (64 KiB): the name of
-the model has to be in them. Then the limits of the tenant are asked, once for a call. From then on what has come is on
+the model has to be in them. Then the limits of the tenant are view, once for a call. From then on what has come is on
 that pool's byte budget, and one window more: as much again as has come, at least 64 KiB and at most 4 MiB, which the
 client may send. Of a stream, one message is taken at a time; further ones wait at the client.
 """
 
 import asyncio
 from collections import deque
-from math import inf
-from time import monotonic
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from oriel_gateway.call.grpc import GrpcCall
-from oriel_gateway.call.grpc_stream import GrpcStreamCall
-from oriel_gateway.errors import Outcome, Refused, displaced
+from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.ingress.grpc_compressed import CompressedBeginning
 from oriel_gateway.ingress.grpc_rules import MODEL_PATHS, GrpcLimits, bound_message, no_message
-from oriel_gateway.ingress.grpc_web import GrpcWebOverH1, GrpcWebOverH2
-from oriel_gateway.ingress.h2_connection import PublicConnection
-from oriel_gateway.limits import Grant
-from oriel_gateway.pools.holding import held_by, hold, no_bytes_for
+from oriel_gateway.ingress.grpc_view import GrpcView
+from oriel_gateway.pools.holding import held_by, no_bytes_for
 from oriel_gateway.pools.pool import PoolGate
-from oriel_gateway.routing.targets import Target, check_model
-from oriel_policies.documents import Tenant
-from oriel_policies.waiting.shares import Holding
+from oriel_gateway.routing.targets import check_model
 from oriel_wire.errors import BadMessage
-from oriel_wire.h2.grpc import PREFIX_BYTES, RpcHead
+from oriel_wire.h2.grpc import PREFIX_BYTES
+from oriel_wire.h2.streams import Stream
 from oriel_wire.v2.grpc_names import MAX_BEGINNING, Beginning
 
-__all__ = ["Incoming", "MessageSource"]
+__all__ = ["Incoming"]
 
 _PIECE: Final = 2 * 1024
 _LARGE: Final = 64 * 1024
 _WIDEST: Final = 4 * 1024 * 1024
 
 
-class MessageSource(Protocol):
-    """The stream on which messages come: `ingress.grpc.GrpcClient`, which describes these."""
-
-    connection: PublicConnection | GrpcWebOverH1 | GrpcWebOverH2
-    call: GrpcCall | None
-
-    @property
-    def incoming(self) -> "Incoming": ...
-    @property
-    def rpc(self) -> RpcHead: ...
-    @property
-    def tenant(self) -> Tenant: ...
-    def taken(self) -> None: ...
-    def taken_message(self, size: int) -> None: ...
-    def widen(self, size: int) -> None: ...
-    def identify_again(self) -> Tenant: ...
-    def authorise(self, tenant: Tenant, message: bytes) -> tuple[str, str]: ...
-    def target(self, tenant: Tenant, name: str, version: str) -> Target: ...
-    async def decompress(self, message: bytes) -> bytes: ...
-    def begin_stream(self, message: bytes) -> GrpcStreamCall: ...
-    def turn_away(self, refused: Refused) -> None: ...
-
-
 class Incoming:
-    """The received part of one call's messages. Used on the loop.
-
-    complete: the client sends nothing else. gate, holding: the pool whose byte budget holds the message, and its part.
-    target, grant: what the first message asks for, and what the limits granted for it.
-    """
+    """The received part of one call's messages. Used on the loop. complete: the client sends nothing else."""
 
     __slots__ = (
-        *("_granted_bytes", "_beginning", "_client", "_messages", "_parts", "_size", "_waiter", "_wanted"),
-        *("complete", "gate", "grant", "holding", "target"),
+        *("_view", "_beginning", "_messages", "_parts", "_size", "_stream", "_waiter", "_wanted"),
+        "complete",
     )
 
-    def __init__(self, client: MessageSource) -> None:
-        self._client = client
+    def __init__(self, view: GrpcView, stream: Stream) -> None:
+        self._view = view
+        self._stream = stream
         self._parts: list[bytes | bytearray | memoryview] = []  # the parts of an incomplete message
         self._size = 0  # their bytes
         self._wanted = 0  # the bytes that complete the message; 0 if that is not known
@@ -81,11 +48,6 @@ class Incoming:
         self._messages: deque[tuple[bytes, bool]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self.complete = False
-        self.gate: PoolGate | None = None
-        self.holding: Holding | None = None
-        self.target: Target | None = None
-        self._granted_bytes = 0  # the size that the limits were asked for
-        self.grant: Grant | None = None
 
     def whole(self, data: bytes | memoryview) -> bytes:
         """Return all bytes so far, `data` the last of them; nothing is kept."""
@@ -132,43 +94,36 @@ class Incoming:
 
     def _reserve(self) -> None:
         """Take what has come of a message, and one window, from the budget of its pool, once its model is known."""
-        client = self._client
+        view, stream = self._view, self._stream
         if self._size > self._wanted:
             raise no_message()
-        gate = self.gate or self._likely_gate()
+        gate = view.gate or self._likely_gate()
         if gate is None:
             return
-        if (holding := self.holding) is None:
+        tenant = view.tenant
+        assert tenant is not None
+        if (holding := view.holding) is None:
             bound_message(self._wanted - PREFIX_BYTES, gate.pool)
-            self.gate = gate
-            holding = self.holding = held_by(client.tenant, self)
+            view.gate = gate
+            holding = view.holding = held_by(tenant, view)
         window = min(max(self._size, _LARGE), _WIDEST)
         if (more := min(self._size + window, self._wanted) - PREFIX_BYTES - holding.units) > 0:
             if not gate.take_bytes(holding, more):
-                raise no_bytes_for(gate, client.tenant)
-            client.widen(window)
-        client.taken()
-
-    def displaced(self) -> None:
-        """Another call got the bytes of the message."""
-        assert self.gate is not None
-        self._client.turn_away(displaced(self.gate.retry_after_s()))
-
-    def granted(self) -> None:
-        """The limits let the call through that the message will be."""
-
-    def refuse(self, refused: Refused) -> None:
-        """The limits do not let it through."""
-        self._client.turn_away(refused)
+                raise no_bytes_for(gate, tenant)
+            view.connection.widen(stream, window)
+        view.connection.consumed(stream, stream.held_bytes)
 
     def _likely_gate(self) -> PoolGate | None:
         """Return the pool that an incomplete message is for, by the names in its beginning; None while these are
         incomplete.
         """
-        client = self._client
+        view = self._view
+        tenant, client = view.tenant, view.client
+        assert tenant is not None and client is not None
         if client.call is not None:
-            return client.call.gate
-        if client.rpc.path not in MODEL_PATHS:
+            gate_of_call: PoolGate = client.call.gate
+            return gate_of_call
+        if view.rpc.path not in MODEL_PATHS:
             name = version = ""
         else:
             parts = self._parts
@@ -184,57 +139,14 @@ class Incoming:
             except BadMessage as error:
                 raise Refused(Outcome.INVALID_REQUEST, error.message) from error
             if not name:
-                client.widen(PREFIX_BYTES + MAX_BEGINNING)  # of base64 text more has to come
+                view.connection.widen(self._stream, PREFIX_BYTES + MAX_BEGINNING)  # of base64 text more has to come
                 return None
             self._beginning = None
-            check_model(client.tenant, name, version)
-        gateway, tenant, rpc = client.connection.gateway, client.tenant, client.rpc
-        target = client.target(tenant, name, version)
-        gate = gateway.pools[target.pool]
-        now = monotonic()
-        if target.allowances:
-            self.target, self._granted_bytes = target, self._wanted - PREFIX_BYTES
-            self.grant = grant = gateway.limiter.acquire(tenant, target, self._granted_bytes, now)
-            if grant is not None and not grant.ready:
-                grant.waiter = self
-        # the pool may have no server: refuse now if waiting for one is in vain, before the rest is read
-        if gate.slow_s == inf and not target.fallbacks:
-            hold(gate, gate.grpc, tenant, now, gateway.requested_until(now, rpc.requested_ms, rpc.timeout_s))
-        return gate
-
-    def acquired(self, target: Target, size: int, now: float) -> Grant | None:
-        """Return what the limits have granted for a message of `size` bytes for `target`, which is the caller's from
-        now on; None if they were not asked, or for something else.
-        """
-        grant, self.grant = self.grant, None
-        if grant is not None and self.target is not target:
-            grant.settle(0, False, now)
-            return None
-        if grant is not None and size > self._granted_bytes:  # it was compressed
-            grant.move(size - self._granted_bytes, now)
-        return grant
-
-    def hand_over(self, gate: PoolGate) -> Holding | None:
-        """Return what the budget of `gate` holds, which is the caller's from now on; that of another is released."""
-        if self.gate is not gate:
-            self.release()
-        holding, self.holding, self.gate = self.holding, None, None
-        return holding
-
-    def release(self) -> None:
-        """Give back what the byte budget holds."""
-        gate, holding = self.gate, self.holding
-        self.gate = self.holding = None
-        if gate is not None and holding is not None:
-            gate.bytes.release(holding)
-            self._client.connection.gateway.bodies.ended(holding.units)
+            check_model(tenant, name, version)
+        return view.reserve(tenant, view.target_of(tenant, name, version), self._wanted - PREFIX_BYTES)
 
     def drop(self) -> None:
-        """The call is over: hold nothing any more."""
-        self.release()
-        grant, self.grant = self.grant, None
-        if grant is not None:
-            grant.settle(0, False, monotonic())
+        """The call is over: keep nothing any more."""
         self._parts = []
         self._messages.clear()
 
@@ -263,21 +175,21 @@ class Incoming:
 
     async def next_message(self) -> tuple[bytes, bool] | None:
         """The next message of a stream and whether it is compressed; None after the last one."""
-        client = self._client
+        view, stream = self._view, self._stream
         while not self._messages:
             if self.complete:
                 return None
-            self._waiter = client.connection.server.loop.create_future()
+            self._waiter = view.connection.server.loop.create_future()
             if self._size >= PREFIX_BYTES:
                 try:
                     self._reserve()  # its bytes could not be reserved while an earlier message waited
                 except Refused as refused:
-                    client.turn_away(refused)
+                    view.refuse(refused)
                     return None
             await self._waiter
-        self.release()
+        view.release()
         message = self._messages.popleft()
-        client.taken_message(len(message[0]))
+        view.connection.consumed(stream, min(stream.held_bytes, len(message[0]) + PREFIX_BYTES))
         return message
 
     @property

@@ -17,6 +17,7 @@ __all__ = [
     "STREAMING",
     "GrpcLimits",
     "Message",
+    "answered_without_key",
     "bound_message",
     "message_bytes",
     "naming",
@@ -48,6 +49,11 @@ class GrpcLimits:
     MAX_METADATA_BYTES: ClassVar[int] = 16 * 1024
     FIRST_MESSAGE_S: ClassVar[float] = 10.0
     PACE_S: ClassVar[float] = 1.0  # a message that is held back is checked again after this
+
+
+def answered_without_key(path: bytes) -> bool:
+    """Return whether the gateway itself answers this method, to anybody."""
+    return path in HEALTH_METHODS or path in ALIVE_METHODS or path.endswith(b"Health/Check")
 
 
 def message_bytes(message: Message) -> int:

@@ -1,12 +1,14 @@
 """Reads the messages of one `ModelStreamInfer` in a task of its own."""
 
 import asyncio
+from collections.abc import Callable
 
 from oriel_gateway.call.grpc_stream import GrpcStreamCall
 from oriel_gateway.call.lifecycle import DONE
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.ingress.grpc_incoming import MessageSource
+from oriel_gateway.ingress.grpc_incoming import Incoming
 from oriel_gateway.ingress.grpc_rules import GrpcLimits, bound_message, no_message
+from oriel_gateway.ingress.grpc_view import GrpcView
 from oriel_wire.v2.grpc_names import append_model, peek_model
 
 __all__ = ["StreamIngress"]
@@ -15,31 +17,34 @@ __all__ = ["StreamIngress"]
 class StreamIngress:
     """The reader of one stream."""
 
-    __slots__ = ("_client",)
+    __slots__ = ("_view", "_begin", "_incoming")
 
-    def __init__(self, client: MessageSource) -> None:
-        self._client = client
+    def __init__(self, view: GrpcView, incoming: Incoming, begin: Callable[[bytes], GrpcStreamCall]) -> None:
+        """begin: begins the call by its first message. Raises Refused."""
+        self._view = view
+        self._incoming = incoming
+        self._begin = begin
 
     async def serve(self) -> None:
         """Begin the call with the first message, and send every later one when it may pass."""
-        client = self._client
+        view, incoming = self._view, self._incoming
         try:
-            first = await client.incoming.next_message()
+            first = await incoming.next_message()
             if first is None:
                 raise no_message()
             message, compressed = first
             if compressed:
-                message = await client.decompress(message)
-            call = client.begin_stream(message)
+                message = await view.decompress(message)
+            call = self._begin(message)
             await call.sent.wait()
             while call.state != DONE and not call.closing:
-                further = await client.incoming.next_message()
+                further = await incoming.next_message()
                 if further is None:
                     call.end_messages()
                     return
                 message, compressed = further
                 if compressed:
-                    message = await client.decompress(message)
+                    message = await view.decompress(message)
                 while (model := await self._judge(call, message)) is None:
                     pass  # it was held back
                 name, version = peek_model(message)
@@ -47,7 +52,7 @@ class StreamIngress:
                     version = call.target.version  # the side of a split
                 await call.send_message(model, append_model(message, name, version))
         except Refused as refused:
-            client.turn_away(refused)
+            view.refuse(refused)
 
     async def _judge(self, call: GrpcStreamCall, message: bytes) -> str | None:
         """Return the model of a further message that may pass; None if it was held back. Raises Refused.
@@ -55,18 +60,18 @@ class StreamIngress:
         A stream outlives keys, tokens and documents: a sender whose key was revoked sends no further message. And a
         stream must not get around the limits of requests, or of a model other than its first.
         """
-        client = self._client
-        gateway = client.connection.gateway
-        tenant = client.identify_again()
-        name, version = client.authorise(tenant, message)
+        view = self._view
+        gateway = view.gateway
+        tenant = view.identify_again()
+        name, version = view.authorise(tenant, message)
         bound_message(len(message), call.gate.pool)
         if not tenant.allowances and not gateway.targets.tiers_differ:
             call.moved(message, name)
             return name
-        target = client.target(tenant, name, version)
+        target = view.target_of(tenant, name, version)
         # The tier of the first message's route today counts as well: new documents alone end no stream.
         tier = target.tenant.tier.name
-        of_stream = gateway.targets.served(tenant, call.target.plan, client.rpc.tier).tier.name
+        of_stream = gateway.targets.served(tenant, call.target.plan, view.rpc.tier).tier.name
         if tier != of_stream:
             why = f"this stream is served by tier {of_stream!r}, model {name!r} by {tier!r}: open another for it"
             raise Refused(Outcome.INVALID_REQUEST, why)

@@ -15,6 +15,7 @@ from oriel_gateway.call.cors import cors_lines
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.ingress.h2_connection import Begun, PublicConnection
+from oriel_policies.documents import Tenant
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.errors import BadMessage
 from oriel_wire.h1.chunked import LAST_CHUNK, chunk
@@ -41,7 +42,6 @@ class Caller(Begun, Protocol):
 
     def came(self, data: bytes | memoryview, end: bool) -> None: ...
     def left(self) -> None: ...
-    def on_writable(self, writable: bool) -> None: ...
     def turn_away(self, refused: Refused) -> None: ...
 
 
@@ -119,7 +119,9 @@ class _GrpcWeb(ABC):
 class GrpcWebOverH2(_GrpcWeb):
     """A call on a stream of HTTP/2. Whatever is not translated goes to its connection."""
 
-    __slots__ = ("authenticated", "connection", "linger", "stream", "unread_bytes", "unwanted")
+    __slots__ = (
+        *("authenticated", "connection", "linger", "refuse_later", "refuses", "stream", "unread_bytes", "unwanted"),
+    )
 
     def __init__(self, connection: PublicConnection, stream: Stream, fields: list[HeaderField]) -> None:
         super().__init__(connection.gateway, connection.server, fields)
@@ -129,6 +131,8 @@ class GrpcWebOverH2(_GrpcWeb):
         self.linger: Callable[[Stream], None] = connection.linger
         self.unread_bytes: Callable[[Stream], int] = connection.unread_bytes
         self.unwanted: Callable[[int], None] = connection.unwanted
+        self.refuses: Callable[[Tenant], bool] = connection.refuses
+        self.refuse_later: Callable[[Stream, Callable[[], None]], None] = connection.refuse_later
 
     @property
     def arrived_s(self) -> float:
@@ -186,6 +190,7 @@ class Http1Connection(Protocol):
     @property
     def keeps_up(self) -> bool: ...
     def strike(self, head: RequestHead, *, counts: bool) -> None: ...
+    def crowds(self, tenant: Tenant) -> bool: ...
     def continue_body(self) -> None: ...
     def answered(self, *, close: bool) -> None: ...
     def on_writable(self, writable: bool) -> None: ...
@@ -221,6 +226,14 @@ class GrpcWebOverH1(_GrpcWeb):
         self.server.loop.call_soon(call.watch)
         if self.head.expect_continue:
             self.connection.continue_body()
+
+    def refuses(self, tenant: Tenant) -> bool:
+        """Return whether the loop has no time for this call."""
+        return self.connection.crowds(tenant)
+
+    def refuse_later(self, stream: Stream, refuse: Callable[[], None]) -> None:
+        """Call `refuse` now: the connection is not read until its turn has come."""
+        refuse()
 
     def more(self, data: bytes | memoryview) -> None:
         """Bytes of the body came, and not all of it with the head."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import ClassVar, Final, Protocol
 
+from oriel_gateway.contracts import Client
 from oriel_gateway.core import Gateway
 from oriel_policies.documents import Tenant
 from oriel_wire.engine.h2_server import H2ServerConnection
@@ -17,8 +18,8 @@ URGENT_S: Final = 1.0  # for this long after an urgent request, a connection is 
 LIMITS: Final = H2Limits(max_header_list_bytes=32 * 1024)
 
 
-class Begun(Protocol):
-    """A gRPC call whose metadata is here."""
+class Begun(Client, Protocol):
+    """The client of a gRPC call whose metadata are here: `ingress.grpc.GrpcClient`, which is built on these."""
 
     def watch(self) -> None:
         """Bound the wait for its first message, if it has not come yet."""
@@ -88,6 +89,8 @@ class PublicConnection(H2ServerConnection):
 
     def refuses(self, tenant: Tenant) -> bool:
         """Return whether the loop has no time for this request; then `refuse_later`."""
+        if self.server.gate is None:
+            return False
         rank = self._rank = self.gateway.rank(tenant)
         if not rank:
             self._urgent_s = self.arrived_s

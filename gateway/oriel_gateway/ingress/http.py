@@ -3,12 +3,11 @@
 import asyncio
 import socket
 import ssl
-from dataclasses import dataclass
 from time import monotonic
 from typing import Final, cast
 
 from oriel_gateway.call.answers import refusal_body, refusal_bytes
-from oriel_gateway.call.cors import cors_lines, dressed, is_preflight
+from oriel_gateway.call.cors import cors_lines, dressed
 from oriel_gateway.call.heads import answer_lines, answer_start, head_lines
 from oriel_gateway.call.http import Call
 from oriel_gateway.call.kept_open import rest_of
@@ -17,19 +16,17 @@ from oriel_gateway.call.unread import NOTED_BYTES
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.http_status import STATUS
-from oriel_gateway.identity.keys import still_valid
-from oriel_gateway.ingress.forwarded import forwarded_for
 from oriel_gateway.ingress.grpc import GrpcClient
 from oriel_gateway.ingress.grpc_web import GrpcWebOverH1
 from oriel_gateway.ingress.h2 import Http2Connection
-from oriel_gateway.ingress.judging import open_call, overloaded
-from oriel_gateway.ingress.own_answers import NOT_QUEUED, is_own, own_page, page_answer, preflight_answer, unpaid_bytes
+from oriel_gateway.ingress.http_view import HttpView
+from oriel_gateway.ingress.judging import NO_MARK, Known, judge, turn_away
+from oriel_gateway.ingress.own_answers import NOT_QUEUED
 from oriel_gateway.ingress.tls_pieces import InPieces
 from oriel_gateway.observe.record import Record
 from oriel_gateway.observe.tracing import Mark
-from oriel_gateway.pools.pool import PoolGate
-from oriel_gateway.routing.targets import Target, chosen
-from oriel_policies.documents import ApiKey, Snapshot, Tenant
+from oriel_gateway.routing.targets import Target
+from oriel_policies.documents import ApiKey, Tenant
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.server import ServerConnection
@@ -47,49 +44,105 @@ _MAX_STRIKES = 8  # refused credentials in a row on one connection, which is the
 _FRAMING = {400: Outcome.INVALID_REQUEST, 408: Outcome.DEADLINE_EXCEEDED}
 
 
-@dataclass(frozen=True, slots=True)
-class _Judged:
-    """The sender and the target of all heads of one shape with the same credentials, by one snapshot of the documents.
+class _Http1View(HttpView):
+    """The requests of one connection of HTTP/1.1, one after the other. None of them is kept once it was judged."""
 
-    lines: what an upstream gets of the head and the tenant, whenever it is sent; if it `varies`, without the lines that
-    differ. plain: when a head like this comes again, nothing has to be judged but its ids, its size, how long its calls
-    take, and if `limited` its limits.
-    """
+    __slots__ = ("_connection",)
 
-    snapshot: Snapshot
-    key: ApiKey
-    tenant: Tenant
-    target: Target
-    lines: bytes
-    varies: bool
-    gate: PoolGate
-    plain: bool
-    limited: bool
-    give_up_s: float
-    max_body_bytes: int
+    def __init__(self, connection: "ClientConnection") -> None:
+        super().__init__(connection.gateway)
+        self._connection: ClientConnection | None = connection
+        self.client = connection
 
-    def lines_of(self, head: RequestHead) -> bytes:
-        """Return the header lines that an upstream gets for a head like the one that was judged."""
-        return b"\r\n".join((self.lines, *head.varying)) if self.varies else self.lines
+    def lost(self) -> None:
+        """Let go of the connection, which is lost: they refer to each other."""
+        self._connection = self.client = None
+
+    @property
+    def connection(self) -> "ClientConnection":
+        """The connection, while it is open."""
+        assert self._connection is not None
+        return self._connection
+
+    @property
+    def server(self) -> HttpServer:
+        return self.connection.server
+
+    @property
+    def must_close(self) -> bool:
+        return self.connection.must_close
+
+    @property
+    def peer(self) -> str:
+        return self.connection.peer
+
+    def note_front(self, cors: bytes, forwarded: str) -> None:
+        self.connection.cors, self.connection.forwarded = cors, forwarded
+
+    def count_unpaid(self, size: int) -> None:
+        assert self.head is not None
+        self.connection.unwanted(self.head, size)
+
+    def count_unknown(self) -> None:
+        assert self.head is not None
+        self.connection.strike(self.head, counts=True)
+
+    def write_own(self, answer: bytes) -> None:
+        self.connection.write_own(answer)
+        self.connection.answered(close=False)
+
+    def answers_itself(self) -> bool:
+        if super().answers_itself():
+            return True
+        head = self.head
+        assert head is not None
+        return head.line.path[:2] != "/v" and head.line.method == "POST" and self.connection.begin_web(head)
+
+    def find(self, key: ApiKey) -> Target | None:
+        target = super().find(key)
+        head, gateway = self.head, self.gateway
+        assert target is not None and head is not None
+        self.connection.authenticated(head)
+        http, varying, tenant_lines = gateway.snapshot.http, head.varying, gateway.targets.tenant_lines(target.tenant)
+        self.known = Known(
+            snapshot=gateway.snapshot,
+            key=key,
+            target=target,
+            lines=None if target.tokens else head_lines(head, tenant_lines, varying=varying),
+            varies=bool(varying),
+            fronted=bool(http.cors_origins or http.trusted_proxies),
+        )
+        self.server.heads.decide(head, self.known)
+        return target
+
+    def crowds(self, tenant: Tenant) -> bool:
+        return self.connection.crowds(tenant)
+
+    def answer_refusal(self, refused: Refused, mark: Mark, status: int) -> None:
+        connection = self.connection
+        if self.tenant is not None:
+            connection.forgive()
+        connection.write_refusal(refused, mark, v2=self.v2, queued_s=0.0)
+        connection.answered(close=False)
 
 
 class ClientConnection(ServerConnection):
     """One public connection; at most one `call` at a time.
 
-    address: the client's, as trusted proxies tell it; cors, forwarded: header lines of the request under way, for its
-    answer and for the next hop. web: the request under way is a call of gRPC-Web, and `call` is None.
+    view: the request under way while it is judged. cors, forwarded: header lines for its answer and for the next hop.
+    web: the request under way is a call of gRPC-Web, and `call` is None.
     """
 
     http_version = "1.1"
-    __slots__ = ("_rank", "_strikes", "address", "call", "cors", "forwarded", "gateway", "web")
+    __slots__ = ("_rank", "_strikes", "view", "call", "cors", "forwarded", "gateway", "web")
 
     def __init__(self, server: HttpServer, gateway: Gateway) -> None:
         super().__init__(server)
         self.gateway = gateway
+        self.view = _Http1View(self)
         self.call: Call | None = None
         self.web: GrpcWebOverH1 | None = None
         gateway.fronts.add(server)
-        self.address = ""
         self.cors = b""
         self.forwarded = ""
         self._strikes = 0
@@ -100,7 +153,6 @@ class ClientConnection(ServerConnection):
         self.transport.set_write_buffer_limits(high=NOTED_BYTES, low=NOTED_BYTES)
         if self.server.secure:
             self.transport = cast(asyncio.Transport, InPieces(self.transport))
-        self.address = self.peer
 
     def on_http2(self, data: bytes) -> bool:
         """The client begins with HTTP/2's preface: hand the connection over."""
@@ -108,59 +160,24 @@ class ClientConnection(ServerConnection):
         return True
 
     def on_head(self, head: RequestHead) -> None:
-        if self._again(head):
-            return
-        gateway = self.gateway
-        received_s = self.arrived_s
-        lines: bytes | None = None
-        mark: Mark | None = None
-        tenant: Tenant | None = None
-        target: Target | None = None
-        http = gateway.snapshot.http
-        if (http.cors_origins or http.trusted_proxies or self.cors or self.forwarded) and self._fronted(head):
-            return
+        view = self.view
+        known: Known | None = head.decision
+        view.known = known
+        view.note_head(head, self.arrived_s, self.arrived_s + self.late_s)
         try:
-            judged: _Judged | None = head.decision
-            if judged is not None and judged.snapshot is gateway.snapshot:
-                if judged.key.expires_at is not None:
-                    still_valid(judged.key)
-                tenant, target = judged.tenant, judged.target
-            else:
-                line = head.line
-                if is_own(line.method, line.path):
-                    page = own_page(head, gateway, self.memo)
-                    self.unwanted(head, unpaid_bytes(head, page))
-                    mark = gateway.mark(head.request_id, None, None)
-                    self._write(page_answer(page, head, mark, self.server.date_line, close=self.must_close))
-                    self.answered(close=False)
-                    return
-                if line.path[:2] != "/v" and line.method == "POST" and self._begin_web(head):
-                    return
-                key = gateway.identify_fields(head.credentials, self.memo)
-                tenant = key.tenant
-                target = gateway.targets.of_line(tenant, line.line, line.method, line.path, line.query, head.tier)
-                tenant = target.tenant
-                self.authenticated(head)
-                judged = self._judgement(head, key, target)
-                self.server.heads.decide(head, judged)
-            lines = None if judged.target.tokens else judged.lines_of(head)
-            mark = gateway.mark(head.request_id, head.traceparent, head.tracestate, judged.key)
-            if target.choices is not None:
-                target = chosen(target, head.get, mark.own)
-                if target.tenant is not tenant:
-                    tenant, lines = target.tenant, None  # the cached lines name another tier, so they are written anew
-            if self.server.gate is not None:
-                self._rank = gateway.rank(tenant)
-                if gateway.overload.refuses(self._rank):
-                    raise overloaded(gateway, tenant, target, received_s)
-            self.call = open_call(gateway, self, head, tenant, target, mark, received_s, self.late_s, lines)
+            if (known is None or known.fronted or self.cors or self.forwarded) and view.fronted():
+                return
+            self.call = judge(view)
         except Refused as refused:
-            self._turn_away(refused, head, mark, tenant, target, received_s)
+            turn_away(view, refused)
             return
-        if head.expect_continue:
+        finally:  # the connection may be idle for long
+            view.head = view.known = view.tenant = view.target = None
+            view.mark = NO_MARK
+        if head.expect_continue and self.call is not None:
             self.continue_body()
 
-    def _begin_web(self, head: RequestHead) -> bool:
+    def begin_web(self, head: RequestHead) -> bool:
         """Begin a call of gRPC-Web; False: the request is none."""
         if not is_grpc_web((head.get("content-type") or "").encode("latin-1")):
             return False
@@ -183,95 +200,28 @@ class ClientConnection(ServerConnection):
         if self.waits_for_head:
             super().listen()
 
-    def _judgement(self, head: RequestHead, key: ApiKey, target: Target) -> _Judged:
-        gateway, tenant = self.gateway, target.tenant
-        http, gate = gateway.snapshot.http, gateway.pools[target.pool]
-        odd = target.special or target.choices is not None or head.timeout is not None or head.expect_continue
-        watched = bool(http.cors_origins or http.trusted_proxies) or key.expires_at is not None
-        varying = head.varying
-        return _Judged(
-            snapshot=gateway.snapshot,
-            key=key,
-            tenant=tenant,
-            target=target,
-            lines=head_lines(head, gateway.targets.tenant_lines(tenant), varying=varying),
-            varies=bool(varying),
-            gate=gate,
-            plain=not odd and not watched,
-            limited=bool(target.allowances),
-            max_body_bytes=gate.pool.max_body_bytes,
-            give_up_s=tenant.tier.give_up_s,
-        )
-
     def on_request(self, head: RequestHead, data: bytes) -> None:
-        if not self._again(head):
+        if head.decision is None or head.expect_continue:
             super().on_request(head, data)
-        elif (call := self.call) is None:
-            pass  # the call was refused because of its tenant's limits
-        elif data:
-            call.whole(data, call.received_s)
-        elif call.grant is None:
-            call.enter(call.received_s)
+            return
+        self.on_head(head)
+        call = self.call
+        if call is None:
+            return
+        now = 0.0 if self.late_s else call.received_s
+        if data:
+            call.whole(data, now)
+        elif call.grant is None and call.extras is None:
+            call.enter(now)
         else:
             call.end()
 
-    def _again(self, head: RequestHead) -> bool:
-        """Make a call, or refuse it, for a head of a kind that was judged before. False: the head has to be judged in
-        full.
-        """
-        judged: _Judged | None = head.decision
-        gateway = self.gateway
-        if (
-            judged is None
-            or not judged.plain
-            or (head.content_length or 0) > judged.max_body_bytes
-            or judged.snapshot is not gateway.snapshot
-            or judged.give_up_s < judged.gate.slow_s
-            or self.late_s
-        ):
+    def crowds(self, tenant: Tenant) -> bool:
+        """Return whether the loop has no time for a request of this tenant."""
+        if self.server.gate is None:
             return False
-        if self.server.gate is not None:
-            return False
-        now, tenant, target, lines = self.arrived_s, judged.tenant, judged.target, judged.lines_of(head)
-        if head.request_id is None and head.traceparent is None:
-            mark = gateway.fresh_mark()
-        else:
-            mark = gateway.mark(head.request_id, head.traceparent, head.tracestate, judged.key)
-        gate, until = judged.gate, now + judged.give_up_s
-        if judged.limited:
-            try:
-                grant = gateway.limiter.acquire(tenant, target, head.content_length or 0, now)
-            except Refused as refused:
-                self._turn_away(refused, head, mark, tenant, target, now)
-                return True
-            self.call = call = Call(gateway, self, gate, head, tenant, target, mark, now, until, lines)
-            if grant is not None:
-                call.limited(grant)
-        else:
-            self.call = Call(gateway, self, gate, head, tenant, target, mark, now, until, lines)
-        return True
-
-    def _turn_away(
-        self,
-        refused: Refused,
-        head: RequestHead,
-        mark: Mark | None,
-        tenant: Tenant | None,
-        target: Target | None,
-        received_s: float,
-    ) -> None:
-        """Answer a request that does not become a call. mark, tenant, target: None if they are not known yet."""
-        gateway = self.gateway
-        mark = mark or gateway.mark(head.request_id, head.traceparent, head.tracestate)
-        status = STATUS[refused.outcome]
-        record = Record(mark, head.line.method, received_s, tenant, target, refused.outcome)
-        gateway.records.turned_away(refused, record)
-        if tenant is None:
-            self.strike(head, counts=status < 500)  # else it is not the client's fault
-        else:
-            self._strikes = 0
-        self.write_refusal(refused, mark, v2=head.line.path.startswith("/v2"), queued_s=0.0)
-        self.answered(close=False)
+        self._rank = self.gateway.rank(tenant)
+        return self.gateway.overload.refuses(self._rank)
 
     def strike(self, head: RequestHead, *, counts: bool) -> None:
         """Count a request whose sender is not known, and end the connection with the last of a few."""
@@ -280,23 +230,9 @@ class ClientConnection(ServerConnection):
         if self._strikes >= _MAX_STRIKES:
             head.close = True
 
-    def _fronted(self, head: RequestHead) -> bool:
-        """Read what browsers and proxies report about the client; True: it was a preflight and is answered."""
-        snapshot = self.gateway.snapshot
-        http = snapshot.http
-        self.address, self.forwarded = self.peer, ""
-        if http.trusted_proxies:
-            self.address, self.forwarded = forwarded_for(
-                head, self.peer, secure=self.server.secure, networks=http.trusted_proxies
-            )
-        self.cors = cors_lines(head.get("origin"), http.cors_origins) if http.cors_origins else b""
-        if not http.cors_origins or not is_preflight(head):
-            return False
-        self.unwanted(head)
-        mark = self.gateway.mark(head.request_id, None, None)
-        self._write(preflight_answer(self.cors, snapshot, head, mark, self.server.date_line, close=self.must_close))
-        self.answered(close=False)
-        return True
+    def forgive(self) -> None:
+        """Begin to count anew: the sender of a request is known."""
+        self._strikes = 0
 
     def write_answer(self, call: Call, head: ResponseHead, data: bytes, complete: bool, now: float) -> bool:
         """Write the head of an upstream's answer, and the bytes of its body that are here. See `contracts.Client`."""
@@ -392,7 +328,7 @@ class ClientConnection(ServerConnection):
         """Drop the connection: nobody reads it any more."""
         self.transport.abort()
 
-    def _write(self, answer: bytes) -> None:
+    def write_own(self, answer: bytes) -> None:
         """Write an answer of our own, with the lines for browsers."""
         if self.cors:
             status, _, rest = answer.partition(b"\r\n")
@@ -426,6 +362,7 @@ class ClientConnection(ServerConnection):
     def connection_lost(self, exc: Exception | None) -> None:
         # the unread bytes of this connection are not needed any more
         self.gateway.bodies.ended(self.gateway.unread.read(self))
+        self.view.lost()
         super().connection_lost(exc)
 
     def on_writable(self, writable: bool) -> None:
@@ -465,7 +402,7 @@ class ClientConnection(ServerConnection):
 
     def _write_refusal(self, refused: Refused, status: int, mark: Mark, v2: bool, timing: str, *, close: bool) -> None:
         head = self.head
-        self._write(
+        self.write_own(
             refusal_bytes(
                 refused,
                 status=status,

@@ -5,7 +5,7 @@ from time import monotonic
 from typing import Final
 
 from oriel_gateway.call.answers import refusal_body, refusal_bytes
-from oriel_gateway.call.cors import cors_lines, dressed, is_preflight
+from oriel_gateway.call.cors import dressed
 from oriel_gateway.call.events import events_of
 from oriel_gateway.call.heads import answer_lines
 from oriel_gateway.call.http import Call
@@ -13,14 +13,13 @@ from oriel_gateway.call.kept_open import rest_of
 from oriel_gateway.call.stream import AnswerStream
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.http_status import STATUS
-from oriel_gateway.ingress.forwarded import forwarded_for
 from oriel_gateway.ingress.h2_connection import PublicConnection
-from oriel_gateway.ingress.judging import open_call, overloaded
-from oriel_gateway.ingress.own_answers import NOT_QUEUED, is_own, own_page, page_answer, preflight_answer, unpaid_bytes
-from oriel_gateway.observe.record import Record
+from oriel_gateway.ingress.http_view import HttpView
+from oriel_gateway.ingress.judging import judge, turn_away
+from oriel_gateway.ingress.own_answers import NOT_QUEUED
 from oriel_gateway.observe.tracing import Mark
-from oriel_gateway.routing.targets import Target, chosen
-from oriel_policies.documents import Tenant
+from oriel_gateway.routing.targets import Target
+from oriel_policies.documents import ApiKey, Tenant
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.errors import BadMessage
 from oriel_wire.h1.request import RequestHead, parse_request_head
@@ -39,23 +38,23 @@ _GONE: Final = Stream()
 _GONE.receiving = _GONE.sending = ENDED
 
 
-class Http2Client:
-    """The `contracts.Client` of one request's call.
+class Http2Client(HttpView):
+    """One request, and the `contracts.Client` of its call.
 
     A request becomes the head that HTTP/1.1 would have had, and its answer's lines become header fields: what the
     gateway decides is the same, and its upstreams for HTTP speak HTTP/1.1.
     """
 
     http_version = "2"
-    __slots__ = ("_head", "_noted", "_unknown", "call", "connection", "cors", "forwarded", "stream")
+    __slots__ = ("_noted", "_unknown", "call", "connection", "cors", "forwarded", "stream")
 
     def __init__(self, connection: PublicConnection, stream: Stream) -> None:
+        super().__init__(connection.gateway)
         self.connection = connection
         self.stream = stream
         self.call: Call | None = None
         self.cors = b""
         self.forwarded = ""
-        self._head: RequestHead | None = None
         self._noted = False
         self._unknown = False  # the request was refused and its sender is not known
 
@@ -64,58 +63,42 @@ class Http2Client:
     def began(self, fields: list[HeaderField], end: bool) -> None:
         """The request's head is here."""
         connection = self.connection
-        gateway, server = connection.gateway, connection.server
-        received_s = connection.arrived_s
-        mark: Mark | None = None
-        tenant: Tenant | None = None
-        target: Target | None = None
+        server = connection.server
+        self.received_s = connection.arrived_s
         try:
-            head = self._head = _request_head(fields, end, server)
+            head = _request_head(fields, end, server)
+            self.note_head(head, connection.arrived_s, connection.arrived_s + connection.late_s)
             if len(head.line.line) - len(head.line.method) - len("  HTTP/1.1") > server.limits.max_target_bytes:
                 message = f"the target is longer than {server.limits.max_target_bytes} bytes"
-                self._turn_away(Refused(Outcome.TOO_LARGE, message), mark, tenant, target, received_s, status=414)
-                self._count_unknown(fields)
+                self._refuse(Refused(Outcome.TOO_LARGE, message), fields, 414)
                 return
-            http = gateway.snapshot.http
-            if (http.cors_origins or http.trusted_proxies) and self._fronted(head):
+            http = self.gateway.snapshot.http
+            if (http.cors_origins or http.trusted_proxies) and self.fronted():
                 return
-            mark = gateway.mark(head.request_id, head.traceparent, head.tracestate)
-            line = head.line
-            if is_own(line.method, line.path):
-                page = own_page(head, gateway, server.memo)
-                connection.unwanted(unpaid_bytes(head, page))
-                self._write(page_answer(page, head, mark, server.date_line, close=False))
-                self.answered(close=False)
-                return
-            key = gateway.identify_fields(head.credentials, server.memo)
-            tenant = key.tenant
-            gateway.judge_sample(mark, key)
-            server.memo.keep(head.fresh)
-            server.fields.keep(connection.decoder.fresh)
-            target = gateway.targets.of_line(tenant, line.line, line.method, line.path, line.query, head.tier)
-            tenant = target.tenant
-            if target.choices is not None:
-                target = chosen(target, head.get, mark.own)
-                tenant = target.tenant
-            if server.gate is not None and connection.refuses(tenant):
-                answer = overloaded(gateway, tenant, target, received_s)
-                connection.refuse_later(self.stream, partial(self._turn_away, answer, mark, tenant, target, received_s))
-                return
-            self.call = open_call(gateway, self, head, tenant, target, mark, received_s, connection.late_s, None)
+            self.client = self
+            call = self.call = judge(self)
         except BadMessage as error:
-            self._turn_away(Refused(Outcome.INVALID_REQUEST, error.message), mark, tenant, target, received_s)
-            if tenant is None:
-                self._count_unknown(fields)
+            self._refuse(Refused(Outcome.INVALID_REQUEST, error.message), fields)
             return
         except Refused as refused:
-            self._turn_away(refused, mark, tenant, target, received_s)
-            if tenant is None and STATUS[refused.outcome] < 500:  # else it is not the sender's fault
-                self._count_unknown(fields)
+            if self.later:
+                connection.refuse_later(self.stream, partial(turn_away, self, refused))
+            else:
+                self._refuse(refused, fields)
+            return
+        finally:
+            self.client = None  # it would refer to itself, and wait for the garbage collector
+        if call is None:
             return
         if end:
-            self.call.end()
+            call.end()
         elif head.expect_continue:
             connection.send_headers(self.stream, literal(b":status", b"100"), False)
+
+    def _refuse(self, refused: Refused, fields: list[HeaderField], status: int = 0) -> None:
+        turn_away(self, refused, status)
+        if self._unknown:
+            self.connection.unwanted(list_bytes(fields))
 
     def came(self, data: bytes | memoryview, end: bool) -> None:
         """Bytes of the body came."""
@@ -144,46 +127,44 @@ class Http2Client:
             call.client_left()
         self._let_go()
 
-    def _fronted(self, head: RequestHead) -> bool:
-        """Read what browsers and proxies report about the client; True: it was a preflight and is answered."""
-        connection = self.connection
-        gateway, server = connection.gateway, connection.server
-        http = gateway.snapshot.http
-        if http.trusted_proxies:
-            _, self.forwarded = forwarded_for(
-                head, connection.peer, secure=server.secure, networks=http.trusted_proxies
-            )
-        self.cors = cors_lines(head.get("origin"), http.cors_origins) if http.cors_origins else b""
-        if not http.cors_origins or not is_preflight(head):
-            return False
-        mark = gateway.mark(head.request_id, None, None)
-        self._write(preflight_answer(self.cors, gateway.snapshot, head, mark, server.date_line, close=False))
-        self.answered(close=False)
-        return True
+    # The view of the request -----------------------------------------------------------------------------------
 
-    def _count_unknown(self, fields: list[HeaderField]) -> None:
-        """Count the head of a request whose sender is not known, and from now on its body."""
+    @property
+    def server(self) -> HttpServer:
+        return self.connection.server
+
+    @property
+    def peer(self) -> str:
+        return self.connection.peer
+
+    def note_front(self, cors: bytes, forwarded: str) -> None:
+        self.cors, self.forwarded = cors, forwarded
+
+    def find(self, key: ApiKey) -> Target | None:
+        target = super().find(key)
+        server, head = self.connection.server, self.head
+        assert head is not None
+        server.memo.keep(head.fresh)
+        server.fields.keep(self.connection.decoder.fresh)
+        return target
+
+    def crowds(self, tenant: Tenant) -> bool:
+        self.later = self.connection.refuses(tenant)
+        return self.later
+
+    def count_unpaid(self, size: int) -> None:
+        self.connection.unwanted(size)
+
+    def count_unknown(self) -> None:
+        """Count its head, and from now on its body."""
         self._unknown = True
-        self.connection.unwanted(list_bytes(fields))
 
-    def _turn_away(
-        self,
-        refused: Refused,
-        mark: Mark | None,
-        tenant: Tenant | None,
-        target: Target | None,
-        received_s: float,
-        status: int = 0,
-    ) -> None:
-        """Answer a request that does not become a call. status: if it is not that of the refusal's outcome."""
-        gateway, head = self.connection.gateway, self._head
-        mark = mark or gateway.mark(None, None, None)
-        method = head.line.method if head is not None else ""
-        status = status or STATUS[refused.outcome]
-        record = Record(mark, method, received_s, tenant, target, refused.outcome)
-        gateway.records.turned_away(refused, record, status)
-        v2 = head is None or head.line.path.startswith("/v2")
-        self._write_refusal(refused, status, mark, v2=v2, queued_s=0.0)
+    def write_own(self, answer: bytes) -> None:
+        self._write(answer)
+        self.answered(close=False)
+
+    def answer_refusal(self, refused: Refused, mark: Mark, status: int) -> None:
+        self._write_refusal(refused, status, mark, v2=self.v2, queued_s=0.0)
         self.answered(close=False)
 
     # To the client ---------------------------------------------------------------------------------------------
@@ -297,7 +278,7 @@ class Http2Client:
         self._write_refusal(refused, STATUS[refused.outcome], mark, v2=v2, queued_s=queued_s)
 
     def _write_refusal(self, refused: Refused, status: int, mark: Mark, *, v2: bool, queued_s: float) -> None:
-        head = self._head
+        head = self.head
         self._write(
             refusal_bytes(
                 refused,

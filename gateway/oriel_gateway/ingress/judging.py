@@ -1,97 +1,234 @@
-"""Makes a call of an HTTP request whose sender and target are known, whatever version of HTTP it came by."""
+"""The one order in which every request is judged, whatever protocol it came by: HTTP/1.1, HTTP/2, gRPC or gRPC-Web.
 
+    own pages -> identify -> target -> choices -> overload -> deadline, size, time -> limits -> hold -> open
+
+A protocol supplies a view of its request, a `View`, calls `judge` with it, and `turn_away` with what that raises. A
+rule about requests is written here once, in `judge`. A view says what its protocol alone can say: how a client names
+what it wants, how its answer is written, and what the bytes of a sender cost who is not known.
+
+The first three steps have the same result for all heads of one shape with the same credentials, as long as the same
+documents are in force; a view that has `known` from an equal head skips them. A gRPC call names its model in its
+message, so `judge` is called with its metadata, and again when the message is here.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from math import inf
 from time import monotonic
 from typing import Final
 
 from oriel_gateway.call.http import Call
-from oriel_gateway.contracts import Client
 from oriel_gateway.core import Gateway
-from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.identity.named_models import judge_head
+from oriel_gateway.errors import Refused
+from oriel_gateway.http_status import STATUS
+from oriel_gateway.identity.keys import still_valid
 from oriel_gateway.limits import Grant
+from oriel_gateway.observe.record import Record
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.overload import too_busy
 from oriel_gateway.pools.holding import hold, judge_request
 from oriel_gateway.pools.pool import PoolGate
-from oriel_gateway.routing.targets import Target
-from oriel_gateway.shared.model_list import ACCEPT_JSON, ModelList
+from oriel_gateway.routing.targets import Target, chosen
 from oriel_gateway.shared.special import attach
-from oriel_policies.documents import Tenant
-from oriel_wire.h1.request import RequestHead
+from oriel_policies.documents import ApiKey, Snapshot, Tenant
+from oriel_wire.observe.semantics import NOWHERE
 
-__all__ = ["open_call", "overloaded"]
+__all__ = ["NO_MARK", "Known", "View", "judge", "turn_away"]
 
-_LISTS: Final = ("list", "entry")
+NO_MARK: Final = Mark("", "", "", "")
 
 
-def open_call(
-    gateway: Gateway,
-    client: Client,
-    head: RequestHead,
-    tenant: Tenant,
-    target: Target,
-    mark: Mark,
-    received_s: float,
-    late_s: float,
-    lines: bytes | None,
-) -> Call:
-    """Judge the deadline, the size and the limits of a request, and begin its call.
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The sender and the target of all heads of one shape with the same credentials, by one snapshot of the documents.
 
-    late_s: how long the request lay unread. lines: what the upstream gets of the head, None if it is not known yet.
-    Raises Refused.
+    lines: the header lines that an upstream gets for such a head, without those that differ from head to head; None if
+    they are written anew for each. varies: whether some differ. fronted: whether browsers or proxies have to be asked
+    about the client.
     """
-    if target.names:
-        judge_head(head, target.names)
-    deadline = gateway.deadline(tenant, received_s, head.timeout)
+
+    snapshot: Snapshot
+    key: ApiKey
+    target: Target
+    lines: bytes | None
+    varies: bool
+    fronted: bool
+
+
+class View(ABC):
+    """A request on its way to become a call: the view of it that its protocol supplies, and what is known of it so far.
+
+    mark: the ids of the request, `NO_MARK` before it was read. tenant: the sender by the tier that serves the request,
+    None while the sender is not known. target: None while it is not known. received_s, now_s: monotonic seconds at
+    which its head came and at which it is judged. timeout_ms, timeout_s: the time that its client allows, in the words
+    of HTTP and of gRPC. size_bytes: of its body, 0 if that is not known. whole: its body is here. streams: more
+    messages follow, so that its size does not tell how long it takes. grant: what the limits have granted for its
+    beginning. later: its refusal is written in a later turn of the loop, when there is time for it.
+    """
+
+    protocol = "http"
+    __slots__ = (
+        *("gateway", "grant", "known", "later", "mark", "now_s", "received_s", "size_bytes"),
+        *("streams", "target", "tenant", "timeout_ms", "timeout_s", "whole"),
+    )
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self.mark = NO_MARK
+        self.tenant: Tenant | None = None
+        self.target: Target | None = None
+        self.known: Known | None = None
+        self.received_s = self.now_s = 0.0
+        self.timeout_ms: str | None = None
+        self.timeout_s: float | None = None
+        self.size_bytes = 0
+        self.grant: Grant | None = None
+        self.later = self.streams = self.whole = False
+
+    @property
+    def method(self) -> str:
+        """The method that is asked for, "" if it is not known."""
+        return ""
+
+    @property
+    def served_at(self) -> tuple[str, int]:
+        """The address and the port of the listener, for spans of gRPC."""
+        return NOWHERE
+
+    @abstractmethod
+    def answers_itself(self) -> bool:
+        """Return whether the gateway has a page of its own for the request; then it is answered. Raises Refused."""
+
+    @abstractmethod
+    def identify(self) -> ApiKey:
+        """Return the key of the sender, and remember what was read of its head if that helps. Raises Refused."""
+
+    @abstractmethod
+    def find(self, key: ApiKey) -> Target | None:
+        """Return what the sender asks for, and remember it for equal requests; None if that is in a message which is
+        not here. Raises Refused.
+        """
+
+    @abstractmethod
+    def header(self, name: str) -> str | None:
+        """Return the first value of the header field with this lower-case name."""
+
+    @abstractmethod
+    def crowds(self, tenant: Tenant) -> bool:
+        """Return whether the loop has no time for a request of this tenant."""
+
+    @abstractmethod
+    def fits(self, gate: PoolGate, target: Target) -> None:
+        """Check the form and the size of the request for its pool. Raises Refused."""
+
+    @abstractmethod
+    def open(self, gate: PoolGate, target: Target, deadline: float) -> Call:
+        """Make the call."""
+
+    @abstractmethod
+    def count_unknown(self) -> None:
+        """Count a request that was refused and whose sender is not known."""
+
+    @abstractmethod
+    def answer_refusal(self, refused: Refused, mark: Mark, status: int) -> None:
+        """Write the whole answer of a request that does not become a call."""
+
+    def until(self, tenant: Tenant) -> float:
+        """Return the deadline: that of the tier, or an earlier one that the client asks for. Raises Refused."""
+        deadline = self.gateway.deadline(tenant, self.received_s, self.timeout_ms)
+        return deadline if self.timeout_s is None else min(deadline, self.received_s + self.timeout_s)
+
+
+def judge(view: View) -> Call | None:
+    """Judge a request, and begin its call. None: the gateway has answered, or a message is awaited. Raises Refused."""
+    gateway, known = view.gateway, view.known
+    if known is not None and known.snapshot is gateway.snapshot:
+        key, found = known.key, known.target
+        if key.expires_at is not None:
+            still_valid(key)
+        if view.mark.kept:
+            gateway.judge_sample(view.mark, key)
+    else:
+        if view.tenant is None:
+            if view.answers_itself():
+                return None
+            key = view.identify()
+            view.tenant = key.tenant
+            if view.mark.kept or key.delegated:
+                gateway.judge_sample(view.mark, key)
+        else:
+            key = view.identify()
+        sought = view.find(key)
+        if sought is None:  # the message says it, and has not come yet
+            if gateway.overload.behind and view.crowds(key.tenant):
+                raise too_busy()
+            return None
+        found = sought
+    view.tenant = found.tenant
+    target = found if found.choices is None else chosen(found, view.header, view.mark.own)
+    view.target = target
+    view.tenant = tenant = target.tenant
+    if gateway.overload.behind and view.crowds(tenant):
+        raise _overloaded(view, target)
+    deadline = view.received_s + tenant.tier.give_up_s
+    if view.timeout_ms is not None or view.timeout_s is not None:
+        deadline = view.until(tenant)
     gate = gateway.pools[target.pool]
-    bound = gate.pool.max_body_bytes
-    if head.content_length is not None and head.content_length > bound:
-        raise Refused(Outcome.TOO_LARGE, f"the body is larger than {bound} bytes")
+    view.fits(gate, target)
     # A call that has further pools (`fallback`) is judged when its body is complete.
-    if 0.0 < (left_s := deadline - received_s - late_s) < gate.slow_s and not target.fallbacks:
-        judge_request(gate, target, tenant, head.content_length or 0, left_s)
-    grant = None
-    if target.allowances:
-        grant = gateway.limiter.acquire(tenant, target, head.content_length or 0, received_s + late_s)
-    if gate.slow_s == inf and not target.fallbacks:
-        until = _hold(gateway, gate, head, tenant, received_s, grant)
-        if until is not None:
-            # Its body has to come within the usual time; the hold begins when it is here (`Call.park`).
-            deadline = min(deadline, until)
-    receiver = None
-    if target.names in _LISTS:
-        lines, receiver = ACCEPT_JSON + gateway.targets.tenant_lines(tenant), ModelList()
-    call = Call(gateway, client, gate, head, tenant, target, mark, received_s, deadline, lines, receiver)
+    if 0.0 < (left_s := deadline - view.now_s) < gate.slow_s and not (target.fallbacks or view.streams):
+        judge_request(gate, target, tenant, view.size_bytes, left_s)
+    grant = view.grant
+    if grant is None and target.allowances:
+        grant = gateway.limiter.acquire(tenant, target, view.size_bytes, view.now_s)
+    if gate.slow_s == inf and not (target.fallbacks or view.whole):
+        deadline = _held(view, gate, deadline, grant)
+    call = view.open(gate, target, deadline)
     if grant is not None:
         call.limited(grant)
     if target.special:
-        attach(call, gateway.routing)
+        attach(call, gateway.routing, streaming=view.streams)
     return call
 
 
-def overloaded(gateway: Gateway, tenant: Tenant, target: Target, now: float) -> Refused:
+def _overloaded(view: View, target: Target) -> Refused:
     """Return the refusal of a request for which the loop has no time: that of its tenant's limits if it is over them.
 
     It counts against rates as if it had been served, so that a flood is its sender's own doing.
     """
     if target.allowances:
         try:
-            grant = gateway.limiter.acquire(tenant, target, 0, now)
+            grant = view.gateway.limiter.acquire(target.tenant, target, 0, view.now_s)
         except Refused as limited:
             return limited
         if grant is not None:
-            grant.settle(0, False, now)
+            grant.settle(0, False, view.now_s)
     return too_busy()
 
 
-def _hold(
-    gateway: Gateway, gate: PoolGate, head: RequestHead, tenant: Tenant, received_s: float, grant: Grant | None
-) -> float | None:
-    """Hold the call; see `holding.hold`."""
+def _held(view: View, gate: PoolGate, deadline: float, grant: Grant | None) -> float:
+    """Return the deadline of a request whose pool has no server; see `holding.hold`. Raises Refused."""
+    assert view.tenant is not None
+    requested_until = view.gateway.requested_until(view.received_s, view.timeout_ms, view.timeout_s)
     try:
-        return hold(gate, gate.endpoints, tenant, received_s, gateway.requested_until(received_s, head.timeout))
+        until = hold(gate, gate.endpoints, view.tenant, view.received_s, requested_until)
     except Refused:
         if grant is not None:
             grant.settle(0, False, monotonic())
         raise
+    # Its body has to come within the usual time; the hold begins when it is here (`Call.park`).
+    return deadline if until is None else min(deadline, until)
+
+
+def turn_away(view: View, refused: Refused, status: int = 0) -> None:
+    """Answer a request that does not become a call. status: of HTTP, if it is not that of the refusal's outcome."""
+    mark, tenant = view.mark, view.tenant
+    if mark is NO_MARK:
+        mark = view.gateway.fresh_mark()
+    status = status or STATUS[refused.outcome]
+    record = Record(mark, view.method, view.received_s, tenant, view.target, refused.outcome)
+    record.protocol = view.protocol
+    view.gateway.records.turned_away(refused, record, status, view.served_at)
+    if tenant is None and status < 500:  # otherwise it is not the sender's fault
+        view.count_unknown()
+    view.answer_refusal(refused, mark, status)

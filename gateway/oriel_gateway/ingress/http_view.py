@@ -1,0 +1,150 @@
+"""The view of a request that HTTP/1.1 and HTTP/2 share: both read the same head and write the same answers."""
+
+from abc import abstractmethod
+from typing import Final
+
+from oriel_gateway.call.cors import cors_lines, is_preflight
+from oriel_gateway.call.http import Call
+from oriel_gateway.contracts import Client
+from oriel_gateway.core import Gateway
+from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.identity.named_models import judge_head
+from oriel_gateway.ingress.forwarded import forwarded_for
+from oriel_gateway.ingress.judging import View
+from oriel_gateway.ingress.own_answers import is_own, own_page, page_answer, preflight_answer, unpaid_bytes
+from oriel_gateway.pools.pool import PoolGate
+from oriel_gateway.routing.targets import Target
+from oriel_gateway.shared.model_list import ACCEPT_JSON, ModelList
+from oriel_policies.documents import ApiKey
+from oriel_wire.engine.listener import HttpServer
+from oriel_wire.h1.request import RequestHead
+
+__all__ = ["HttpView"]
+
+_LISTS: Final = ("list", "entry")
+
+
+class HttpView(View):
+    """A request of HTTP. head: None before it was read. client: waits for the answer; None once it has left."""
+
+    __slots__ = ("client", "head")
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway)
+        self.client: Client | None = None
+        self.head: RequestHead | None = None
+
+    def note_head(self, head: RequestHead, received_s: float, now_s: float) -> None:
+        """Note the head of the request. received_s, now_s: when it came and when it is read, monotonic seconds."""
+        gateway = self.gateway
+        self.head = head
+        self.received_s, self.now_s = received_s, now_s
+        self.timeout_ms = head.timeout
+        self.size_bytes = head.content_length or 0
+        if head.request_id is None and head.traceparent is None:
+            self.mark = gateway.fresh_mark()
+        else:
+            self.mark = gateway.mark(head.request_id, head.traceparent, head.tracestate)
+
+    # The connection's part -------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def server(self) -> HttpServer:
+        """The listener that the request came to."""
+
+    @property
+    @abstractmethod
+    def must_close(self) -> bool:
+        """Return whether the answer ends the connection."""
+
+    @property
+    @abstractmethod
+    def peer(self) -> str:
+        """The address that the request came from."""
+
+    @abstractmethod
+    def note_front(self, cors: bytes, forwarded: str) -> None:
+        """Note header lines: `cors` for the answer, `forwarded` for the next hop."""
+
+    @abstractmethod
+    def count_unpaid(self, size: int) -> None:
+        """Count a request that anybody may send, and `size` bytes of its answer."""
+
+    @abstractmethod
+    def write_own(self, answer: bytes) -> None:
+        """Write a whole answer of the gateway's own, made for HTTP/1.1, with the lines for browsers."""
+
+    # The order of judging --------------------------------------------------------------------------------------
+
+    @property
+    def method(self) -> str:
+        return "" if self.head is None else self.head.line.method
+
+    def fronted(self) -> bool:
+        """Read what browsers and proxies report about the client; True: it was a preflight and is answered."""
+        head, snapshot, server = self.head, self.gateway.snapshot, self.server
+        assert head is not None
+        http = snapshot.http
+        networks, forwarded, cors = http.trusted_proxies, "", b""
+        if networks:
+            _, forwarded = forwarded_for(head, self.peer, secure=server.secure, networks=networks)
+        if http.cors_origins:
+            cors = cors_lines(head.get("origin"), http.cors_origins)
+        self.note_front(cors, forwarded)
+        if not http.cors_origins or not is_preflight(head):
+            return False
+        self.count_unpaid(0)
+        close = self.must_close
+        self.write_own(preflight_answer(cors, snapshot, head, self.mark, server.date_line, close=close))
+        return True
+
+    def answers_itself(self) -> bool:
+        head, server = self.head, self.server
+        assert head is not None
+        if not is_own(head.line.method, head.line.path):
+            return False
+        page = own_page(head, self.gateway, server.memo)
+        self.count_unpaid(unpaid_bytes(head, page))
+        self.write_own(page_answer(page, head, self.mark, server.date_line, close=self.must_close))
+        return True
+
+    def identify(self) -> ApiKey:
+        assert self.head is not None
+        return self.gateway.identify_fields(self.head.credentials, self.server.memo)
+
+    def find(self, key: ApiKey) -> Target | None:
+        assert self.head is not None
+        line, tier = self.head.line, self.head.tier
+        return self.gateway.targets.of_line(key.tenant, line.line, line.method, line.path, line.query, tier)
+
+    def header(self, name: str) -> str | None:
+        assert self.head is not None
+        return self.head.get(name)
+
+    def fits(self, gate: PoolGate, target: Target) -> None:
+        head, bound = self.head, gate.pool.max_body_bytes
+        assert head is not None
+        if target.names:
+            judge_head(head, target.names)
+        if self.size_bytes > bound:
+            raise Refused(Outcome.TOO_LARGE, f"the body is larger than {bound} bytes")
+
+    def open(self, gate: PoolGate, target: Target, deadline: float) -> Call:
+        head, known, mark, tenant, gateway = self.head, self.known, self.mark, target.tenant, self.gateway
+        assert head is not None
+        lines = receiver = None
+        # the lines that are known name the tier of the target that is known
+        if known is not None and (lines := known.lines) is not None:
+            if known.target.tenant is not tenant:
+                lines = None
+            elif known.varies:
+                lines = b"\r\n".join((lines, *head.varying))
+        if target.names in _LISTS:
+            lines, receiver = ACCEPT_JSON + gateway.targets.tenant_lines(tenant), ModelList()
+        return Call(gateway, self.client, gate, head, tenant, target, mark, self.received_s, deadline, lines, receiver)
+
+    @property
+    def v2(self) -> bool:
+        """Return whether errors are written as v2 clients read them, which cannot read an object."""
+        return self.head is None or self.head.line.path.startswith("/v2")
