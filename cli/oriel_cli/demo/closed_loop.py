@@ -77,9 +77,11 @@ async def _caller(
 ) -> None:
     while (now := time.monotonic()) < until:
         if think_s:
-            await asyncio.sleep(min(until - now, chance.expovariate(1.0 / think_s)))
-            if (now := time.monotonic()) >= until:
+            pause_s = chance.expovariate(1.0 / think_s)
+            await asyncio.sleep(min(until - now, pause_s))
+            if now + pause_s >= until:  # a sleep may end a little early, and would let one more request go
                 break
+            now = time.monotonic()
         try:
             answer = await client.request("POST", shot.target, shot.headers, shot.body, deadline=now + ANSWER_WITHIN_S)
             failure = "" if answer.status == 200 else str(answer.status)
