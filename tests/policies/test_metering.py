@@ -101,6 +101,7 @@ def test_the_book_returns_what_was_added_since_it_was_asked_last() -> None:
     book.row(key("", why="left")).device_ns += 3
     assert book.added() == [(key("a"), (1, 0, 5, 0, 0, 0, 0, 0)), (key("", why="left"), (0, 0, 3, 0, 0, 0, 0, 0))]
     assert book.added() == []
+    row.touch()
     row.device_ns += 2
     assert book.added() == [(key("a"), (0, 0, 2, 0, 0, 0, 0, 0))]
     assert book.device_ns == 10

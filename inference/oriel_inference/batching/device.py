@@ -148,6 +148,7 @@ class Devices:
                 row = self._unbilled(device, "untenanted")
             elif row.key.device != device.name:
                 row = self._book.row(row.key._replace(device=device.name, device_class=device.device_class))
+            row.touch()
             row.device_ns += share
         return shares
 

@@ -66,6 +66,7 @@ class Meter:
             tier.latency.observe(ended_s - received_s)
             answer = completion.answer
             if answer is not None and (usage := answer.usage) is not None:
+                usage.touch()
                 usage.requests += 1
                 usage.rows += completion.rows
                 usage.bytes_in += size

@@ -63,6 +63,7 @@ class Usage:
     def _row(self, tenant: str, tier: str, target: str, why: str) -> UsageRow:
         row = self._rows.get((tenant, tier, target, why))
         if row is not None and self._generation == self.book.generation:
+            row.touch()
             return row
         if self._generation != self.book.generation or len(self._rows) >= MAX_KNOWN:
             self._rows.clear()

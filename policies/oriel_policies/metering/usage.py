@@ -41,16 +41,28 @@ class UsageKey(NamedTuple):
 
 
 class UsageRow:
-    """The counters of one key. Durations are nanoseconds. Single writer."""
+    """The counters of one key. Durations are nanoseconds. Single writer, which calls `touch` before it adds.
 
-    __slots__ = (*FIELDS, "key", "quiet", "written")
+    pending: it is to be written by the next `UsageBook.added`. turn: of the call that wrote it last.
+    """
 
-    def __init__(self, key: UsageKey) -> None:
+    __slots__ = (*FIELDS, "_touched", "key", "pending", "turn", "written")
+
+    def __init__(self, key: UsageKey, touched: "list[UsageRow] | None" = None) -> None:
+        """touched: gets this row when it changes; None for sums that are not written."""
         self.key = key
+        self._touched = touched
+        self.pending = touched is None
         self.requests = self.rows = self.device_ns = self.cpu_ns = 0
         self.bytes_in = self.bytes_out = self.tokens_in = self.tokens_out = 0
         self.written: tuple[int, ...] = (0,) * len(FIELDS)
-        self.quiet = 0
+        self.turn = 0
+
+    def touch(self) -> None:
+        """Note that the counters are about to grow: the ledger looks at no other rows."""
+        if not self.pending and self._touched is not None:
+            self.pending = True
+            self._touched.append(self)
 
     def values(self) -> tuple[int, ...]:
         """Return the counters in the order of FIELDS."""
@@ -73,16 +85,19 @@ class UsageBook:
         self._max_rows = max_rows
         self._quiet = quiet
         self._rows: dict[UsageKey, UsageRow] = {}
+        self._touched: list[UsageRow] = []
+        self._turn = 0
         self.generation = 0
         self.dropped_ns = 0
 
     def row(self, key: UsageKey) -> UsageRow:
-        """Return the row of a key; beyond the bound, the row of OTHER on its device."""
+        """Return the row of a key, to be added to; beyond the bound, the row of OTHER on its device."""
         found = self._rows.get(key)
         if found is None:
             if len(self._rows) >= self._max_rows:
                 key = key._replace(tenant=key.tenant and OTHER, tier="", target=OTHER, version="")
-            found = self._rows.setdefault(key, UsageRow(key))
+            found = self._rows.setdefault(key, UsageRow(key, self._touched))
+        found.touch()
         return found
 
     def rows(self) -> Iterator[UsageRow]:
@@ -98,20 +113,21 @@ class UsageBook:
         """Return what was added to each row since the last call, in the order of FIELDS; rows without use are left
         out.
         """
+        self._turn += 1
         found = []
-        quiet = []
-        for key, row in self._rows.items():
+        for row in self._touched:
+            row.pending = False
+            row.turn = self._turn
             values = row.values()
             if values != row.written:
-                found.append((key, tuple([now - before for now, before in zip(values, row.written, strict=True)])))
+                added = [now - before for now, before in zip(values, row.written, strict=True)]
+                found.append((row.key, tuple(added)))
                 row.written = values
-                row.quiet = 0
-            else:
-                row.quiet += 1
-                if row.quiet >= self._quiet:
-                    quiet.append(key)
-        if quiet and len(self._rows) > self._max_rows // 2:
-            self.generation += 1
+        self._touched.clear()
+        # Looking through all rows is rare: a row may be quiet for a sixtieth of its time more.
+        if len(self._rows) > self._max_rows // 2 and self._turn % max(1, self._quiet // 60) == 0:
+            quiet = [key for key, row in self._rows.items() if self._turn - row.turn >= self._quiet]
+            self.generation += bool(quiet)
             for key in quiet:
                 self.dropped_ns += self._rows.pop(key).device_ns
         return found
