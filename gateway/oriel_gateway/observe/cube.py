@@ -102,11 +102,12 @@ class Charge:
         """Charge an answered call. executes: whether its target does. Its share of the time in which its pool was busy
         is the estimate of a device time that its answer does not report.
         """
-        cost = parse_cost(record.used) if record.used else None
+        used = record.used
+        cost = parse_cost(used) if used else None
         if cost is None and record.sent_s and executes:
             busy_ns = _busy_ns(record)
-            tokens_in, tokens_out = parse_tokens(record.used) or (0, 0)
-            if not record.used.startswith(ANNOUNCED):
+            tokens_in, tokens_out = parse_tokens(used) or (0, 0)
+            if not used.startswith(ANNOUNCED):
                 self.estimated.add(record)
                 self.estimated.device_ns += busy_ns
                 self.estimated.tokens_in += tokens_in
@@ -114,9 +115,12 @@ class Charge:
                 return
             # Its server has recorded it, but its trailers were lost: an estimate counts here, and not in the bill.
             cost = Used(busy_ns, 0, self._classes.get(self._pool, ""), tokens_in, tokens_out)
-        self.reported.add(record)
+        reported = self.reported
+        reported.requests += 1
+        reported.bytes_in += record.bytes_in
+        reported.bytes_out += record.bytes_out
         if cost is not None:  # else nothing was executed: a list, metadata, another call's answer
-            self._use(cost, self.reported)
+            self._use(cost, reported)
 
     def left(self, record: Record, executes: bool) -> None:
         """Charge a call that its client cut off: by leaving, or by a deadline of its own.
@@ -142,12 +146,13 @@ class Charge:
 
     def _use(self, cost: Used, tokens: Count) -> None:
         """Add the cost of a call, and its tokens to `tokens`."""
+        reported = self.reported
         if cost.device_class != self.device_class:
             self._others = self.device_classes()
             self.device_class = self._classes[self._pool] = cost.device_class
-            self.reported.device_ns = self._others.pop(cost.device_class, 0)
-        self.reported.device_ns += cost.device_ns
-        self.reported.cpu_ns += cost.cpu_ns
+            reported.device_ns = self._others.pop(cost.device_class, 0)
+        reported.device_ns += cost.device_ns
+        reported.cpu_ns += cost.cpu_ns
         tokens.tokens_in += cost.tokens_in
         tokens.tokens_out += cost.tokens_out
 

@@ -80,10 +80,7 @@ class Usage:
             if charge is None or tenant is None or target is None or not charge.requests:
                 continue
             self._spend(tenant, target, charge)
-            if charge.cut_off:
-                self._keep_seen(tenant, target, charge)
-            else:
-                self._keep(tenant, target, charge)
+            self._keep(tenant, target, charge)
 
     def _spend(self, tenant: Tenant, target: Target, charge: Charge) -> None:
         spending = self.spending
@@ -96,39 +93,38 @@ class Usage:
             if spending is not None:
                 spending.used_tokens(tenant)
 
-    def _keep_seen(self, tenant: Tenant, target: Target, charge: Charge) -> None:
-        """Note what the answered part of calls used that were cut off; the servers record their part themselves."""
-        name = target.name or target.route
-        key = UsageKey(tenant.name, tenant.tier.name, name, target.version, "", "", CUT_OFF, target.kind)
-        counted = charge.estimated.values(0, charge.reported.cpu_ns)
-        self._seen.row(key).add(counted)
-        classes = charge.device_classes()
-        for device_class, device_ns in classes.items():
-            self._seen.row(key._replace(device_class=device_class)).device_ns += device_ns
-        used = counters(counted) | {"device_ns": sum(classes.values())}
-        self._note((tenant.name, target.kind, name, True), used, classes, share=True)
-
     def _keep(self, tenant: Tenant, target: Target, charge: Charge) -> None:
-        name = target.name or target.route
-        key = UsageKey(tenant.name, tenant.tier.name, name, target.version, "", "", "", target.kind)
+        """Note the use of answered calls, and of the answered part of those that were cut off."""
+        reported, estimated = charge.reported, charge.estimated
         classes = charge.device_classes()
-        used = charge.reported.values(sum(classes.values()), charge.reported.cpu_ns)
-        for estimated, counted in ((False, used), (True, charge.estimated.values(charge.estimated.device_ns, 0))):
-            if not counted[0]:
-                continue
-            row = self._written.row(key)
-            row.requests += counted[0]
-            row.bytes_in += counted[4]
-            row.bytes_out += counted[5]
-            by_class = {"": counted[2]} if estimated else classes
-            first = next(iter(by_class), "")
-            seen = self._seen.row(key._replace(why="estimated" if estimated else "", device_class=first))
-            seen.add(counted)
-            for device_class, device_ns in by_class.items():
-                if device_class != first:
-                    seen.device_ns -= device_ns
-                    self._seen.row(key._replace(device_class=device_class)).device_ns += device_ns
-            self._note((tenant.name, target.kind, name, estimated), counters(counted), by_class, share=True)
+        if charge.cut_off:
+            self._see(tenant, target, CUT_OFF, estimated.values(sum(classes.values()), reported.cpu_ns), classes)
+            return
+        name = target.name or target.route
+        row = self._written.row(UsageKey(tenant.name, tenant.tier.name, name, target.version, "", "", "", target.kind))
+        row.requests += charge.requests
+        row.bytes_in += reported.bytes_in + estimated.bytes_in
+        row.bytes_out += reported.bytes_out + estimated.bytes_out
+        if reported.requests:
+            self._see(tenant, target, "", reported.values(sum(classes.values()), reported.cpu_ns), classes)
+        if estimated.requests:
+            busy_ns = estimated.device_ns
+            self._see(tenant, target, "estimated", estimated.values(busy_ns, 0), {"": busy_ns})
+
+    def _see(
+        self, tenant: Tenant, target: Target, why: str, counted: tuple[int, ...], classes: Mapping[str, int]
+    ) -> None:
+        """Note some use for the tenant's page, and for a gateway that starts later. classes: device time by class."""
+        name, tier = target.name or target.route, tenant.tier.name
+        first = "" if why == CUT_OFF else next(iter(classes), "")
+        seen = self._seen.row(UsageKey(tenant.name, tier, name, target.version, "", first, why, target.kind))
+        seen.add(counted)
+        for device_class, device_ns in classes.items():
+            if device_class != first:
+                seen.device_ns -= device_ns
+                key = UsageKey(tenant.name, tier, name, target.version, "", device_class, why, target.kind)
+                self._seen.row(key).device_ns += device_ns
+        self._note((tenant.name, target.kind, name, why != ""), counters(counted), classes, share=True)
 
     def added(self, minute: str) -> list[UsageLine]:
         """Return what was used since the last call, as lines of the ledger.
