@@ -24,6 +24,7 @@ from oriel_gateway.observe.usage import Usage
 from oriel_policies.promise.error_budget import WINDOWS
 
 from ..gateway.records import record
+from ..gateway.records import target as model
 from ..waiting import until
 from .desk import Desk
 from .memory_ledger import MemoryLedger
@@ -43,8 +44,7 @@ class Seat:
     def call(self, tenant: str, target: str, ns: int, *, device_class: str = "h100", kind: str = "model") -> None:
         """Count one answered call."""
         who = SimpleNamespace(name=tenant, tier=SimpleNamespace(name="gold"), caller="", budgets=())
-        plan = SimpleNamespace(name="r")
-        what = SimpleNamespace(name=target, route="r", version="", pool="p", plan=plan, kind=kind, executes=True)
+        what = model(target, kind=kind)
         facts = {"opened": True, "status": 200, "sent_s": 2.0, "ended_s": 3.0, "bytes_in": 1, "bytes_out": 2}
         ended = record(who, what, used=COST.format(ns, device_class), **facts)
         self.usage.count(add_up([ended], self.usage.classes))

@@ -17,28 +17,14 @@ from oriel_gateway.observe.record import Record
 from oriel_gateway.observe.stats import Stats
 from oriel_gateway.observe.usage import Usage
 
-from .records import record
-
-
-class Known(SimpleNamespace):
-    """A tenant or a target, which is known by its identity."""
-
-    __hash__ = object.__hash__
-    __eq__ = object.__eq__
-
+from .records import record, target
 
 TIERS = [SimpleNamespace(name=name, target_s=target_s) for name, target_s in (("gold", 0.5), ("bronze", 5.0))]
 TENANTS: list[Any] = [
-    *[Known(name=name, tier=tier, caller="", budgets=()) for name, tier in zip("ab", TIERS, strict=True)],
-    Known(name="a", tier=TIERS[0], caller="service", budgets=()),
+    *[SimpleNamespace(name=name, tier=tier, caller="", budgets=()) for name, tier in zip("ab", TIERS, strict=True)],
+    SimpleNamespace(name="a", tier=TIERS[0], caller="service", budgets=()),
 ]
-TARGETS: list[Any] = [
-    Known(
-        name=name, route=f"model:{name}", version="", pool=pool, kind="model", executes=executes,
-        plan=SimpleNamespace(name="r"),
-    )
-    for name, pool, executes in (("m", "p", True), ("n", "p", True), ("list", "q", False))
-]  # fmt: skip
+TARGETS = [target("m"), target("n"), target("list", pool="q", executes=False)]
 ENDS = (Outcome.ANSWERED, Outcome.CALLER_LEFT, Outcome.DEADLINE_EXCEEDED, Outcome.UPSTREAM_BROKEN, Outcome.DISPLACED)
 REFUSALS = (Outcome.RATE_LIMITED, Outcome.QUEUE_FULL, Outcome.NOT_FOUND)
 USED = ("", "dev=7;cpu=3;class=h100", "dev=5;cpu=1;class=cpu;tin=2;tout=9", "tin=3;tout=4", "trailer;tin=1;tout=1", "?")
@@ -51,9 +37,9 @@ def ended(draw: Any) -> Record:
     took = draw(st.lists(st.floats(0.001, 3.0), min_size=5, max_size=5))
     if draw(st.booleans()):
         tenant = draw(st.sampled_from([None, *TENANTS[:2]]))
-        target = None if tenant is None else draw(st.sampled_from([None, *TARGETS]))
+        of = None if tenant is None else draw(st.sampled_from([None, *TARGETS]))
         outcome = draw(st.sampled_from(REFUSALS if tenant is not None else (Outcome.UNAUTHENTICATED,)))
-        return record(tenant, target, outcome, received_s=begun_s, ended_s=begun_s, status=STATUS[outcome])
+        return record(tenant, of, outcome, received_s=begun_s, ended_s=begun_s, status=STATUS[outcome])
     outcome = draw(st.sampled_from(ENDS))
     made = record(
         draw(st.sampled_from(TENANTS)), draw(st.sampled_from(TARGETS)), outcome, received_s=begun_s, opened=True

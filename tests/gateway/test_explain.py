@@ -14,7 +14,6 @@ from oriel_gateway.admin.guard import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, admin
 from oriel_gateway.errors import Outcome
 from oriel_gateway.observe.access_log import AccessLog
 from oriel_gateway.observe.decisions import Decisions, explain, stages
-from oriel_gateway.observe.tracing import Mark
 from oriel_policies.documents import compile_documents
 from oriel_wire.errors import StartFailed
 from oriel_wire.observe.telemetry import Histogram
@@ -22,7 +21,7 @@ from oriel_wire.observe.telemetry import Histogram
 from ..waiting import until
 from .grpc_stack import Backend, infer, stack
 from .operators import admin, decision, held
-from .records import record
+from .records import mark, record
 from .stack import BRONZE, GOLD, LIMITED, Client, Seen, documents, gateway, upstream
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -290,10 +289,6 @@ def test_a_wide_admin_port_has_to_have_a_token(monkeypatch: pytest.MonkeyPatch, 
 
 
 # --- decisions and the access log by themselves --------------------------------------------------------------------
-
-
-def mark(request_id: str) -> Mark:
-    return Mark(request_id, "1" * 32, "2" * 16, "3" * 16)
 
 
 def test_the_ring_keeps_the_latest() -> None:

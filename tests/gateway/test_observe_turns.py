@@ -21,7 +21,7 @@ from oriel_gateway.observe.top_names import OTHER, TopNames
 from oriel_gateway.observe.tracing import Mark, new_span
 from oriel_gateway.observe.usage import Usage
 
-from .records import record
+from .records import mark, record, target
 
 HOUR = 3600
 
@@ -33,15 +33,11 @@ class Named(SimpleNamespace):
 
 TIER = SimpleNamespace(name="gold", band=0, target_s=2.0)
 TENANT: Any = Named(name="a", tier=TIER, caller="", budgets=(), allowances=())
-PLAN = SimpleNamespace(name="r", split=())
-KNOWN = {"name": "m", "route": "/v2/m", "version": "", "pool": "p", "kind": "model", "spills": (), "allowances": ()}
-TARGET: Any = Named(**KNOWN, plan=PLAN, executes=True)
-MARK: Any = SimpleNamespace(request_id="i", trace="t", kept="", attempts=())
+TARGET = target()
 
 
 def decided(request_id: str = "i", outcome: Outcome = Outcome.ANSWERED, status: int = 200, **more: Any) -> Record:
-    mark = SimpleNamespace(request_id=request_id, trace="t", kept="", attempts=())
-    facts = {"mark": mark, "status": status, "received_s": 10.0, "ended_s": 12.0, "opened": True} | more
+    facts = {"mark": mark(request_id), "status": status, "received_s": 10.0, "ended_s": 12.0, "opened": True} | more
     return record(facts.pop("tenant", TENANT), facts.pop("target", TARGET), outcome, **facts)
 
 
@@ -369,19 +365,19 @@ def test_calls_are_counted_by_the_first_digit_of_their_status_and_waits_apart() 
 
 
 def test_a_mark_keeps_the_latest_eight_attempts() -> None:
-    mark = Mark("i", "1" * 32, "2" * 16, "3" * 16, parent="f")
+    ids = Mark("i", "1" * 32, "2" * 16, "3" * 16, parent="f")
     where: Any = SimpleNamespace(host="h", port=1)
-    spans = [mark.onward]
+    spans = [ids.onward]
     for number in range(9):
-        mark.attempted(where, float(number), number + 0.5, "503")
-        spans.append(mark.onward)
-    assert [attempt.start_s for attempt in mark.attempts] == list(range(1, 9))
-    assert [attempt.span for attempt in mark.attempts] == spans[1:9] and len(set(spans)) == 10
-    assert (mark.trace_id, mark.span_id, mark.parent_id) == (int("1" * 32, 16), int("2" * 16, 16), 15)
-    assert mark.forward_id == int(spans[-1], 16) and Mark("i", "1", "2", "3").parent_id == 0
-    assert mark.traceparent() == f"00-{'1' * 32}-{spans[-1]}-02"
-    assert mark.traceresponse() == f"00-{'1' * 32}-{'2' * 16}-02"
-    assert span_count(decided(mark=mark)) == 9 and span_count(decided(mark=mark, permit_s=1.0, ahead=0)) == 11
+        ids.attempted(where, float(number), number + 0.5, "503")
+        spans.append(ids.onward)
+    assert [attempt.start_s for attempt in ids.attempts] == list(range(1, 9))
+    assert [attempt.span for attempt in ids.attempts] == spans[1:9] and len(set(spans)) == 10
+    assert (ids.trace_id, ids.span_id, ids.parent_id) == (int("1" * 32, 16), int("2" * 16, 16), 15)
+    assert ids.forward_id == int(spans[-1], 16) and Mark("i", "1", "2", "3").parent_id == 0
+    assert ids.traceparent() == f"00-{'1' * 32}-{spans[-1]}-02"
+    assert ids.traceresponse() == f"00-{'1' * 32}-{'2' * 16}-02"
+    assert span_count(decided(mark=ids)) == 9 and span_count(decided(mark=ids, permit_s=1.0, ahead=0)) == 11
 
 
 def test_the_id_of_a_span_is_never_zero(monkeypatch: pytest.MonkeyPatch) -> None:

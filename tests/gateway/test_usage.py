@@ -14,7 +14,7 @@ from oriel_gateway.observe.record import Judged, Record
 from oriel_gateway.observe.usage import MAX_CLASSES, Usage
 
 from ..steps import steps
-from .records import record
+from .records import record, target
 from .stack import LIMITED, Client, Seen, documents, gateway, upstream
 
 NOON = datetime(2026, 11, 24, 12, tzinfo=UTC)
@@ -24,12 +24,6 @@ NEXT_MONTH = datetime(2026, 12, 1, tzinfo=UTC)
 
 def tenant(name: str, caller: str = "") -> Any:
     return SimpleNamespace(name=name, tier=SimpleNamespace(name="gold"), caller=caller)
-
-
-def target(name: str, executes: bool = True) -> Any:
-    plan = SimpleNamespace(name="r")
-    known = {"name": name, "route": f"/v2/{name}", "version": "", "pool": "p", "kind": "model"}
-    return SimpleNamespace(**known, plan=plan, executes=executes)
 
 
 def note(usage: Usage, who: str, what: str, used: str = "", busy_s: float = 0.0, caller: str = "") -> None:
