@@ -9,7 +9,7 @@ from memory_objects import MemoryObjects, MemoryWriter
 from oriel_inference.artefacts.folder import ArtefactFolder, Refusal
 from oriel_inference.artefacts.objects import Copied, pull, push
 from oriel_policies.artefacts.refusals import RefusalKind
-from oriel_wire.objects.errors import StoreUnavailable
+from oriel_wire.objects.errors import ObjectChanged, StoreUnavailable
 
 from .artefact_folders import FILES, key_of_here, other_folder, published
 
@@ -50,6 +50,20 @@ async def test_two_machines_that_built_different_bytes_do_not_mix(tmp_path: Path
     other = other_folder(tmp_path / "other")
     assert [each.state for each in await pulled(other, objects)] == ["pulled"]
     assert (other.root / key.fingerprint / "optimised.onnx").read_bytes() == b"other"
+
+
+class Contended(MemoryWriter):
+    """A store in which another machine is always writing the same object."""
+
+    async def put(self, key: str, data: bytes) -> bool:
+        raise ObjectChanged(f"{key} is being written by another process")
+
+
+async def test_what_another_machine_is_storing_right_now_is_left_to_it(tmp_path: Path) -> None:
+    key, objects = key_of_here(), MemoryObjects()
+    found = await push(published(tmp_path / "one", key), objects, Contended(objects), "engines/", key.fingerprint)
+    assert found is not None and (found.state, found.reason) == ("there", "")
+    assert objects.objects == {}
 
 
 async def test_what_is_not_whole_is_not_published(tmp_path: Path) -> None:

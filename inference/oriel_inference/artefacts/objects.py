@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,11 +78,12 @@ async def push(
     try:
         await client.head(base + MANIFEST)
     except ObjectChanged:  # there is none
-        for name, line in manifest.files.items():
-            data = await asyncio.to_thread((folder.root / fingerprint / name).read_bytes)
-            await writer.put(base + line.sha256, data)
-        if await writer.put(base + MANIFEST, (folder.root / fingerprint / MANIFEST).read_bytes()):
-            state = "pushed"
+        with suppress(ObjectChanged):  # another machine is storing the same object right now, and wins
+            for name, line in manifest.files.items():
+                data = await asyncio.to_thread((folder.root / fingerprint / name).read_bytes)
+                await writer.put(base + line.sha256, data)
+            if await writer.put(base + MANIFEST, (folder.root / fingerprint / MANIFEST).read_bytes()):
+                state = "pushed"
     return Copied(fingerprint=fingerprint, model=manifest.model, state=state)
 
 
