@@ -17,6 +17,7 @@ from oriel_wire.errors import StartFailed
 from oriel_wire.process.shared_settings import TICKET_KEYS
 
 LOOPBACK = "127.0.0.1"
+Addresses = Mapping[str, Address]  # by label, as "http"
 MOST_PROCESSES = 16  # the most processes of one unit, even if its pool may have more replicas in a cluster
 # Fixed defaults: clients rely on them.
 PORTS = {
@@ -74,92 +75,102 @@ def units(args: argparse.Namespace, assets: DemoAssets | None) -> list[UnitSpec]
             raise StartFailed(
                 f"there is no folder {str(folder)!r}: check --policies, --services and --model-repository"
             )
-
     if bool(args.tls_cert) != bool(args.tls_key):
         raise StartFailed("a certificate goes with its key: pass both --tls-cert and --tls-key")
-    usage = ["--usage", args.usage] if args.usage else []
-    tls = ["--tls-cert", str(args.tls_cert), "--tls-key", str(args.tls_key)] if args.tls_cert else []
     at = _addresses(args)
-    gateway, logic, inference = at["gateway"], at["logic"], at["inference"]
     bounds = _bounds(args.host, policies) if args.scale_to_zero else {}
     if bounds:
         (port,) = free_ports(LOOPBACK, 1)
-        gateway["scaler"] = Address(what="gateway scaler", host=LOOPBACK, port=port, flag="--free-ports")
-    through = args.models_through_gateway
-    internal = gateway["internal"] if through else gateway.pop("internal")
-    models_at = ["--gateway", str(internal)]
-    logics = _processes("logic", logic, bounds)
-    inferences = _processes("inference", inference, bounds)
-    if not through:
+        at["gateway"]["scaler"] = Address(what="gateway scaler", host=LOOPBACK, port=port, flag="--free-ports")
+    internal = at["gateway"]["internal"] if args.models_through_gateway else at["gateway"].pop("internal")
+    logics = _processes("logic", at["logic"], bounds)
+    inferences = _processes("inference", at["inference"], bounds)
+    if args.models_through_gateway:
+        models_at = ["--gateway", str(internal)]
+    else:
         models_at = [word for each in inferences for word in ("--inference", str(each["http"]))]
         models_at += [word for each in inferences for word in ("--inference-grpc", str(each["grpc"]))]
+    models = [_inference(args, repositories, each, scales=bool(bounds)) for each in inferences]
+    models[0] = dataclasses.replace(models[0], prepare=prepare)
     return [
-        UnitSpec(
-            name="gateway",
-            argv=[
-                *_command("gateway"),
-                *("--policies", str(policies), "--host", args.host),
-                *tls,
-                *usage,
-                *_ports(gateway),
-                *(word for each in logics for word in ("--endpoint", f"logic={each['http']}")),
-                *(word for each in inferences for word in ("--endpoint", f"inference={each['http']}")),
-                *(word for each in inferences for word in ("--grpc-endpoint", f"inference={each['grpc']}")),
-            ],
-            addresses=gateway,
-            scheme="https" if tls else "http",
-            environ={TICKET_KEYS: os.environ.get(TICKET_KEYS) or token_hex(32)} if through else {},
-            ready=("admin", "/health/ready"),
-        ),
-        *_scaled(
-            "logic",
-            bounds,
-            [
-                UnitSpec(
-                    name="logic",
-                    argv=[
-                        *_command("logic"),
-                        *(word for folder in services for word in ("--services", str(folder))),
-                        *models_at,
-                        *("--host", LOOPBACK, "--workers", str(args.workers)),
-                        *usage,
-                        *_ports(addresses),
-                    ],
-                    addresses=addresses,
-                    ready=("admin", "/health/ready"),
-                    needs="" if through else "inference",
-                )
-                for addresses in logics
-            ],
-        ),
-        *_scaled(
-            "inference",
-            bounds,
-            [
-                UnitSpec(
-                    name="inference",
-                    argv=[
-                        *_command("inference"),
-                        *(word for folder in repositories for word in ("--model-repository", str(folder))),
-                        *("--host", LOOPBACK),
-                        *usage,
-                        # If one model is broken, the others can still be tried out.
-                        *("--strict-readiness", "false"),
-                        # A model file that is repaired or replaced is loaded, as services are.
-                        *("--model-control-mode", "poll", "--repository-poll-secs", MODEL_POLL_S),
-                        # A spare process has one child for model checks; more checks at once would start more.
-                        *(("--model-load-thread-count", "1") if bounds else ()),
-                        *_ports(addresses),
-                    ],
-                    addresses=addresses,
-                    ready=("http", "/v2/health/ready"),
-                    models=("metrics", "/models"),
-                    prepare=prepare if addresses is inference else (),
-                )
-                for addresses in inferences
-            ],
-        ),
+        _gateway(args, policies, at["gateway"], logics, inferences),
+        *_scaled("logic", bounds, [_logic(args, services, models_at, each) for each in logics]),
+        *_scaled("inference", bounds, models),
     ]
+
+
+def _gateway(
+    args: argparse.Namespace,
+    policies: Path | None,
+    addresses: Addresses,
+    logics: Sequence[Addresses],
+    inferences: Sequence[Addresses],
+) -> UnitSpec:
+    through = args.models_through_gateway
+    return UnitSpec(
+        name="gateway",
+        argv=[
+            *_command("gateway"),
+            *("--policies", str(policies), "--host", args.host),
+            *(("--tls-cert", str(args.tls_cert), "--tls-key", str(args.tls_key)) if args.tls_cert else ()),
+            *_usage(args),
+            *_ports(addresses),
+            *(word for each in logics for word in ("--endpoint", f"logic={each['http']}")),
+            *(word for each in inferences for word in ("--endpoint", f"inference={each['http']}")),
+            *(word for each in inferences for word in ("--grpc-endpoint", f"inference={each['grpc']}")),
+        ],
+        addresses=addresses,
+        scheme="https" if args.tls_cert else "http",
+        environ={TICKET_KEYS: os.environ.get(TICKET_KEYS) or token_hex(32)} if through else {},
+        ready=("admin", "/health/ready"),
+    )
+
+
+def _logic(
+    args: argparse.Namespace, services: Sequence[Path], models_at: Sequence[str], addresses: Addresses
+) -> UnitSpec:
+    return UnitSpec(
+        name="logic",
+        argv=[
+            *_command("logic"),
+            *(word for folder in services for word in ("--services", str(folder))),
+            *models_at,
+            *("--host", LOOPBACK, "--workers", str(args.workers)),
+            *_usage(args),
+            *_ports(addresses),
+        ],
+        addresses=addresses,
+        ready=("admin", "/health/ready"),
+        needs="" if args.models_through_gateway else "inference",
+    )
+
+
+def _inference(
+    args: argparse.Namespace, repositories: Sequence[Path], addresses: Addresses, *, scales: bool
+) -> UnitSpec:
+    return UnitSpec(
+        name="inference",
+        argv=[
+            *_command("inference"),
+            *(word for folder in repositories for word in ("--model-repository", str(folder))),
+            *("--host", LOOPBACK),
+            *_usage(args),
+            # If one model is broken, the others can still be tried out.
+            *("--strict-readiness", "false"),
+            # A model file that is repaired or replaced is loaded, as services are.
+            *("--model-control-mode", "poll", "--repository-poll-secs", MODEL_POLL_S),
+            # A spare process has one child for model checks; more checks at once would start more.
+            *(("--model-load-thread-count", "1") if scales else ()),
+            *_ports(addresses),
+        ],
+        addresses=addresses,
+        ready=("http", "/v2/health/ready"),
+        models=("metrics", "/models"),
+    )
+
+
+def _usage(args: argparse.Namespace) -> Sequence[str]:
+    return ("--usage", args.usage) if args.usage else ()
 
 
 def _bounds(host: str, policies: Path | None) -> dict[str, Scaling]:
