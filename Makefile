@@ -128,7 +128,7 @@ clean:
 build/wheels/.made-$(HERE): LEVEL := 1
 build/wheels-debug/.made-$(HERE): LEVEL := debug
 build/wheels/.made-$(HERE) build/wheels-debug/.made-$(HERE): $(VENV)/.dev-$(HERE) hatch_build.py pyproject.toml \
-		$(shell find wire policies gateway logic inference cli -name '*.py')
+		$(shell find wire policies gateway logic inference cli tools -name '*.py')
 	@echo "compiling (minutes)" >&2
 	@rm -rf $(@D) && mkdir -p build
 	@ORIEL_COMPILE=$(LEVEL) $(BIN)/python -m build --no-isolation --wheel --outdir $(@D) . >build/wheel.log 2>&1 || \

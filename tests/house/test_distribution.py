@@ -76,6 +76,11 @@ def test_the_wheel_can_run_the_demo(wheel: list[str]) -> None:
     } <= demo
 
 
+def test_the_wheel_can_draw_the_pages_of_loads(wheel: list[str]) -> None:
+    vendor = "oriel_gateway/admin/console/static/vendor"
+    assert {"oriel_tools/load/charts.js", f"{vendor}/uplot.js", f"{vendor}/uplot.css"} <= set(wheel)
+
+
 def test_the_wheel_holds_nothing_else(wheel: list[str]) -> None:
     tops = {name.partition("/")[0] for name in wheel}
     assert {top for top in tops if not top.endswith(".dist-info")} == {f"oriel_{package}" for package in PACKAGES}
