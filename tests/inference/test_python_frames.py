@@ -7,14 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oriel_inference.backends.python.frames import (
-    ALIGN,
-    Assembler,
-    FrameError,
-    encode,
-    read_tensors,
-    tensor_parts,
-)
+from oriel_inference.backends.python.frames import decode, encode, read_tensors, tensor_parts
 from oriel_inference.backends.python.messages import (
     Answers,
     Cancel,
@@ -25,6 +18,7 @@ from oriel_inference.backends.python.messages import (
     TensorHead,
 )
 from oriel_wire.errors import BadMessage
+from oriel_wire.process.messages import ALIGN, Assembler, FrameError
 
 ARRAYS = {
     "BOOL": np.array([[True], [False]]),
@@ -59,8 +53,9 @@ def test_frames_survive_any_cut_of_the_stream(frames: list[list[str]], cuts: lis
         into[:count] = stream[at : at + count]
         found += assembler.received(count)
         at, turn = at + count, turn + 1
-    assert [message.batch for message, _ in found] == list(range(len(frames)))
-    for (message, body), names in zip(found, frames, strict=True):
+    messages = [(decode(head), body) for head, body in found]
+    assert [message.batch for message, _ in messages] == list(range(len(frames)))
+    for (message, body), names in zip(messages, frames, strict=True):
         parts, end = read_tensors(message.requests[0].inputs, body)
         assert end == len(body) and [name for name, _, _ in parts] == names
         for name, datatype, array in parts:
@@ -78,7 +73,8 @@ def test_bodies_are_aligned() -> None:
 def feed(data: bytes, **limits: int) -> None:
     assembler = Assembler(**limits)
     assembler.buffer()[: len(data)] = data
-    assembler.received(len(data))
+    for head, _ in assembler.received(len(data)):
+        decode(head)
 
 
 @pytest.mark.parametrize(

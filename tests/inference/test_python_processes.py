@@ -329,10 +329,9 @@ async def test_a_process_whose_socket_has_just_closed_receives_nothing_and_ends(
     ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     it = ModelProcess("m", threads=1, max_body_bytes=1000, on_message=lambda *_: None, on_end=ended.set_result)
     await it.start()
-    for transport in (it._work, it._control):
-        assert transport is not None
-        transport.abort()
-        await until(transport.is_closing)
+    for stream in (it._work, it._control):
+        stream.close()
+        await until(lambda stream=stream: not stream.is_open)  # type: ignore[misc]
     await asyncio.sleep(0)
     it.send(Cancel(1))
     it.tell(Cancel(1))

@@ -19,7 +19,7 @@ import tritonclient.grpc
 
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.backends.python import session as session_module
-from oriel_inference.backends.python.frames import AHEAD, FrameError
+from oriel_inference.backends.python.frames import AHEAD
 from oriel_inference.backends.python.messages import Infer
 from oriel_inference.batching import requests as request_batches
 from oriel_inference.batching import stream as streams
@@ -29,6 +29,7 @@ from oriel_inference.errors import BackendFailed
 from oriel_inference.settings import Settings
 from oriel_wire.context import read_headers
 from oriel_wire.observe.trace import ListSink
+from oriel_wire.process.messages import FrameError
 from oriel_wire.v2.grpc import encode_infer_request
 from oriel_wire.v2.messages import InferRequest, InferResponse, tensor
 

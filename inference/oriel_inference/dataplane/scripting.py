@@ -14,12 +14,7 @@ from typing import Protocol
 import msgspec
 
 from oriel_inference.backends import Request
-from oriel_inference.backends.python.frames import (
-    Buffer,
-    FrameError,
-    read_tensors,
-    tensor_parts,
-)
+from oriel_inference.backends.python.frames import read_tensors, tensor_parts
 from oriel_inference.backends.python.messages import Infer, Inferred, ResultHead
 from oriel_inference.backends.python.outcomes import code_of
 from oriel_inference.backends.python.session import PythonSession
@@ -27,6 +22,7 @@ from oriel_inference.dataplane.dataplane import Completion, Dataplane
 from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest, NotLoaded
 from oriel_wire.context import CallContext
 from oriel_wire.errors import BadMessage
+from oriel_wire.process.messages import Buffer, FrameError
 from oriel_wire.v2.messages import InferRequest, InferResponse, RequestedOutput, Tensor
 
 _log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from typing import Any
 
 from oriel_inference.backends import without_folders
 from oriel_inference.backends.python import pb_request, pb_utils
-from oriel_inference.backends.python.frames import Buffer, FrameError, read_tensors
+from oriel_inference.backends.python.frames import read_tensors
 from oriel_inference.backends.python.messages import (
     Answers,
     Execute,
@@ -41,6 +41,7 @@ from oriel_inference.backends.python.pb_errors import TritonError, TritonModelEx
 from oriel_inference.backends.python.pb_request import InferenceResponse, ServedRequest, encode_response
 from oriel_inference.backends.python.pb_tensor import Tensor
 from oriel_inference.backends.python.runtime import Runtime
+from oriel_wire.process.messages import Buffer, FrameError
 
 MODULE = "triton_python_backend_utils"
 CLASS = "TritonPythonModel"

@@ -9,13 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from oriel_inference.backends import Execution, Outputs, Request
-from oriel_inference.backends.python.frames import (
-    ALIGN,
-    Buffer,
-    FrameError,
-    read_tensors,
-    tensor_parts,
-)
+from oriel_inference.backends.python.frames import read_tensors, tensor_parts
 from oriel_inference.backends.python.launch import Launch
 from oriel_inference.backends.python.messages import (
     Answers,
@@ -32,6 +26,7 @@ from oriel_inference.backends.python.process import ModelProcess
 from oriel_inference.errors import BackendFailed, InferenceError
 from oriel_wire.errors import BadMessage
 from oriel_wire.observe.trace import format_traceparent
+from oriel_wire.process.messages import ALIGN, Buffer, FrameError
 from oriel_wire.v2.messages import Array
 
 MAX_OPEN = 1024

@@ -14,12 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from oriel_inference.backends.python.frames import (
-    Buffer,
-    FrameError,
-    read_tensors,
-    tensor_parts,
-)
+from oriel_inference.backends.python.frames import read_tensors, tensor_parts
 from oriel_inference.backends.python.messages import (
     Cancel,
     Credit,
@@ -37,6 +32,7 @@ from oriel_inference.backends.python.pb_errors import (
 from oriel_inference.backends.python.pb_tensor import Tensor
 from oriel_inference.backends.python.runtime import Pending, Runtime
 from oriel_wire.errors import BadMessage
+from oriel_wire.process.messages import Buffer, FrameError
 from oriel_wire.v2.messages import ParameterValue
 
 RESPONSE_COMPLETE_FINAL = 1

@@ -14,15 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from oriel_inference.backends.python.environment import model_environment
-from oriel_inference.backends.python.frames import (
-    Assembler,
-    Buffer,
-    FrameError,
-    encode,
-)
+from oriel_inference.backends.python.frames import decode, encode
 from oriel_inference.backends.python.messages import (
     Message,
 )
+from oriel_wire.process.messages import Buffer, MessageStream
 from oriel_wire.process.output import OutputPipe
 from oriel_wire.process.start import ChildProcess
 
@@ -61,8 +57,8 @@ class ModelProcess:
         self._loop = asyncio.get_running_loop()
         self._starting = False
         self._child: ChildProcess | None = None
-        self._work: asyncio.WriteTransport | None = None
-        self._control: asyncio.WriteTransport | None = None
+        self._work = MessageStream(max_body_bytes=max_body_bytes, on_frame=self._received, on_lost=self._lost)
+        self._control = MessageStream(max_body_bytes=0, on_frame=lambda *_: None, on_lost=lambda _: None)
         self._pidfd = -1
         self._output: OutputPipe | None = None
         self._ended = False
@@ -90,17 +86,16 @@ class ModelProcess:
         starting = self._loop.run_in_executor(_starter, _start, work_theirs, control_theirs, output_theirs, variables)
         starting.add_done_callback(self._started)
         try:
-            self._work, _ = await self._loop.create_unix_connection(lambda: _Reading(self), sock=work)
-            self._control, _ = await self._loop.create_unix_connection(asyncio.Protocol, sock=control)
+            await self._work.open(work)
+            await self._control.open(control)
             await asyncio.shield(starting)
             if self._ended:
                 self._cut()  # the child ended in the meantime
         except BaseException:
             self.kill("it did not start")
             self._cut()
-            for ours, transport in ((work, self._work), (control, self._control)):
-                if transport is None:
-                    ours.close()
+            work.close()
+            control.close()
             raise
 
     def _started(self, starting: "asyncio.Future[ChildProcess]") -> None:
@@ -119,16 +114,17 @@ class ModelProcess:
 
     def send(self, message: Message, body: Sequence[Buffer] = ()) -> None:
         """Send work. Raises FrameError if it is too large; a child that is gone receives nothing."""
-        if self._work is not None and not self._ended and not self._work.is_closing():
-            self._work.writelines(encode(message, body, max_body_bytes=self._max_body_bytes))
+        pieces = encode(message, body, max_body_bytes=self._max_body_bytes)
+        if not self._ended:
+            self._work.send(pieces)
 
     def tell(self, message: Message, body: Sequence[Buffer] = ()) -> None:
         """Send a message that the child has to receive while it works."""
-        if self._control is None or self._ended or self._control.is_closing():
-            return
-        self._control.writelines(encode(message, body, max_body_bytes=self._max_body_bytes))
-        if self._control.get_write_buffer_size() > MAX_CONTROL_BYTES:
-            self.kill("it does not read its socket any more")
+        pieces = encode(message, body, max_body_bytes=self._max_body_bytes)
+        if not self._ended:
+            self._control.send(pieces)
+            if self._control.unsent_bytes > MAX_CONTROL_BYTES:
+                self.kill("it does not read its socket any more")
 
     def kill(self, why: str) -> None:
         """Kill the child whatever it does; `on_end` follows."""
@@ -151,28 +147,21 @@ class ModelProcess:
             self._output.close()
         self._on_end(self._how())
 
-    def lost(self) -> None:
-        """Handle the closing of the child's socket: the child has usually ended, and its exit code follows."""
+    def _lost(self, problem: str) -> None:
+        """Handle the end of the child's socket: the child has usually ended, and its exit code follows."""
+        if problem:
+            self.kill(f"it sent a message that cannot be read: {problem}")
         self._signal()
         if self._pidfd < 0:
             self.end()
 
-    def received(self, frames: Sequence[tuple[Message, memoryview]]) -> None:
-        """Handle the frames of the work socket."""
-        for message, body in frames:
-            if self._ended:
-                return
-            self._on_message(message, body)
-
-    @property
-    def max_body_bytes(self) -> int:
-        """Return the largest body of one message, in either direction."""
-        return self._max_body_bytes
+    def _received(self, head: memoryview, body: memoryview) -> None:
+        if not self._ended:
+            self._on_message(decode(head), body)
 
     def _cut(self) -> None:
-        for transport in (self._work, self._control):
-            if transport is not None:
-                transport.abort()
+        self._work.close()
+        self._control.close()
 
     def _signal(self) -> None:
         if self._child is not None:
@@ -189,28 +178,6 @@ class ModelProcess:
 
     def _print(self, line: str) -> None:
         _log.info("model %s: %s", self._name, line)
-
-
-class _Reading(asyncio.BufferedProtocol):
-    """The reading side of the work socket."""
-
-    def __init__(self, process: ModelProcess) -> None:
-        self._process = process
-        self._assembler = Assembler(process.max_body_bytes)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._assembler.buffer()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        try:
-            frames = self._assembler.received(nbytes)
-        except FrameError as error:
-            self._process.kill(f"it sent a message that cannot be read: {error}")
-            return
-        self._process.received(frames)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._process.lost()
 
 
 def resident_bytes(pid: int) -> int:

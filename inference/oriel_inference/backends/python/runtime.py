@@ -10,16 +10,11 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from weakref import WeakValueDictionary
 
-from oriel_inference.backends.python.frames import (
-    AHEAD,
-    Assembler,
-    Buffer,
-    encode,
-)
+from oriel_inference.backends.python.frames import AHEAD, decode, encode
 from oriel_inference.backends.python.messages import (
     Cancel,
     Credit,
@@ -32,9 +27,9 @@ from oriel_inference.backends.python.messages import (
     Say,
 )
 from oriel_inference.backends.python.pb_errors import printed
+from oriel_wire.process import messages
+from oriel_wire.process.messages import Assembler, Buffer
 from oriel_wire.process.output import WINDOW_S, LogLimit
-
-MAX_PIECES = 512
 
 Inbox = Callable[[Inferred, memoryview], None]
 
@@ -136,7 +131,7 @@ class Runtime:
         pieces = encode(message, body, max_body_bytes=self.max_body_bytes)
         with self._sending:
             try:
-                _send(self._work, pieces)
+                messages.send(self._work, pieces)
             except OSError:
                 _end()
 
@@ -225,35 +220,12 @@ class Runtime:
 
 def _read(link: socket.socket, assembler: Assembler) -> list[tuple[Message, memoryview]]:
     """Read at least one frame."""
-    while True:
-        try:
-            count = link.recv_into(assembler.buffer())
-        except OSError:
-            count = 0
-        if not count:
-            _end()
-        frames = assembler.received(count)
-        if frames:
-            return frames
-
-
-def _send(link: socket.socket, pieces: list[Buffer]) -> None:
-    at = 0
-    while at < len(pieces):
-        group = pieces[at : at + MAX_PIECES]
-        at += MAX_PIECES
-        sent = link.sendmsg(group)
-        for rest in _unsent(group, sent):
-            link.sendall(rest)
-
-
-def _unsent(pieces: list[Buffer], sent: int) -> Iterator[Buffer]:
-    for piece in pieces:
-        if sent >= len(piece):
-            sent -= len(piece)
-        else:
-            yield memoryview(piece)[sent:]
-            sent = 0
+    try:
+        while not (frames := messages.receive(link, assembler)):
+            pass
+    except OSError:
+        _end()
+    return [(decode(head), body) for head, body in frames]
 
 
 def _end() -> None:

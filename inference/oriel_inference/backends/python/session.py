@@ -21,7 +21,6 @@ from typing import Any, Protocol
 
 from oriel_inference.backends import WARM_RESPONSES, Execution, Outputs, Request
 from oriel_inference.backends.python.executions import Executions, refuse
-from oriel_inference.backends.python.frames import Buffer
 from oriel_inference.backends.python.launch import Launch, PythonLimits
 from oriel_inference.backends.python.messages import (
     Answers,
@@ -49,6 +48,7 @@ from oriel_inference.errors import (
     ModelNotReady,
     ServerStopping,
 )
+from oriel_wire.process.messages import Buffer
 from oriel_wire.v2.messages import Array
 
 _log = logging.getLogger(__name__)
