@@ -130,7 +130,7 @@ TYPING_CIRCLES: tuple[frozenset[str], ...] = (
 NOT_PURE = (
     *(f"oriel_wire.{room}" for room in ("engine", "objects", "process", "discovery")),
     *(f"oriel_wire.{room}.*" for room in ("engine", "objects", "process", "discovery")),
-    *(f"oriel_wire.observe.{name}" for name in ("recall", "spans", "otel_settings", "span_metrics")),
+    *(f"oriel_wire.observe.{name}" for name in ("recall", "spans", "otel_settings", "span_metrics", "line_log")),
     *(f"oriel_wire.usage.{name}" for name in ("files", "ledger", "metrics")),
     "oriel_wire.v2.proto.generate",
 )

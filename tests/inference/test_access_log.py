@@ -25,8 +25,8 @@ from oriel_inference.servers.access_log import AccessLog
 from oriel_inference.settings import Settings
 from oriel_wire.context import read_headers
 from oriel_wire.errors import StartFailed
+from oriel_wire.observe.line_log import json_line
 from oriel_wire.observe.trace import ListSink
-from oriel_wire.process.lines import json_line
 from oriel_wire.v2.grpc import SERVICE
 from oriel_wire.v2.proto import v2_pb2
 

@@ -7,7 +7,7 @@ import msgspec
 
 from oriel_gateway.observe.decisions import stages
 from oriel_gateway.observe.record import Record
-from oriel_wire.process.lines import DELAY_S, MAX_QUEUED, LineLog, timestamp
+from oriel_wire.observe.line_log import DELAY_S, MAX_QUEUED, LineLog, timestamp
 
 
 class _Line(msgspec.Struct, kw_only=True):

@@ -13,7 +13,7 @@ from oriel_inference.dataplane.dataplane import Completion
 from oriel_inference.errors import Outcome
 from oriel_inference.servers.statuses import status_number
 from oriel_wire.context import CallContext
-from oriel_wire.process.lines import CLOSE_S, DELAY_S, MAX_QUEUED, LineLog, timestamp
+from oriel_wire.observe.line_log import CLOSE_S, DELAY_S, MAX_QUEUED, LineLog, timestamp
 
 MAX_NAME = 128
 
