@@ -191,7 +191,10 @@ class _Call:
             late = status != 200 and now >= self._deadline
             gate, target, held_s, good = self._gate, self._target, now - self._permit_s, status < 500
             share_s = held_s / gate.streams.at_servers
-            cost_s = gate.charge(target, self.tenant, self._ticket, held_s, share_s, cost_us)
+            cost_s = cost_us * 1e-6 if cost_us >= 0 else share_s
+            charge_s = gate.charge(target, self.tenant, held_s, share_s, cost_s)
+            if self._ticket is not None:
+                gate.settle(self._ticket, charge_s)
             if good:
                 gate.note_answered(held_s, share_s, cost_us)
             if status < 300:

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from oriel_gateway.call.lifecycle import Lifecycle
+from oriel_gateway.call.call import GatewayCall
 from oriel_gateway.core import Gateway
 from oriel_gateway.pools.health import Watch
 from oriel_wire.discovery.discovery import Address
@@ -53,8 +53,8 @@ async def empty(files: dict[str, bytes]) -> AsyncIterator[tuple[int, Gateway]]:
         yield port, core
 
 
-def watched(core: Gateway) -> Lifecycle:
-    return next(item for item in core.clock if isinstance(item, Lifecycle))
+def watched(core: Gateway) -> GatewayCall:
+    return next(item for item in core.clock if isinstance(item, GatewayCall))
 
 
 def parked(core: Gateway) -> int:

@@ -29,7 +29,7 @@ async def test_a_body_in_tiny_pieces_weighs_what_it_is() -> None:
             client.data_received(b"ab")
         weight = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
-        assert client.call._holding.units == 99_998 and weight < 2 * 100_000
+        assert client.call.life.holding.units == 99_998 and weight < 2 * 100_000
         client.connection_lost(None)
 
 
@@ -117,7 +117,7 @@ async def test_a_streamed_answer_waits_for_its_reader_and_then_arrives_whole() -
         await until(lambda: not connection.call.connection.transport.is_reading())
         assert sent < total
         (gate,) = core.pools.values()
-        assert gate.admission.inflight == 1
+        assert gate.admission.inflight == 0 and gate.streams.shares.held == 1
         events = 1
         while piece := await reader.read(1 << 20):
             events += piece.count(b"data: ")

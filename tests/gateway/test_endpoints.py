@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from scripted_discovery import ScriptedDiscovery
 
-from oriel_gateway.call.lifecycle import Lifecycle
+from oriel_gateway.call.call import GatewayCall
 from oriel_gateway.pools.endpoint_state import MAX_RECORDS, Reach
 from oriel_gateway.pools.grpc_endpoint import GrpcEndpoint
 from oriel_gateway.pools.health import COMPARE_EVERY, Watch
@@ -185,7 +185,7 @@ async def test_a_broken_model_takes_no_other_model_of_its_server_out_of_service(
         await until(lambda: these[0].reach is Reach.NOT_READY)
         client.send(INFER, b"x")
         await until(lambda: these.parked == 1)
-        next(item for item in core.clock if isinstance(item, Lifecycle)).expired()
+        next(item for item in core.clock if isinstance(item, GatewayCall)).expired()
         reply = await client.reply()
         error = "model 'digits' was not ready on any server of this pool before the deadline"
         assert (reply.status, json.loads(reply.body)["error"]) == (502, error)

@@ -61,7 +61,9 @@ def test_a_tenants_turns_are_neither_free_nor_priceless(cost_us: int, least: int
         turns[call.who] += 1
         reported = cost_us if call.who == "g" else 5000
         share_s = 0.04 / gate.streams.at_servers
-        gate.charge(targets[call.who], tenants[call.who], call.ticket, 0.04, share_s, reported)
+        charge_s = gate.charge(targets[call.who], tenants[call.who], 0.04, share_s, reported * 1e-6)
+        if call.ticket is not None:
+            gate.settle(call.ticket, charge_s)
         gate.release_permit(targets[call.who].counted, 0.04, True)
         come(call.who)
     assert min(turns.values()) >= least, turns

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from oriel_gateway.call.lifecycle import JOINED
+from oriel_gateway.call.contracts import JOINED
 from oriel_gateway.shared import single_flight
 
 from ..waiting import until

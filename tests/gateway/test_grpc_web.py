@@ -15,7 +15,7 @@ import httpx
 import pytest
 from tritonclient.grpc import service_pb2
 
-from oriel_gateway.call.grpc import GrpcCall
+from oriel_gateway.call.call import GatewayCall
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 
@@ -339,7 +339,7 @@ async def test_an_answer_that_ends_within_a_message_is_cut_off(http2: bool) -> N
                 pieces = got.aiter_raw()
                 await anext(pieces)
                 (call,) = core.clock
-                assert isinstance(call, GrpcCall)
+                assert isinstance(call, GatewayCall)
                 call.refuse(Refused(Outcome.UPSTREAM_BROKEN, "the upstream is gone"))
                 async for _ in pieces:
                     pass

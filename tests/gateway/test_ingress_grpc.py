@@ -16,7 +16,7 @@ from tritonclient.grpc import aio as triton
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-from oriel_gateway.call import http as any_call
+from oriel_gateway.call import call as any_call
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress.http import serve_public
 from oriel_gateway.limits import EmbeddedLimiter

@@ -7,7 +7,7 @@ from time import monotonic
 
 import pytest
 
-from oriel_gateway.call import http as http_call
+from oriel_gateway.call import call as http_call
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.observe.trace import ListSink
 

@@ -9,7 +9,7 @@ from math import inf
 import pytest
 from memory_ledger import MemoryLedger
 
-from oriel_gateway.call import http as call
+from oriel_gateway.call import call
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress import http as ingress_http
 from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter

@@ -191,7 +191,7 @@ async def test_a_session_stays_with_its_server_also_when_that_is_full(ups: list[
         asked = in_turn(ups, late)
         saying = asyncio.ensure_future(say())
         await until(lambda: len(asked) == 1)
-        (hedge,) = [connection.call._trouble._hedge for connection in core_connections(core)]
+        (hedge,) = [connection.call.life.trouble._hedge for connection in core_connections(core)]
         await until(lambda: hedge._timer.when() < asyncio.get_running_loop().time())
         late.go.set()
         assert await saying == 200 and core.pools["p"].retries.spent == 1  # there was no second copy at another server

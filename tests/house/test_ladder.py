@@ -27,7 +27,7 @@ UNITS = ("oriel_gateway", "oriel_logic", "oriel_inference")
 # import only itself and rooms below it; imports inside functions and for the type checker count.
 ROOMS: dict[str, tuple[str, ...]] = {
     # The limits read targets and so stand above the routing, which asks the identity what a tenant may use. The pages
-    # (api_docs) read pools and error answers. `contracts` cuts what would lead upwards from the call.
+    # (api_docs) read pools and error answers.
     "oriel_gateway": (
         "command",
         "app",
@@ -39,7 +39,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "api_docs",
         "shared",
         "call",
-        "contracts",
         "pools",
         "observe",
         "limits",

@@ -6,6 +6,7 @@ import msgspec
 
 from oriel_gateway.errors import Refused
 from oriel_gateway.http_status import FINAL, WORDS
+from oriel_gateway.observe.tracing import Mark
 from oriel_wire.engine.limits import reason_phrase
 
 __all__ = ["refusal_body", "refusal_bytes", "small_answer", "with_retry_after"]
@@ -33,15 +34,14 @@ def refusal_bytes(
     *,
     status: int,
     v2: bool,
-    request_id: str,
-    trace: str,
+    mark: Mark,
     timing: str,
     date_line: bytes,
     close: bool,
     head_only: bool,
 ) -> bytes:
     """Return a whole answer. v2: see `refusal_body`."""
-    body = refusal_body(refused, request_id, v2=v2)
+    body = refusal_body(refused, mark.request_id, v2=v2)
     more = "".join([f"{name}: {value}\r\n" for name, value in refused.headers]) if refused.headers else ""
     if refused.retry_after_s is not None:
         more += f"retry-after: {refused.retry_after_s}\r\n"
@@ -50,7 +50,8 @@ def refusal_bytes(
     # As `small_answer` would write it, in one piece: an attack is answered with many of these.
     head = (
         f"HTTP/1.1 {status} {reason_phrase(status)}\r\ncontent-length: {len(body)}\r\n"
-        f"content-type: application/json\r\n{more}x-request-id: {request_id}\r\ntraceresponse: {trace}\r\n"
+        f"content-type: application/json\r\n{more}x-request-id: {mark.request_id}\r\n"
+        f"traceresponse: {mark.traceresponse()}\r\n"
         f"server-timing: {timing}{f', {refused.timing}' if refused.timing else ''}\r\n{CLOSE if close else ''}"
     ).encode("latin-1")
     return b"%b%b\r\n%b" % (head, date_line, b"" if head_only else body)

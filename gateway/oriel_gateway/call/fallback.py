@@ -17,14 +17,11 @@ and fro.
 
 from dataclasses import replace
 from time import monotonic
-from typing import Any, Final, Protocol
+from typing import Final
 
-from oriel_gateway.contracts import Host
+from oriel_gateway.call.contracts import Call
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.pools.endpoints import EndpointSet
-from oriel_gateway.pools.pool import PoolGate
-from oriel_gateway.routing.targets import Spill, Target
-from oriel_policies.documents import Tenant
+from oriel_gateway.routing.targets import Spill
 from oriel_policies.upstreams.fallback import Hindrance, hindrance
 
 __all__ = ["SENT_ON", "SPILLING", "leave_late_pool", "spill"]
@@ -42,40 +39,11 @@ SPILLING: Final = frozenset(
 )
 
 
-class Movable(Protocol):
-    """The call, as far as its pools are concerned. queued_s: when it came to the queue, 0.0 before."""
-
-    gateway: Host
-    gate: PoolGate
-    head: Any
-    tenant: Tenant
-    target: Target
-    deadline: float
-    queued_s: float
-    body_bytes: int
-
-    @property
-    def may_move(self) -> bool:
-        """Return whether the body is here and no server can have executed it."""
-
-    def endpoints_of(self, gate: PoolGate) -> EndpointSet[Any]:
-        """Return the endpoints of a pool that speak the call's protocol."""
-
-    def move(self, target: Target, gate: PoolGate, now: float) -> bool:
-        """Leave the pool for `gate`; `enter` comes next. False: its bytes, or its other model, do not allow that."""
-
-    def enter(self, now: float = 0.0) -> None:
-        """Take a permit or queue for one."""
-
-    def refuse(self, refused: Refused) -> None:
-        """End the call with an error."""
-
-
-def leave_late_pool(call: Movable) -> bool:
+def leave_late_pool(call: Call) -> bool:
     """Send a call on that would be late in its own pool. Returns whether it went on or was refused."""
     gate, target, now = call.gate, call.target, monotonic()
     left_s = call.deadline - now
-    if not call.endpoints_of(gate).usable:
+    if not call.side.endpoints_of(gate).usable:
         # its queue's times do not matter then: the call goes on, or is held, at the moment when it has to wait
         return False
     try:
@@ -90,7 +58,7 @@ def leave_late_pool(call: Movable) -> bool:
     return late and not gate.keeps_late_call() and spill(call, Outcome.INFEASIBLE, now)
 
 
-def spill(call: Movable, reason: Outcome, now: float, *, sent: bool = False) -> bool:
+def spill(call: Call, reason: Outcome, now: float, *, sent: bool = False) -> bool:
     """Let a call go on in the first of its further pools that can serve it in time. Returns whether there is one.
 
     sent: whether it was sent to a server, which refused it; then the retry budget of its pool has to pay.
@@ -104,7 +72,7 @@ def spill(call: Movable, reason: Outcome, now: float, *, sent: bool = False) -> 
         gate = call.gateway.pools.get(further.pool)
         if gate is None or size > gate.pool.max_body_bytes:
             continue
-        why = hindrance(gate.prospect(further, tenant, size, usable=bool(call.endpoints_of(gate).usable)), left_s)
+        why = hindrance(gate.prospect(further, tenant, size, usable=bool(call.side.endpoints_of(gate).usable)), left_s)
         if why is not None:
             passed.append(Spill(further.pool, why.value))
         elif sent and not call.gate.retries.spend(now):

@@ -1,4 +1,4 @@
-"""One bidirectional gRPC stream on its way: a call whose request and answer are many messages.
+"""The gRPC side of a call whose request and answer are many messages: one bidirectional stream.
 
 The first message opens it like a unary call; from its answer on the stream has a slot in place of a permit
 (`pools.stream_slots`). Later messages are sent when the limits of their models allow it. The deadline bounds the first
@@ -8,26 +8,24 @@ answer; then the tier bounds how long the stream may be silent in both direction
 import asyncio
 from collections.abc import Collection
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
-from oriel_gateway.call.grpc import GrpcCall, GrpcRequest
-from oriel_gateway.call.lifecycle import ANSWERING, DONE
+from oriel_gateway.call.contracts import ANSWERING, DONE, Call, Side
+from oriel_gateway.call.grpc import encoded_head, requested_until, schedule_of, take_trailers
 from oriel_gateway.call.stream import AnswerStream
-from oriel_gateway.contracts import Client, Host
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits import StreamGrant
-from oriel_gateway.observe.tracing import Mark
+from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.grpc_answers import GrpcAnswer, GrpcExchange
 from oriel_gateway.pools.pool import PoolGate
-from oriel_gateway.pools.upstream_answers import DENIED
+from oriel_gateway.pools.upstream_answers import DENIED, AnswerKind
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
 from oriel_policies.waiting.unanswered import Unanswered
-from oriel_wire.errors import UpstreamError
 from oriel_wire.h2.grpc import PREFIX_BYTES, prefix
-from oriel_wire.v2.grpc_names import append_schedule, peek_answer
+from oriel_wire.v2.grpc_names import peek_answer
 
-__all__ = ["GrpcStreamCall"]
+__all__ = ["GrpcStreamSide"]
 
 _ASK_AGAIN_S: Final = 0.01  # after this time the meter knows how long a message has to wait
 
@@ -49,127 +47,113 @@ class _Decision:
             self.made.set_exception(refused)
 
 
-class GrpcStreamCall(GrpcCall):
-    """A stream. sent: set once the first message is on its way. closing: the client has sent its last message.
+class GrpcStreamSide(Side):
+    """The side of one stream.
 
+    sent: set once the first message is on its way, or the call is over.
+    closing: the client has sent its last message.
     unanswered: the messages that the server may still be working on.
     """
 
+    protocol = "grpc"
+    grpc = True
     streams = True
-    __slots__ = (
-        "_answering",
-        "_cost_s",
-        "_first_s",
-        "_grant",
-        "_room",
-        "closing",
-        "sent",
-        "unanswered",
-    )
+    __slots__ = ("_answering", "_grant", "_messages", "_room", "closing", "sent", "unanswered")
 
-    def __init__(
-        self,
-        gateway: Host,
-        client: Client | None,
-        gate: PoolGate,
-        head: GrpcRequest,
-        tenant: Tenant,
-        target: Target,
-        mark: Mark,
-        received_s: float,
-        deadline: float,
-    ) -> None:
-        super().__init__(gateway, client, gate, head, tenant, target, mark, received_s, deadline)
+    def __init__(self) -> None:
         self.sent = asyncio.Event()
         self.closing = False
         self.unanswered = Unanswered()
-        self.messages = 0
-        self._first_s = 0.0  # when its first answer came
-        self._cost_s = 0.0  # what it is charged
+        self._messages = 0  # that were sent on
         self._grant: StreamGrant | None = None  # of a stream whose tenant has limits
         self._answering = ""  # the model of the latest answer
         self._room = asyncio.Event()  # the upstream takes more
 
-    # To the upstream -------------------------------------------------------------------------------------------
-
-    def put(self, connection: GrpcExchange, now: float) -> None:
-        connection.streamed = True
-        if not self.messages:
-            if self.tenant.allowances:
-                self._grant = StreamGrant(self.grant, self.target.name, now)
-            self._note_sent(self.target.name, now)
-        self.as_stream().begin_work(self.permit_s)
-        self._room.set()
-        super().put(connection, now)
-        self.sent.set()
+    @property
+    def messages(self) -> int:
+        return self._messages
 
     @property
     def may_move(self) -> bool:
-        """Return whether nothing of the stream was sent."""
-        return not self.messages and super().may_move
+        return not self._messages
 
-    def rename(self, model: str) -> bool:
+    def endpoints_of(self, gate: PoolGate) -> EndpointSet[Any]:
+        return gate.grpc
+
+    def requested_until(self, call: Call) -> float:
+        return requested_until(call)
+
+    def rename(self, call: Call, model: str) -> bool:
         """False: later messages would still name the other model."""
         return False
 
-    def ends_with_first(self) -> bool:
-        return self.closing
+    # To the upstream -------------------------------------------------------------------------------------------
 
-    def upstream_timeout_s(self, now: float) -> float:
-        return max(0.0, self.deadline - now) + self.tenant.tier.stream_max_s
-
-    def time_for_triton(self, now: float) -> float | None:
-        return None  # the deadline of a stream bounds its first answer only
+    def write(self, call: Call, connection: GrpcExchange, now: float) -> None:
+        """Write the first message. The deadline bounds its answer only, so Triton is told no timeout."""
+        connection.streamed = True
+        connection.most_bytes = call.gate.pool.max_response_bytes
+        if not self._messages:
+            if call.tenant.allowances:
+                self._grant = StreamGrant(call.grant, call.target.name, now)
+            self._note_sent(call.target.name, now)
+        call.as_stream().begin_work(call.permit_s)
+        self._room.set()
+        schedule = schedule_of(call, None)
+        timeout_s = max(0.0, call.deadline - now) + call.tenant.tier.stream_max_s
+        head, data = encoded_head(call, connection, timeout_s), call.body() + schedule
+        data = prefix(len(data)) + data
+        if self.closing:
+            connection.send_whole(head, data)
+        else:
+            connection.send(head, data, False)
+        self.sent.set()
 
     def _note_sent(self, model: str, now: float) -> None:
-        self.messages += 1
+        self._messages += 1
         if self._grant is not None:
             self._grant.message_sent(model, self.unanswered.models, now)
         self.unanswered.sent(model)
 
     def room(self) -> None:
-        """The upstream takes more."""
         self._room.set()
 
-    async def send_message(self, model: str, message: bytes) -> None:
+    async def send_message(self, call: Call, model: str, message: bytes) -> None:
         """Send a further message when the upstream has room for it."""
-        if self.stream is not None:
-            self.stream.data_s = monotonic()
+        if call.stream is not None:
+            call.stream.data_s = monotonic()
         await self._room.wait()
-        connection = self.connection
-        if connection is None or self.state == DONE:
+        connection = call.connection
+        if connection is None or call.state == DONE:
             return
-        self._body = None  # the call cannot be sent again from here on
-        self.body_bytes += len(message)
-        priorities = self.gate.pool.triton_priorities
-        if priorities and (priority := priorities.get(self.tenant.tier.name)) is not None:
-            message = append_schedule(message, priority, None)
+        call.replace_body(None, call.body_bytes + len(message))  # the call cannot be sent again from here on
+        message += schedule_of(call, None)
         now = monotonic()
         self._note_sent(model, now)
-        self.as_stream().message_sent(now)
+        call.as_stream().message_sent(now)
         if not connection.send_more(prefix(len(message)) + message, False):
             self._room.clear()
 
-    def end_messages(self) -> None:
+    def end_messages(self, call: Call) -> None:
         """The client has sent its last message."""
         self.closing = True
-        if self.connection is not None and self.sent.is_set():
-            self.connection.send_more(b"", True)
+        if call.connection is not None and self.sent.is_set():
+            call.connection.send_more(b"", True)
 
     # Limits of later messages ----------------------------------------------------------------------------------
 
-    def moved(self, data: bytes, model: str | None = None) -> None:
-        """Count bytes for the limits. model: the model of a message; None for an answer."""
+    def count_bytes(self, call: Call, size_bytes: int, model: str) -> None:
+        """Count the bytes of a message or an answer for the limits. model: the one that it names."""
         if self._grant is not None:
-            self._grant.answered(len(data), self._answering if model is None else model, monotonic())
-        elif self.grant is not None:
-            self.grant.move(len(data), monotonic())
+            self._grant.answered(size_bytes, model, monotonic())
+        elif call.grant is not None:
+            call.grant.move(size_bytes, monotonic())
 
-    async def further(self, tenant: Tenant, target: Target, size_bytes: int) -> float:
+    async def further(self, call: Call, tenant: Tenant, target: Target, size_bytes: int) -> float:
         """Count a later message of the stream. Returns 0.0, or the seconds until its rate allows it. Raises Refused."""
         if self._grant is None:  # its tenant has got limits since the stream began
-            self._grant = StreamGrant(self.grant, self.target.name, monotonic())
-        got = self.gateway.limiter.acquire_further(tenant, target, size_bytes, monotonic(), self._grant.held)
+            self._grant = StreamGrant(call.grant, call.target.name, monotonic())
+        got = call.gateway.limiter.acquire_further(tenant, target, size_bytes, monotonic(), self._grant.held)
         if isinstance(got, float):
             return got
         added = False
@@ -177,8 +161,8 @@ class GrpcStreamCall(GrpcCall):
             if not got.ready:
                 got.waiter = decision = _Decision()
                 await decision.made
-            self._charge(self.unanswered.models)
-            if self.state != DONE:
+            self._charge(call, self.unanswered.models)
+            if call.state != DONE:
                 self._grant.add_message(got, target.name, monotonic())
                 added = True
         except Refused as refused:
@@ -190,121 +174,88 @@ class GrpcStreamCall(GrpcCall):
                 got.settle(0, False, monotonic())
         return 0.0
 
-    def _charge(self, models: Collection[str]) -> None:
+    def _charge(self, call: Call, models: Collection[str]) -> None:
         """Charge the stream's limits for the time in which the server worked for these models and the client read."""
-        if self._grant is not None and not self.as_stream().paused:
-            self._grant.worked(models, 1.0 / self.gate.streams.at_servers, monotonic())
+        if self._grant is not None and not call.as_stream().paused:
+            self._grant.worked(models, 1.0 / call.gate.streams.at_servers, monotonic())
 
     # From the upstream -----------------------------------------------------------------------------------------
 
-    def response(self, head: GrpcAnswer, data: bytes, complete: bool) -> None:
-        """The first answer came, or the stream ends without one. A stream that has begun is not sent again."""
+    def classify(self, call: Call, head: GrpcAnswer, data: bytes) -> AnswerKind:
+        return head.kind(model=bool(call.target.sought))
+
+    def reads(self, call: Call, head: GrpcAnswer, data: bytes, complete: bool) -> bool:
+        """Take the first answer, or the end without one. A stream that has begun is not sent again."""
         now = monotonic()
-        client, endpoint = self.client, self.endpoint
+        client, endpoint, sought = call.client, call.endpoint, call.target.sought
         assert client is not None and endpoint is not None
-        self.response_s = self._first_s = now
-        self.state = ANSWERING
-        self.status = head.status
+        call.response_s = now
+        call.state = ANSWERING
+        call.status = head.status
         if head.status < 400:
-            self.endpoints.note_answer(endpoint, now, now - self.sent_s, self.target.sought)
+            call.endpoints.note_answer(endpoint, now, now - call.sent_s, sought)
         else:
-            self.endpoints.note_error(endpoint, head.status, now, now - self.sent_s, model=self.target.sought)
-            if self.classify(head, data) in DENIED:
-                self.endpoints.model_locations.note_denied(endpoint, self.target.sought, now)
-        self.stream = AnswerStream(now, unbounded=True)
-        self.watch_until(self.stream.ends_s(self.tenant.tier, now))
-        self._body = None
-        self.as_stream().begin_answer(now)
+            call.endpoints.note_error(endpoint, head.status, now, now - call.sent_s, model=sought)
+            if self.classify(call, head, data) in DENIED:
+                call.endpoints.model_locations.note_denied(endpoint, sought, now)
+        call.stream = stream = AnswerStream(now, unbounded=True)
+        call.watch_until(stream.ends_s(call.tenant.tier, now))
+        call.replace_body(None, call.body_bytes)
+        call.as_stream().begin_answer(now)
         if complete:
-            self.answer = head
-            self.cost_us = head.cost_us
-            self.timing = head.server_timing
-            self.used = head.used
-            self.connection = None
-            client.write_answer(self, head, data, True, now)
-            self.finish(Outcome.ANSWERED, "", now)
+            call.answer = head
+            call.cost_us, call.timing, call.used = head.cost_us, head.server_timing, head.used
+            call.connection = None
+            client.write_answer(call, head, data, True, now)
+            call.finish(Outcome.ANSWERED, "", now)
             client.answered(close=False, now=now)
-            return
-        self.bytes_out = 0
-        client.write_answer(self, head, b"", False, now)
-        self._message(data)
+        else:
+            client.write_answer(call, head, b"", False, now)
+            call.response_data(data, False)
+        return False
 
-    def response_data(self, data: bytes, complete: bool) -> None:
-        """A further message of the answer, with its prefix; or its end."""
-        client = self.client
-        assert client is not None
-        if not complete:
-            self._message(data)
+    def note_data(self, call: Call, data: bytes, complete: bool) -> None:
+        """Count a further message of the answer, which has its prefix; there is none at the end."""
+        if complete:
             return
-        self.connection = None
-        client.write_more(self, b"", True)
-        self.finish(Outcome.ANSWERED)
-        client.answered(close=False)
-
-    def _message(self, data: bytes) -> None:
-        client, stream, unanswered = self.client, self.stream, self.unanswered
-        assert client is not None and stream is not None
+        stream, unanswered = call.stream, self.unanswered
+        assert stream is not None
         stream.data_s = now = monotonic()
         message = data[PREFIX_BYTES:]
-        self.bytes_out += len(message)
+        call.bytes_out += len(message)
         model, final = peek_answer(message)
         if self._grant is not None:
             self._answering = model
             at_work = unanswered.models
-            self._charge(at_work if (final and not model) or model in at_work else (*at_work, model))
+            self._charge(call, at_work if (final and not model) or model in at_work else (*at_work, model))
         unanswered.answered(model, final)
-        self.as_stream().answered(now, bool(unanswered.models))
-        self.moved(message)
-        client.write_more(self, data, False)
-        if not client.keeps_up:
-            client.on_writable(False)
+        call.as_stream().answered(now, bool(unanswered.models))
+        self.count_bytes(call, len(message), model)
 
-    def client_writable(self, writable: bool) -> None:
+    def trailers(self, call: Call, answer: GrpcAnswer) -> None:
+        take_trailers(call, answer)
+
+    def client_writable(self, call: Call, writable: bool) -> None:
         if not writable:
-            self._charge(self.unanswered.models)
+            self._charge(call, self.unanswered.models)
         elif self._grant is not None:
             self._grant.resume(monotonic())
-        super().client_writable(writable)
 
-    def failed(self, error: UpstreamError) -> None:
+    def failed(self, call: Call) -> None:
         self._room.set()
-        if self.messages > 1:
-            self._body = None
-        super().failed(error)
+        if self._messages > 1:
+            call.replace_body(None, call.body_bytes)
 
     # The end ---------------------------------------------------------------------------------------------------
 
-    def expired(self) -> None:
-        stream = self.stream
-        if stream is None:
-            super().expired()
-            return
-        ends_s = stream.ends_s(self.tenant.tier, self._first_s)
-        if monotonic() < ends_s:
-            self.watch_until(ends_s)
-            return
-        message = "the stream was silent, or went on, for longer than its tier may"
-        self.refuse(Refused(Outcome.DEADLINE_EXCEEDED, message))
+    def finishing(self, call: Call) -> None:
+        self._charge(call, self.unanswered.models)
 
-    def stopping(self) -> None:
-        if not self._first_s:
-            super().stopping()
-
-    def finish(self, outcome: Outcome, error: str = "", now: float = 0.0) -> None:
-        if self.state == DONE:
-            return
-        self._charge(self.unanswered.models)
-        super().finish(outcome, error, now)
+    def settle(self, call: Call, cost_s: float, executed: bool, now: float) -> None:
+        """Settle what the limits granted: the models of a stream are charged apart, as far as they have limits."""
         self._room.set()
         self.sent.set()
-        if self._grant is not None:
-            self._grant.settle(round(self._cost_s * 1e6), monotonic())
-
-    def release_permit(self, now: float, good: bool | None, late: bool) -> float:
-        self._cost_s = super().release_permit(now, good, late)
-        return self._cost_s
-
-    def settle(self, cost_s: float, executed: bool, now: float) -> None:
-        """See `Lifecycle.settle`: a stream's models are charged apart, in `finish`."""
         if self._grant is None:
-            super().settle(cost_s, executed, now)
+            super().settle(call, cost_s, executed, now)
+        else:
+            self._grant.settle(round(cost_s * 1e6), now)

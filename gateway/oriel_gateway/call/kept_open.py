@@ -14,9 +14,8 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from oriel_gateway.call.contracts import LIMITED, QUEUED, SENDING, Call
 from oriel_gateway.call.events import Events, events_of
-from oriel_gateway.call.http import Call
-from oriel_gateway.call.lifecycle import LIMITED, QUEUED, SENDING
 from oriel_gateway.call.stream import AnswerStream
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.h1.chunked import chunk
@@ -93,7 +92,7 @@ def wants_events(call: Call) -> bool:
     """Return whether a waiting call asks for a stream of events, which it alone gets."""
     target, head = call.target, call.head
     if (
-        call.protocol != "http"
+        call.side.protocol != "http"
         or call.client is None
         or call.receiver is not None
         or target.keepable

@@ -1,17 +1,15 @@
 """Errors of calls whose time ran out: where the call was, who bounded its time, and which tier gives more."""
 
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
-from oriel_gateway.contracts import Host
+from oriel_gateway.call.contracts import ANSWERING, Call
 from oriel_gateway.errors import Outcome, Refused
-from oriel_policies.documents import Tenant
 from oriel_policies.promise.tiers import time_bound
 
 __all__ = ["bound_of", "deadline_passed", "explained"]
 
-_ANSWERING: Final = 5  # `lifecycle.ANSWERING`: the time of a stream is not that of its call
 _MOST_BYTES: Final = 16 * 1024  # of an error that gets a further sentence
 _STAGES: Final = (
     "receiving the request",
@@ -24,32 +22,21 @@ _STAGES: Final = (
 )
 
 
-class Timed(Protocol):
-    """The call, as far as its time is concerned."""
-
-    gateway: Host
-    tenant: Tenant
-    received_s: float
-
-    def requested_until(self) -> float:
-        """Return the deadline that the caller asked for; infinite if it asked for none."""
-
-
-def bound_of(call: Timed) -> str:
+def bound_of(call: Call) -> str:
     """Return a sentence on who bounded the call's time."""
-    requested_s = round(call.requested_until() - call.received_s, 6)
+    requested_s = round(call.side.requested_until(call) - call.received_s, 6)
     return time_bound(call.tenant.tier, call.gateway.snapshot.tiers, requested_s)
 
 
-def deadline_passed(call: Timed, state: int, *, lacking: str = "", retry_after_s: int = 1) -> Refused:
+def deadline_passed(call: Call, state: int, *, lacking: str = "", retry_after_s: int = 1) -> Refused:
     """Return the error of a call whose deadline passed in `state`; lacking: why there was no endpoint, or ""."""
     if lacking:
         return Refused(Outcome.UPSTREAM_UNREACHABLE, f"{lacking} before the deadline", retry_after_s=retry_after_s)
-    bound = "" if state == _ANSWERING else f": {bound_of(call)}"
+    bound = "" if state == ANSWERING else f": {bound_of(call)}"
     return Refused(Outcome.DEADLINE_EXCEEDED, f"the deadline passed while {_STAGES[state]}{bound}")
 
 
-def explained(call: Timed, head: Any, data: bytes) -> tuple[Any, bytes]:
+def explained(call: Call, head: Any, data: bytes) -> tuple[Any, bytes]:
     """Return a server's whole 504 with who bounded the call's time, where its body has the form of ours."""
     try:
         found = msgspec.json.decode(data) if len(data) <= _MOST_BYTES else None

@@ -5,7 +5,7 @@ It carries out what `attempts` decides.
 """
 
 from time import monotonic
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 from oriel_gateway.call.attempts import (
     Attempts,
@@ -19,13 +19,12 @@ from oriel_gateway.call.attempts import (
     note_failure,
     why_failed,
 )
-from oriel_gateway.call.fallback import Movable, spill
+from oriel_gateway.call.contracts import Call
+from oriel_gateway.call.fallback import spill
 from oriel_gateway.call.hedge import Hedge
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.observe.decisions import MAX_TRIED
-from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.endpoint_state import HttpEndpoint
-from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.upstream_answers import NO_ROOM, AnswerKind
 from oriel_policies.upstreams.budget import MAX_ATTEMPTS
 from oriel_wire.engine.upstream import ResponseSink
@@ -35,65 +34,6 @@ __all__ = ["Trouble"]
 
 _LEFT_HERE: Final = (Because.NOBODY_ELSE, Because.ATTEMPTS)
 _UNREACHABLE: Final = Outcome.UPSTREAM_UNREACHABLE.value
-
-
-class Troubled(Movable, Protocol):
-    """The call, as far as its trouble is concerned. Times are monotonic seconds."""
-
-    endpoints: EndpointSet[HttpEndpoint]
-    lines: bytes | None
-    stick: str
-    permit_s: float
-    sent_s: float
-    response_s: float
-    endpoint: HttpEndpoint | None
-    connection: Any
-    mark: Mark
-
-    @property
-    def sending(self) -> bool:
-        """Return whether the call has a permit and no answer yet."""
-
-    @property
-    def kept(self) -> bool:
-        """Return whether the body is here to be sent (again)."""
-
-    @property
-    def may_run_twice(self) -> bool:
-        """Return whether it does no harm if the call is executed twice."""
-
-    def park(self) -> None:
-        """Wait without a permit until an endpoint can be asked."""
-
-    def end_hold(self, now: float) -> bool:
-        """A server is there: the call has the time of its tier from now on. False: it was not held."""
-
-    def release_unused_permit(self) -> None:
-        """Release the permit, because no endpoint can be asked."""
-
-    def departed(self) -> bool:
-        """Return whether the client has left unseen; then the call is over."""
-
-    def displaced(self) -> None:
-        """Someone more urgent took the call's place."""
-
-    def send(self, now: float, endpoint: HttpEndpoint, fresh: bool) -> None:
-        """Send the request to an endpoint; fresh: on a new connection."""
-
-    def classify(self, head: Any, data: bytes) -> AnswerKind:
-        """Return what a whole error answer means for the call."""
-
-    def put(self, connection: Any, now: float) -> None:
-        """Write the whole request to a connection."""
-
-    def drop(self, now: float) -> None:
-        """Take back what was sent, or stop waiting for a connection."""
-
-    def response(self, head: Any, data: bytes, complete: bool) -> None:
-        """Take an answer."""
-
-    def failed(self, error: UpstreamError) -> None:
-        """Take note that no answer will come."""
 
 
 class _Withheld:
@@ -137,7 +77,7 @@ class Trouble:
         "unsure",
     )
 
-    def __init__(self, call: Troubled, *, counted: bool) -> None:
+    def __init__(self, call: Call, *, counted: bool) -> None:
         self._call = call
         self.gate = call.gate
         self.endpoints = call.endpoints
@@ -152,7 +92,7 @@ class Trouble:
         self._hedge: Hedge | None = None
         self._withheld: _Withheld | None = None
 
-    def handed_to(self, call: Troubled) -> "Trouble":
+    def handed_to(self, call: Call) -> "Trouble":
         """Become the trouble of another call, which goes on with what this one has sent."""
         self._call = call
         return self
@@ -345,7 +285,7 @@ class Trouble:
         call, first = self._call, self._call.endpoint
         if not call.sending or first is None or self._attempts is not None or not call.kept or call.stick:
             return None
-        second = self.endpoints.pick(now, (first,), self.target.sought)
+        second: HttpEndpoint | None = self.endpoints.pick(now, (first,), self.target.sought)
         if second is None or not self.gate.retries.spend(now):
             return None
         self.unsure = True
@@ -354,10 +294,10 @@ class Trouble:
     def put_copy(self, connection: Any, now: float, span: str) -> None:
         """Write the second copy. The tenant is charged for the first one."""
         call = self._call
-        mark, tenant, lines = call.mark, call.tenant, call.lines
-        first, mark.onward = mark.onward, span
+        mark, tenant = call.mark, call.tenant
+        lines, first, mark.onward = call.lines, mark.onward, span
         call.tenant, call.lines = call.gateway.targets.repeating(tenant), None
-        call.put(connection, now)
+        call.side.write(call, connection, now)
         call.tenant, call.lines = tenant, lines
         mark.onward = first
 
@@ -368,7 +308,7 @@ class Trouble:
 
     def classify(self, head: Any, data: bytes) -> AnswerKind:
         """Return what the second copy's error answer means."""
-        return self._call.classify(head, data)
+        return self._call.side.classify(self._call, head, data)
 
     def take_copy(self, hedge: Hedge, head: Any, data: bytes, complete: bool) -> None:
         """The second copy was answered first: it is the call's from here on."""

@@ -9,8 +9,9 @@ from functools import partial
 from time import monotonic
 from typing import Final
 
-from oriel_gateway.call.grpc import GrpcCall
-from oriel_gateway.call.grpc_stream import GrpcStreamCall
+from oriel_gateway.call.call import GatewayCall
+from oriel_gateway.call.contracts import Call
+from oriel_gateway.call.grpc_stream import GrpcStreamSide
 from oriel_gateway.errors import Outcome, Refused, stopping
 from oriel_gateway.grpc_codes import CODES
 from oriel_gateway.ingress.grpc_health import HealthCall, answer_here
@@ -54,7 +55,7 @@ class GrpcClient(Stream):
         super().__init__()
         self.connection: GrpcConnection = connection
         self.view: GrpcView | None = None
-        self.call: GrpcCall | None = None
+        self.call: GatewayCall | None = None
         self.other: Http2Client | GrpcWebOverH2 | HealthCall | None = None
         self.forwarded = ""
         self._incoming: Incoming | None = None  # collects messages that do not come in one piece
@@ -170,12 +171,12 @@ class GrpcClient(Stream):
         """Judge the call by its first message, and let it go. Raises Refused."""
         view.note_message(message)
         call = judge(view)
-        assert isinstance(call, GrpcCall)
+        assert call is not None
         self.call, target, name = call, call.target, view.name
         if target.kind == "model":
             message = naming(message, name, view.version or (target.version if name == target.name else ""))
-        if isinstance(call, GrpcStreamCall):
-            call.closing = self.connection.web or self.incoming.over
+        if isinstance(side := call.side, GrpcStreamSide):
+            side.closing = self.connection.web or self.incoming.over
         view.message = None
         call.whole(message, view.now_s)
 
@@ -190,14 +191,13 @@ class GrpcClient(Stream):
             self._task = None
             self.turn_away(refused)
 
-    def _stream(self, message: bytes) -> GrpcStreamCall:
+    def _stream(self, message: bytes) -> GatewayCall:
         """Begin the call of a stream by its first message. Raises Refused."""
         assert self.view is not None
         self._begin(self.view, message)
         call = self.call
         if call is None:
             raise asyncio.CancelledError  # the call was refused, and its client has the refusal
-        assert isinstance(call, GrpcStreamCall)
         return call
 
     # To the client ---------------------------------------------------------------------------------------------
@@ -266,7 +266,11 @@ class GrpcClient(Stream):
         if self.call is not None:
             self.call.client_writable(writable)
 
-    def write_answer(self, call: GrpcCall, head: GrpcAnswer, data: bytes, complete: bool, now: float) -> bool:
+    def call_finished(self) -> None:
+        """See `contracts.Client`."""
+        self.call = None
+
+    def write_answer(self, call: Call, head: GrpcAnswer, data: bytes, complete: bool, now: float) -> bool:
         """See `contracts.Client`."""
         if call.extras is not None:
             head = head.copy()
@@ -277,11 +281,11 @@ class GrpcClient(Stream):
         if complete and head.code:
             connection.send_headers(self, HEAD + answer_trailers(call, now), True)
             return False
-        if complete and not call.streams and len(data) <= _JOINED and isinstance(connection, PublicConnection):
+        if complete and not call.side.streams and len(data) <= _JOINED and isinstance(connection, PublicConnection):
             connection.send_whole(self, HEAD, prefix(head.message_bytes) + data, answer_trailers(call, now))
             return False
         connection.send_headers(self, HEAD, False)
-        if call.streams:
+        if call.side.streams:
             if data:
                 connection.send_data(self, data, False)
         elif len(data) <= _JOINED:
@@ -293,7 +297,7 @@ class GrpcClient(Stream):
             connection.send_headers(self, answer_trailers(call, now), True)
         return False
 
-    def write_more(self, call: GrpcCall, data: bytes, complete: bool) -> None:
+    def write_more(self, call: Call, data: bytes, complete: bool) -> None:
         """See `contracts.Client`."""
         if data:
             self.connection.send_data(self, data, False)
@@ -314,7 +318,7 @@ class GrpcClient(Stream):
         """See `contracts.Client`."""
         self.connection.send_headers(self, HEAD + refusal(refused, CODES[refused.outcome], mark, queued_s), True)
 
-    def cut_answer(self, call: GrpcCall, refused: Refused, *, v2: bool) -> None:
+    def cut_answer(self, call: Call, refused: Refused, *, v2: bool) -> None:
         """See `contracts.Client`: the status says why the answer does not go on."""
         waited_s, took_s = call.permit_s - call.queued_s, monotonic() - call.sent_s
         block = refusal(refused, CODES[refused.outcome], call.mark, waited_s, took_s)

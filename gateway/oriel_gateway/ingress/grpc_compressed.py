@@ -13,7 +13,7 @@ import zlib
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.pools.holding import held_by, no_bytes_for
+from oriel_gateway.pools.holding import holding_of, no_bytes_for
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import check_model
 from oriel_policies.documents import Tenant
@@ -63,7 +63,7 @@ async def decompress(gateway: Gateway, tenant: Tenant, message: bytes) -> bytes:
     if not name:
         raise _unreadable()
     gate = _gate(gateway, tenant, name, version)
-    holding = held_by(tenant)
+    holding = holding_of(tenant)
     try:
         pieces, inflater = [], zlib.decompressobj(form)
         read, rest = 0, b""
@@ -80,7 +80,7 @@ async def decompress(gateway: Gateway, tenant: Tenant, message: bytes) -> bytes:
             if holding.units + len(piece) > most:
                 text = f"the message is larger than {most} bytes once it is decompressed: send it without compression"
                 raise Refused(Outcome.TOO_LARGE, text)
-            if not gate.take_bytes(holding, len(piece)):
+            if not gate.reserve_bytes(holding, len(piece)):
                 raise no_bytes_for(gate, tenant)
             gate.bytes.fix(holding)  # it lasts for a moment only
             pieces.append(piece)

@@ -14,7 +14,7 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.ingress.grpc_compressed import CompressedBeginning
 from oriel_gateway.ingress.grpc_rules import MODEL_PATHS, GrpcLimits, bound_message, no_message
 from oriel_gateway.ingress.grpc_view import GrpcView
-from oriel_gateway.pools.holding import held_by, no_bytes_for
+from oriel_gateway.pools.holding import holding_of, no_bytes_for
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import check_model
 from oriel_wire.errors import BadMessage
@@ -105,10 +105,10 @@ class Incoming:
         if (holding := view.holding) is None:
             bound_message(self._wanted - PREFIX_BYTES, gate.pool)
             view.gate = gate
-            holding = view.holding = held_by(tenant, view)
+            holding = view.holding = holding_of(tenant, view)
         window = min(max(self._size, _LARGE), _WIDEST)
         if (more := min(self._size + window, self._wanted) - PREFIX_BYTES - holding.units) > 0:
-            if not gate.take_bytes(holding, more):
+            if not gate.reserve_bytes(holding, more):
                 raise no_bytes_for(gate, tenant)
             view.connection.widen(stream, window)
         view.connection.consumed(stream, stream.held_bytes)

@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Final
 
-from oriel_gateway.call.grpc import SERVICE, RpcLine
+from oriel_gateway.call.grpc_head import SERVICE, RpcLine
 from oriel_gateway.errors import Outcome, Refused
 from oriel_policies.documents import Pool
 from oriel_wire.h2.grpc import PREFIX_BYTES

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
-from oriel_gateway.call.grpc_stream import GrpcStreamCall
-from oriel_gateway.call.lifecycle import DONE
+from oriel_gateway.call.contracts import DONE, Call
+from oriel_gateway.call.grpc_stream import GrpcStreamSide
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.ingress.grpc_incoming import Incoming
 from oriel_gateway.ingress.grpc_rules import GrpcLimits, bound_message, no_message
@@ -19,7 +19,7 @@ class StreamIngress:
 
     __slots__ = ("_view", "_begin", "_incoming")
 
-    def __init__(self, view: GrpcView, incoming: Incoming, begin: Callable[[bytes], GrpcStreamCall]) -> None:
+    def __init__(self, view: GrpcView, incoming: Incoming, begin: Callable[[bytes], Call]) -> None:
         """begin: begins the call by its first message. Raises Refused."""
         self._view = view
         self._incoming = incoming
@@ -36,25 +36,27 @@ class StreamIngress:
             if compressed:
                 message = await view.decompress(message)
             call = self._begin(message)
-            await call.sent.wait()
-            while call.state != DONE and not call.closing:
+            stream = call.side
+            assert isinstance(stream, GrpcStreamSide)
+            await stream.sent.wait()
+            while call.state != DONE and not stream.closing:
                 further = await incoming.next_message()
                 if further is None:
-                    call.end_messages()
+                    stream.end_messages(call)
                     return
                 message, compressed = further
                 if compressed:
                     message = await view.decompress(message)
-                while (model := await self._judge(call, message)) is None:
+                while (model := await self._judge(call, stream, message)) is None:
                     pass  # it was held back
                 name, version = peek_model(message)
                 if not version and name == call.target.name:
                     version = call.target.version  # the side of a split
-                await call.send_message(model, append_model(message, name, version))
+                await stream.send_message(call, model, append_model(message, name, version))
         except Refused as refused:
             view.refuse(refused)
 
-    async def _judge(self, call: GrpcStreamCall, message: bytes) -> str | None:
+    async def _judge(self, call: Call, stream: GrpcStreamSide, message: bytes) -> str | None:
         """Return the model of a further message that may pass; None if it was held back. Raises Refused.
 
         A stream outlives keys, tokens and documents: a sender whose key was revoked sends no further message. And a
@@ -66,7 +68,7 @@ class StreamIngress:
         name, version = view.authorise(tenant, message)
         bound_message(len(message), call.gate.pool)
         if not tenant.allowances and not gateway.targets.tiers_differ:
-            call.moved(message, name)
+            stream.count_bytes(call, len(message), name)
             return name
         target = view.target_of(tenant, name, version)
         # The tier of the first message's route today counts as well: new documents alone end no stream.
@@ -76,9 +78,9 @@ class StreamIngress:
             why = f"this stream is served by tier {of_stream!r}, model {name!r} by {tier!r}: open another for it"
             raise Refused(Outcome.INVALID_REQUEST, why)
         if not tenant.allowances:
-            call.moved(message, name)
+            stream.count_bytes(call, len(message), name)
             return name
-        wait_s = await call.further(tenant, target, len(message))
+        wait_s = await stream.further(call, tenant, target, len(message))
         if wait_s > 0.0:
             await asyncio.sleep(min(wait_s, GrpcLimits.PACE_S))
         return name if wait_s <= 0.0 else None

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from oriel_gateway.call.grpc import GrpcCall
+from oriel_gateway.call.contracts import Call
 from oriel_gateway.call.late import bound_of
 from oriel_gateway.errors import Refused
 from oriel_gateway.observe.tracing import Mark
@@ -17,7 +17,7 @@ _TRACE: Final = literal(b"traceresponse", b"")[:-1]
 _TIMING: Final = literal(b"server-timing", b"")[:-1]
 
 
-def answer_trailers(call: GrpcCall, now: float) -> bytes:
+def answer_trailers(call: Call, now: float) -> bytes:
     """Return the trailers of an answer: its status, ids and timing, and what the limits have left."""
     answer = call.answer
     parts = []
@@ -25,12 +25,12 @@ def answer_trailers(call: GrpcCall, now: float) -> bytes:
         parts.append(OK)
     else:
         text, more = answer.passed_on()
-        if answer.code == DEADLINE_EXCEEDED and not call.streams:
+        if answer.code == DEADLINE_EXCEEDED and not call.side.streams:
             text = f"{text}; {bound_of(call)}" if text else bound_of(call)
         parts.append(literal(b"grpc-status", b"%d" % answer.code))
         parts.append(literal(b"grpc-message", encode_text(text)))
         parts += [literal(name.encode(), value.encode("latin-1")) for name, value in more]
-    held = call.permit_s != call.queued_s and call.held_timing()
+    held = call.permit_s != call.queued_s and call.hold_timing()
     parts.append(about(call.mark, call.permit_s - call.queued_s, now - call.sent_s, held or ""))
     if call.grant is not None and (answer is None or not answer.code):
         for name, value in call.grant.headers(now):

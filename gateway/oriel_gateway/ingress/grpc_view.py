@@ -8,10 +8,11 @@ from math import inf
 from time import monotonic
 from typing import Final
 
-from oriel_gateway.call.grpc import GrpcCall, GrpcRequest, RpcLine
-from oriel_gateway.call.grpc_stream import GrpcStreamCall
-from oriel_gateway.call.http import Call
-from oriel_gateway.call.lifecycle import DONE
+from oriel_gateway.call.call import GatewayCall
+from oriel_gateway.call.contracts import DONE
+from oriel_gateway.call.grpc import GRPC
+from oriel_gateway.call.grpc_head import GrpcRequest, RpcLine
+from oriel_gateway.call.grpc_stream import GrpcStreamSide
 from oriel_gateway.errors import Outcome, Refused, displaced
 from oriel_gateway.grpc_codes import CODES
 from oriel_gateway.ingress.grpc_compressed import decompress
@@ -32,6 +33,7 @@ from oriel_gateway.ingress.grpc_trailers import refusal
 from oriel_gateway.ingress.grpc_web import GrpcWebOverH1, GrpcWebOverH2
 from oriel_gateway.ingress.h2_connection import LIMITS, Begun, PublicConnection
 from oriel_gateway.ingress.judging import View, turn_away
+from oriel_gateway.observe.record import begun
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.holding import hold
 from oriel_gateway.pools.pool import PoolGate
@@ -201,17 +203,17 @@ class GrpcView(View):
         elif self.size_bytes > self.granted_bytes:  # it was compressed
             grant.move(self.size_bytes - self.granted_bytes, self.now_s)
 
-    def open(self, gate: PoolGate, target: Target, deadline: float) -> Call:
-        line, mark, client, tenant = self.line, self.mark, self.client, target.tenant
+    def open(self, gate: PoolGate, target: Target, deadline: float) -> GatewayCall:
+        line = self.line
         assert line is not None
-        make = GrpcStreamCall if self.streams else GrpcCall
-        head = GrpcRequest(line, self.rpc)
-        call = make(self.gateway, client, gate, head, tenant, target, mark, self.received_s, deadline)
+        record = begun(self.mark, line.method, self.received_s, target.tenant, target, deadline)
+        side = GrpcStreamSide() if self.streams else GRPC
+        call = GatewayCall(self.gateway, self.client, gate, side, GrpcRequest(line, self.rpc, self.served_at), record)
         if self.gate is not gate:
             self.release()
         holding, self.holding, self.gate, self.grant = self.holding, None, None, None
         if holding is not None:
-            call.hold_already(holding)
+            call.adopt_bytes(holding)
         return call
 
     # Refusals --------------------------------------------------------------------------------------------------
@@ -221,7 +223,7 @@ class GrpcView(View):
         client = self.client
         if client is None:
             return
-        call: GrpcCall | None = client.call
+        call = client.call
         if call is not None and call.state != DONE:
             call.refuse(refused)
         else:

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import ClassVar, Final, Protocol
 
-from oriel_gateway.contracts import Client
+from oriel_gateway.call.call import GatewayCall
+from oriel_gateway.call.contracts import Client
 from oriel_gateway.core import Gateway
 from oriel_policies.documents import Tenant
 from oriel_wire.engine.h2_server import H2ServerConnection
@@ -20,6 +21,8 @@ LIMITS: Final = H2Limits(max_header_list_bytes=32 * 1024)
 
 class Begun(Client, Protocol):
     """The client of a gRPC call whose metadata are here: `ingress.grpc.GrpcClient`, which is built on these."""
+
+    call: GatewayCall | None
 
     def watch(self) -> None:
         """Bound the wait for its first message, if it has not come yet."""

@@ -7,9 +7,10 @@ from time import monotonic
 from typing import Final, cast
 
 from oriel_gateway.call.answers import refusal_body, refusal_bytes
+from oriel_gateway.call.call import GatewayCall
+from oriel_gateway.call.contracts import Call
 from oriel_gateway.call.cors import cors_lines, dressed
 from oriel_gateway.call.heads import answer_lines, answer_start, head_lines
-from oriel_gateway.call.http import Call
 from oriel_gateway.call.kept_open import rest_of
 from oriel_gateway.call.stream import begin_stream
 from oriel_gateway.call.unread import NOTED_BYTES
@@ -140,7 +141,7 @@ class ClientConnection(ServerConnection):
         super().__init__(server)
         self.gateway = gateway
         self.view = _Http1View(self)
-        self.call: Call | None = None
+        self.call: GatewayCall | None = None
         self.web: GrpcWebOverH1 | None = None
         gateway.fronts.add(server)
         self.cors = b""
@@ -234,6 +235,10 @@ class ClientConnection(ServerConnection):
         """Begin to count anew: the sender of a request is known."""
         self._strikes = 0
 
+    def call_finished(self) -> None:
+        """See `contracts.Client`."""
+        self.call = None
+
     def write_answer(self, call: Call, head: ResponseHead, data: bytes, complete: bool, now: float) -> bool:
         """Write the head of an upstream's answer, and the bytes of its body that are here. See `contracts.Client`."""
         if call.stream is not None:
@@ -275,7 +280,7 @@ class ClientConnection(ServerConnection):
         mark = call.mark
         queued = "0.000"
         if call.permit_s != call.queued_s:
-            held = call.held_timing()
+            held = call.hold_timing()
             queued = f"{(call.permit_s - call.queued_s) * 1e3:.3f}{f', {held}' if held else ''}"
         timing = f", {head.server_timing}" if head.server_timing else ""
         tail = (
@@ -407,8 +412,7 @@ class ClientConnection(ServerConnection):
                 refused,
                 status=status,
                 v2=v2,
-                request_id=mark.request_id,
-                trace=mark.traceresponse(),
+                mark=mark,
                 timing=timing,
                 date_line=self.server.date_line,
                 close=close,

@@ -5,10 +5,11 @@ from time import monotonic
 from typing import Final
 
 from oriel_gateway.call.answers import refusal_body, refusal_bytes
+from oriel_gateway.call.call import GatewayCall
+from oriel_gateway.call.contracts import Call
 from oriel_gateway.call.cors import dressed
 from oriel_gateway.call.events import events_of
 from oriel_gateway.call.heads import answer_lines
-from oriel_gateway.call.http import Call
 from oriel_gateway.call.kept_open import rest_of
 from oriel_gateway.call.stream import AnswerStream
 from oriel_gateway.errors import Outcome, Refused
@@ -52,7 +53,7 @@ class Http2Client(HttpView):
         super().__init__(connection.gateway)
         self.connection = connection
         self.stream = stream
-        self.call: Call | None = None
+        self.call: GatewayCall | None = None
         self.cors = b""
         self.forwarded = ""
         self._noted = False
@@ -217,6 +218,10 @@ class Http2Client(HttpView):
             self._noted = False
             self.connection.gateway.unread.read(self)
 
+    def call_finished(self) -> None:
+        """See `contracts.Client`."""
+        self.call = None
+
     def write_answer(self, call: Call, head: ResponseHead, data: bytes, complete: bool, now: float) -> bool:
         """See `contracts.Client`."""
         if call.stream is not None:
@@ -243,7 +248,7 @@ class Http2Client(HttpView):
         mark = call.mark
         queued_s = call.permit_s - call.queued_s
         timing = f", {head.server_timing}" if head.server_timing else ""
-        if queued_s and (held := call.held_timing()):
+        if queued_s and (held := call.hold_timing()):
             timing += f", {held}"
         tail = (
             f"{'' if call.grant is None else call.grant.lines(now)}x-request-id: {mark.request_id}\r\n"
@@ -284,8 +289,7 @@ class Http2Client(HttpView):
                 refused,
                 status=status,
                 v2=v2,
-                request_id=mark.request_id,
-                trace=mark.traceresponse(),
+                mark=mark,
                 timing=f"gateway-queue;dur={queued_s * 1e3:.3f}" if queued_s else NOT_QUEUED,
                 date_line=self.connection.server.date_line,
                 close=False,

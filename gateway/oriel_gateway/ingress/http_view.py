@@ -3,15 +3,17 @@
 from abc import abstractmethod
 from typing import Final
 
+from oriel_gateway.call.call import GatewayCall
+from oriel_gateway.call.contracts import Client
 from oriel_gateway.call.cors import cors_lines, is_preflight
-from oriel_gateway.call.http import Call
-from oriel_gateway.contracts import Client
+from oriel_gateway.call.http import HTTP
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity.named_models import judge_head
 from oriel_gateway.ingress.forwarded import forwarded_for
 from oriel_gateway.ingress.judging import View
 from oriel_gateway.ingress.own_answers import is_own, own_page, page_answer, preflight_answer, unpaid_bytes
+from oriel_gateway.observe.record import begun
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Target
 from oriel_gateway.shared.model_list import ACCEPT_JSON, ModelList
@@ -130,19 +132,22 @@ class HttpView(View):
         if self.size_bytes > bound:
             raise Refused(Outcome.TOO_LARGE, f"the body is larger than {bound} bytes")
 
-    def open(self, gate: PoolGate, target: Target, deadline: float) -> Call:
-        head, known, mark, tenant, gateway = self.head, self.known, self.mark, target.tenant, self.gateway
+    def open(self, gate: PoolGate, target: Target, deadline: float) -> GatewayCall:
+        head, known, tenant, gateway = self.head, self.known, target.tenant, self.gateway
         assert head is not None
-        lines = receiver = None
+        lines = None
         # the lines that are known name the tier of the target that is known
         if known is not None and (lines := known.lines) is not None:
             if known.target.tenant is not tenant:
                 lines = None
             elif known.varies:
                 lines = b"\r\n".join((lines, *head.varying))
+        record = begun(self.mark, head.line.method, self.received_s, tenant, target, deadline)
+        call = GatewayCall(gateway, self.client, gate, HTTP, head, record)
+        call.lines = lines
         if target.names in _LISTS:
-            lines, receiver = ACCEPT_JSON + gateway.targets.tenant_lines(tenant), ModelList()
-        return Call(gateway, self.client, gate, head, tenant, target, mark, self.received_s, deadline, lines, receiver)
+            call.lines, call.receiver = ACCEPT_JSON + gateway.targets.tenant_lines(tenant), ModelList()
+        return call
 
     @property
     def v2(self) -> bool:

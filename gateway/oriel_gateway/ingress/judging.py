@@ -17,7 +17,7 @@ from math import inf
 from time import monotonic
 from typing import Final
 
-from oriel_gateway.call.http import Call
+from oriel_gateway.call.call import GatewayCall
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Refused
 from oriel_gateway.http_status import STATUS
@@ -122,7 +122,7 @@ class View(ABC):
         """Check the form and the size of the request for its pool. Raises Refused."""
 
     @abstractmethod
-    def open(self, gate: PoolGate, target: Target, deadline: float) -> Call:
+    def open(self, gate: PoolGate, target: Target, deadline: float) -> GatewayCall:
         """Make the call."""
 
     @abstractmethod
@@ -139,7 +139,7 @@ class View(ABC):
         return deadline if self.timeout_s is None else min(deadline, self.received_s + self.timeout_s)
 
 
-def judge(view: View) -> Call | None:
+def judge(view: View) -> GatewayCall | None:
     """Judge a request, and begin its call. None: the gateway has answered, or a message is awaited. Raises Refused."""
     gateway, known = view.gateway, view.known
     if known is not None and known.snapshot is gateway.snapshot:

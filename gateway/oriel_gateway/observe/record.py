@@ -98,3 +98,10 @@ class Record:
         self.error = self.timing = self.used = ""
         self.opened = False
         self.judged: Judged | None = None
+
+
+def begun(mark: Mark, method: str, received_s: float, tenant: Tenant, target: Target, deadline: float) -> Record:
+    """Return the record of a call that begins."""
+    record = Record(mark, method, received_s, tenant, target, Outcome.ANSWERED)
+    record.deadline = deadline
+    return record

@@ -263,7 +263,7 @@ class GrpcExchange(UpstreamStream):
         sink = self.sink
         self.finish()
         if self._begun:
-            sink.ended(answer)
+            sink.trailers(answer)
             return
         data = self._joined() if self._parts else b""
         if data and not self.streamed:

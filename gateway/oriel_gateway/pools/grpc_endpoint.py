@@ -120,14 +120,14 @@ class GrpcProbe:
     def response(self, head: GrpcAnswer, data: bytes, complete: bool) -> None:
         self.response_data(data, False)
         if complete:
-            self.ended(head)
+            self.trailers(head)
 
     def response_data(self, data: bytes, complete: bool) -> None:
         self._data += data
         if len(self._data) > MAX_INDEX_BYTES:
             self._end(None)
 
-    def ended(self, answer: GrpcAnswer) -> None:
+    def trailers(self, answer: GrpcAnswer) -> None:
         self._exchange = None
         self._end((answer, bytes(self._data)))
 

@@ -10,7 +10,7 @@ from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
 from oriel_policies.waiting.shares import Holding
 
-__all__ = ["held_by", "hold", "judge_request", "no_bytes_for"]
+__all__ = ["holding_of", "hold", "judge_request", "no_bytes_for"]
 
 
 def hold(
@@ -47,7 +47,7 @@ def judge_request(gate: PoolGate, target: Target, tenant: Tenant, size_bytes: in
         raise
 
 
-def held_by(tenant: Tenant, payload: Any = None) -> Holding:
+def holding_of(tenant: Tenant, payload: Any = None) -> Holding:
     """Return what will be a tenant's part of a shared budget. payload: see `Holding`."""
     return Holding(tenant.tier.band, tenant.name, tenant.weight, payload)
 

@@ -180,10 +180,10 @@ class PoolGate:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of the pool's budget, `max_queue_bytes`, that calls hold, by `take_bytes`."""
+        """The bytes of the pool's budget, `max_queue_bytes`, that calls hold, by `reserve_bytes`."""
         return self.bytes.held
 
-    def take_bytes(self, holding: Holding, size_bytes: int) -> bool:
+    def reserve_bytes(self, holding: Holding, size_bytes: int) -> bool:
         """Take bytes that have come, or may come at once, from the pool's budget; `bytes.release` gives them back.
 
         holding: its payload is displaced when another call gets the bytes, unless it is fixed. Returns False if there
@@ -295,27 +295,27 @@ class PoolGate:
         self,
         target: Target,
         tenant: Tenant,
-        ticket: Ticket | None,
         worked_s: float,
         share_s: float,
-        cost_us: int,
+        cost_s: float,
         messages: int = 1,
     ) -> float:
-        """Charge a call that is over to its tenant, before its permit is released. Returns the charge in seconds.
+        """Charge a call that is over to its tenant. Returns the charge, by which its turn in the queue is settled.
 
         worked_s: the time that a server was at work for the call.
         share_s: this time divided by the calls that shared the servers.
-        cost_us: the cost that the server reported; -1 if it reported none.
+        cost_s: the cost that the server reported; `share_s` if it reported none.
         messages: the messages of a stream; the cost of one of them is learned.
         """
         # No turn is free, or a tenant whose calls report no cost would get all of them; and the charge has an upper
         # bound.
-        actual_s = cost_us * 1e-6 if cost_us >= 0 else share_s
-        fair_s = min(max(actual_s, LEAST_CHARGE * share_s), MOST_CHARGE * worked_s)
+        fair_s = min(max(cost_s, LEAST_CHARGE * share_s), MOST_CHARGE * worked_s)
         self.charges.learn(target.route, tenant.name, fair_s if messages <= 1 else fair_s / messages)
-        if ticket is not None:
-            self.admission.queue.settle(ticket, fair_s)
-        return actual_s
+        return fair_s
+
+    def settle(self, ticket: Ticket, charge_s: float) -> None:
+        """Settle the turn of a ticket in the queue, before the permit is released."""
+        self.admission.queue.settle(ticket, charge_s)
 
     def note_answered(self, worked_s: float, share_s: float, cost_us: int) -> None:
         """Count an answered call as demand; see `charge`."""

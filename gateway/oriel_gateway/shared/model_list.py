@@ -1,6 +1,6 @@
 """Filters the answer of `/v1/models` for tenants that may not use every model: it is read as a whole first."""
 
-from oriel_gateway.call.http import Call
+from oriel_gateway.call.contracts import Call
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity.named_models import filtered, unknown_model
 from oriel_wire.h1.response import ResponseHead

@@ -12,12 +12,13 @@ from time import monotonic
 from typing import Any
 
 from oriel_gateway.call.attempts import note_answer
-from oriel_gateway.call.http import Call
-from oriel_gateway.call.lifecycle import ANSWERING, DONE
-from oriel_gateway.contracts import Host
+from oriel_gateway.call.call import GatewayCall
+from oriel_gateway.call.contracts import ANSWERING, DONE, Call
+from oriel_gateway.call.host import Host
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.observe.record import begun
 from oriel_gateway.observe.tracing import Mark
-from oriel_gateway.pools.holding import held_by
+from oriel_gateway.pools.holding import holding_of
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Target
 from oriel_gateway.shared.agreement import Body, Compared
@@ -64,7 +65,7 @@ class Fingerprint:
 
 def _is_infer(call: Call) -> bool:
     """Return whether the answer to a call has the outputs of a model, in a form that is compared."""
-    return call.protocol == "http" and call.target.kind == "model" and call.target.work.endswith("/infer")
+    return call.side.protocol == "http" and call.target.kind == "model" and call.target.work.endswith("/infer")
 
 
 def share_of_copies(call: Call) -> float:
@@ -94,14 +95,14 @@ def place_for_copy(
     gateway: Host, routing: RoutingState, pool: str, tenant: Tenant, size_bytes: int
 ) -> tuple[PoolGate, Holding] | None:
     """Return the pool for a copy and what it holds of the pool's bytes; None: drop the copy."""
-    gate, holding = gateway.pools.get(pool), held_by(tenant)
+    gate, holding = gateway.pools.get(pool), holding_of(tenant)
     if (
         gate is None
         or gateway.draining
         or routing.shadows >= SHADOWS
         or len(gate.admission.queue)
         or gate.shadows >= max(1, gate.admission.limit // 4)
-        or not gate.take_bytes(holding, size_bytes)
+        or not gate.reserve_bytes(holding, size_bytes)
     ):
         return None
     gate.bytes.fix(holding)
@@ -147,26 +148,21 @@ class _ShadowCopy:
         self._holding = holding
         # A failed copy is not sent again.
         alone = replace(plan, hedge_s=0.0, idempotent=False)
-        self._call = type(original)(
-            original.gateway,
-            None,
-            gate,
-            original.head,
-            shadow_tenant(routing, original.tenant),
-            replace(target, special=False, plan=alone, fallbacks=(), copies_to=None),
-            Mark(
-                mark.request_id,
-                mark.trace,
-                mark.onward,
-                f"{mark.forward_id ^ 1 or 2:016x}",
-                flags="00" if mark.flags in ("00", "01") else "02",
-                parent=mark.own,
-                state=without_threshold(mark.state),
-            ),
-            now,
-            now + original.tenant.tier.give_up_s,
-            receiver=self,
+        marked = Mark(
+            mark.request_id,
+            mark.trace,
+            mark.onward,
+            f"{mark.forward_id ^ 1 or 2:016x}",
+            flags="00" if mark.flags in ("00", "01") else "02",
+            parent=mark.own,
+            state=without_threshold(mark.state),
         )
+        target = replace(target, special=False, plan=alone, fallbacks=(), copies_to=None)
+        tenant = shadow_tenant(routing, original.tenant)
+        until = now + original.tenant.tier.give_up_s
+        record = begun(marked, original.record.method, now, tenant, target, until)
+        self._call = GatewayCall(original.gateway, None, gate, original.side, original.head, record)
+        self._call.receiver = self
         routing.detached[self] = None
 
     def start(self, body: bytes) -> None:

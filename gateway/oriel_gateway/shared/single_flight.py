@@ -25,9 +25,10 @@ from time import monotonic
 from typing import Any
 
 from oriel_gateway.call.attempts import note_answer
-from oriel_gateway.call.http import Call
-from oriel_gateway.call.lifecycle import ANSWERING, COLLECT, DONE, JOINED
+from oriel_gateway.call.call import GatewayCall
+from oriel_gateway.call.contracts import ANSWERING, COLLECT, DONE, JOINED, Call
 from oriel_gateway.errors import Outcome, Refused
+from oriel_gateway.observe.record import begun
 from oriel_gateway.shared.state import KEPT_BYTES, KeptAnswer, Member, RoutingState
 from oriel_policies.upstreams.flights import Flight
 
@@ -132,7 +133,6 @@ class _Work:
 
     def __init__(self, founder: Member, routing: RoutingState, flight: Flight[Member], key: bytes, again: bool) -> None:
         first = founder.call
-        gateway = first.gateway
         self._founder = founder
         self._routing = routing
         self._flight = flight
@@ -141,19 +141,11 @@ class _Work:
         self._head: Any | None = None
         self._body: list[bytes] = []
         self._body_bytes = 0
-        self._call = call = type(first)(
-            gateway,
-            None,
-            first.gate,
-            first.head,
-            first.tenant,
-            first.target,
-            first.mark,
-            first.received_s,
-            first.deadline,
-            first.shared_lines(_NOT_SENT),
-            self,
-        )
+        method, received_s = first.record.method, first.received_s
+        record = begun(first.mark, method, received_s, first.tenant, first.target, first.deadline)
+        self._call = call = GatewayCall(first.gateway, None, first.gate, first.side, first.head, record)
+        call.lines = first.side.lines_for_others(first, _NOT_SENT)
+        call.receiver = self
         call.stick = first.stick
         routing.detached[self] = None
 

@@ -8,9 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
+from oriel_gateway.call.contracts import LIMITED, Call
 from oriel_gateway.call.fallback import leave_late_pool
-from oriel_gateway.call.http import Call
-from oriel_gateway.call.lifecycle import LIMITED
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity.named_models import judge_body, without_state
 from oriel_gateway.limits.error_text import token_headers
@@ -140,8 +139,8 @@ class Extras:
                 if target.names:
                     self.model = judge_body(call.head, target.names, call.body(), call.tenant)[:MAX_NAME]
                 if target.stateless:
-                    call._body = sent = without_state(call.body(), judged=bool(target.names))
-                    call.body_bytes = len(sent)
+                    sent = without_state(call.body(), judged=bool(target.names))
+                    call.replace_body(sent, len(sent))
             except Refused as refused:
                 call.refuse(refused)
                 return False
@@ -171,7 +170,7 @@ class Extras:
             routing.answered_from(plan.name, "hit")
             answer_from(call, found[0], "hit", found[1])
             return False
-        if not call.hold_body():
+        if not call.reserve_bytes():
             return True  # there are no bytes to wait with: let the queue decide
         if not call.endpoints.usable:
             try:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from oriel_gateway.call.http import Call
+from oriel_gateway.call.contracts import Call
 from oriel_gateway.shared.agreement import Agreement
 from oriel_gateway.shared.canaries import Canaries
 from oriel_policies.documents import Tenant

@@ -1,0 +1,480 @@
+"""The call as everybody knows it, and what a call knows of those that are built on calls.
+
+Every call is a `GatewayCall` (`call.call`), which does what `Call` promises here; what a `GatewayCall` uses knows it by
+this base class. It is no Protocol, because compiled code reads the attributes of a class faster. A call has a `Side`,
+which speaks its protocol. The Protocols are fulfilled above the call: by connections, flights and shadow copies.
+"""
+
+from time import monotonic
+from typing import Any, Final, Protocol
+
+from oriel_gateway.call.host import Host
+from oriel_gateway.call.stream import AnswerStream
+from oriel_gateway.clock import YOUNG
+from oriel_gateway.errors import Outcome, Refused, displaced, stopping
+from oriel_gateway.limits import Grant
+from oriel_gateway.observe.record import Record
+from oriel_gateway.observe.tracing import Mark
+from oriel_gateway.pools.endpoint_state import HttpEndpoint
+from oriel_gateway.pools.endpoints import EndpointSet
+from oriel_gateway.pools.grpc_answers import GrpcAnswer
+from oriel_gateway.pools.pool import PoolGate
+from oriel_gateway.pools.stream_slots import StreamSlot
+from oriel_gateway.pools.upstream_answers import AnswerKind
+from oriel_gateway.routing.targets import Target
+from oriel_policies.documents import Tenant
+from oriel_wire.errors import UpstreamError
+
+COLLECT: Final = 0
+LIMITED: Final = 1
+QUEUED: Final = 2
+JOINED: Final = 3
+SENDING: Final = 4
+ANSWERING: Final = 5
+DONE: Final = 6
+SMALL_BYTES: Final = 64 * 1024  # of a body that is kept until it is answered: it may have to be sent again
+_ANSWERED: Final = Outcome.ANSWERED  # compiled, a member of an enum costs a look-up by name each time
+
+
+class Side:
+    """The protocol of calls: how a request is written to a server, and what the server's answer means.
+
+    One object serves all calls of its protocol, but for gRPC streams, of which each has a side of its own.
+    """
+
+    protocol = "http"
+    grpc = False
+    streams = False  # whether it is a gRPC stream, which is known as a streaming call before its answer
+    __slots__ = ()
+
+    def lines_for_others(self, call: "Call", left_out: tuple[bytes, ...]) -> bytes | None:
+        """Return the lines of a call that is made for several callers; see `heads.head_lines`."""
+        return None
+
+    @property
+    def messages(self) -> int:
+        """The messages that were sent to the server."""
+        return 1
+
+    @property
+    def may_move(self) -> bool:
+        """Return whether the request can still go to another pool."""
+        return True
+
+    def endpoints_of(self, gate: PoolGate) -> EndpointSet[Any]:
+        """Return the endpoints of a pool that speak this protocol."""
+        raise NotImplementedError
+
+    def requested_until(self, call: "Call") -> float:
+        """Return the deadline that the caller asked for; infinite if it asked for none."""
+        return call.gateway.requested_until(call.received_s, call.head.timeout)
+
+    def rename(self, call: "Call", model: str) -> bool:
+        """Let the body name another model; False if that cannot be done."""
+        raise NotImplementedError
+
+    def write(self, call: "Call", connection: Any, now: float) -> None:
+        """Write the whole request to a connection of a server."""
+        raise NotImplementedError
+
+    def classify(self, call: "Call", head: Any, data: bytes) -> AnswerKind:
+        """Return what a whole error answer means."""
+        raise NotImplementedError
+
+    def reads(self, call: "Call", head: Any, data: bytes, complete: bool) -> bool:
+        """Read the head of a gRPC answer. False: the answer is not for the call, or the side has taken it."""
+        return True
+
+    def note_data(self, call: "Call", data: bytes, complete: bool) -> None:
+        """Count more of the answer, which is passed on next."""
+        call.bytes_out += len(data)
+        if call.grant is not None:
+            call.grant.move(len(data), monotonic())
+
+    def trailers(self, call: "Call", answer: GrpcAnswer) -> None:
+        """The status and the trailers of a gRPC answer came; its data was passed on before."""
+        raise NotImplementedError
+
+    def settle(self, call: "Call", cost_s: float, executed: bool, now: float) -> None:
+        """Settle what the limits granted, once, at the end."""
+        if call.grant is not None:
+            call.grant.settle(round(cost_s * 1e6), executed, now)
+
+    def client_writable(self, call: "Call", writable: bool) -> None:
+        """The client of a gRPC stream stopped or resumed reading."""
+
+    def room(self) -> None:
+        """The server of a gRPC stream takes more."""
+
+    def failed(self, call: "Call") -> None:
+        """A server did not answer, or stopped in its answer."""
+
+    def finishing(self, call: "Call") -> None:
+        """The call of a gRPC stream is about to end."""
+
+
+class Call:
+    """One call, from its authorised head to its last byte. Times are monotonic seconds, 0.0 = not reached.
+
+    client: None for a call that is made for others, which has a receiver.
+    head: of the request, as its client sent it. lines: the part of it that is the same whenever it is sent, None until
+    it is. record: the request record, which is filled when the call ends.
+    state: see `call.lifecycle`. slot: its place among the deadlines.
+    gate, endpoints: its pool, and the endpoints there that speak its protocol. endpoint: the one asked last.
+    stick: the key that chooses the endpoint, "" for the least busy. asks_report: a load report was asked for.
+    ahead: calls before it when it came to the queue, -1 if it did not queue.
+    body_bytes: bytes of the body that have come, or had when it was sent.
+    stream: of an answer that comes in parts and is more than its bytes. stream_slot: of a streaming call.
+    answer: the status and trailers of a gRPC answer. timing: the server's `Server-Timing`. extras: of a special route.
+    """
+
+    # Slots and not defaults of the class: what a call reads and never set would cost more than to set it.
+    __slots__ = (
+        *("client", "extras", "gateway", "head", "lines", "receiver", "record", "side"),
+        *("mark", "target", "tenant"),
+        *("state", "outcome", "status"),
+        *("received_s", "queued_s", "permit_s", "sent_s", "response_s", "deadline", "slot"),
+        *("gate", "endpoints", "endpoint", "connection", "stick", "ahead", "grant", "asks_report"),
+        *("_body", "body_bytes", "bytes_out"),
+        *("answer", "cost_us", "stream", "stream_slot", "timing", "used"),
+    )
+
+    def __init__(
+        self, gateway: Host, client: "Client | None", gate: PoolGate, side: Side, head: Any, record: Record
+    ) -> None:
+        assert record.tenant is not None and record.target is not None
+        self.gateway = gateway
+        self.client = client
+        self.gate = gate
+        gate.calls += 1
+        self.side = side
+        self.head = head
+        self.lines: bytes | None = None
+        self.endpoints = side.endpoints_of(gate)
+        self.record = record
+        self.mark: Mark = record.mark
+        self.tenant: Tenant = record.tenant
+        self.target: Target = record.target
+        self.received_s = record.received_s
+        self.deadline = record.deadline
+        self.receiver: Receiver | None = None
+        self.state = COLLECT
+        self.status = 0
+        self.cost_us = self.ahead = -1
+        self.outcome = _ANSWERED
+        self.queued_s = self.permit_s = self.sent_s = self.response_s = 0.0
+        self.bytes_out = 0
+        self.stick = self.timing = self.used = ""
+        self.grant: Grant | None = None
+        self.extras: RouteHooks | None = None
+        self.endpoint: HttpEndpoint | None = None
+        self.connection: Any = None
+        self._body: bytes | list[Any] | None = None  # whole, or in pieces
+        self.body_bytes = 0
+        self.stream: AnswerStream | None = None
+        self.stream_slot: StreamSlot | None = None
+        self.answer: GrpcAnswer | None = None
+        self.asks_report = False
+        self.slot = YOUNG
+        clock = gateway.clock
+        if not clock.young:
+            clock.start()
+        clock.young[self] = None
+
+    def body(self) -> bytes:
+        """Return the whole body; only before the call was sent."""
+        body = self._body
+        if body is None:
+            return b""
+        if not isinstance(body, bytes):
+            body = self._body = b"".join(body)
+        return body
+
+    def replace_body(self, body: bytes | list[Any] | None, size_bytes: int) -> None:
+        """Let the call have another body, of `size_bytes` bytes."""
+        self._body, self.body_bytes = body, size_bytes
+
+    @property
+    def kept(self) -> bool:
+        """Return whether the body is still here and can be sent (again)."""
+        return self._body is not None or not self.body_bytes
+
+    @property
+    def sending(self) -> bool:
+        """Return whether the call has a permit and no answer yet."""
+        return self.state == SENDING
+
+    @property
+    def collecting(self) -> bool:
+        """Return whether its client still sends the body."""
+        return self.state == COLLECT
+
+    @property
+    def may_run_twice(self) -> bool:
+        """Return whether it does no harm if the call is executed twice."""
+        return self.target.plan.idempotent or (not self.body_bytes and self.record.method in ("GET", "HEAD"))
+
+    def watch_until(self, deadline: float) -> None:
+        """Set another time at which `expired` is called."""
+        self.unwatch()
+        self.slot = self.gateway.clock.watch(self, deadline, monotonic())
+
+    def unwatch(self) -> None:
+        """Cancel the call of `expired`."""
+        clock = self.gateway.clock
+        if self.slot == YOUNG:
+            del clock.young[self]
+            self.slot = 0
+        else:
+            clock.unwatch(self, self.slot)
+
+    def limited(self, grant: Grant) -> None:
+        """Keep what the limits granted; the call may have to wait until their ledger has answered."""
+        self.grant = grant
+        if not grant.ready:
+            grant.waiter = self
+
+    def client_left(self) -> None:
+        """The client closed its side: free everything at once."""
+        self.finish(Outcome.CALLER_LEFT)
+
+    def stopping(self) -> None:
+        """Refuse the call, because the gateway is about to end, unless it was sent."""
+        if self.state in (COLLECT, QUEUED) or (self.state == SENDING and not self.sent_s):
+            self.refuse(stopping())
+
+    def end_unsent(self, status: int, outcome: Outcome = _ANSWERED, error: str = "") -> None:
+        """End a call that was answered, or whose connection refused the rest of it, without being sent."""
+        self.status = status
+        self.finish(outcome, error)
+
+    def displaced(self) -> None:
+        """End the call: another one took its place, its bytes or its slot (`oriel_policies.waiting.shares`)."""
+        self.refuse(displaced(self.gate.retry_after_s()))
+
+    def release_permit_for_slot(self, now: float) -> None:
+        """The call has a stream slot now: release its permit."""
+        self.gate.release_permit(self.target.counted, now - self.permit_s, True)
+
+    def unread(self) -> None:
+        """End the call: its client does not read, and no stream slot became free."""
+        self.refuse_full("the client did not read its answer while the pool had no slot for a stream")
+
+    def refuse_full(self, message: str) -> None:
+        """End the call, because there is too little of something in its pool."""
+        self.refuse(Refused(Outcome.QUEUE_FULL, message, retry_after_s=self.gate.retry_after_s()))
+
+    # From here on: the verbs of `GatewayCall` -------------------------------------------------------------------
+
+    @property
+    def tried(self) -> tuple[HttpEndpoint, ...]:
+        """The endpoints that were asked in vain, the latest of them; they are known until the call is over."""
+        raise NotImplementedError
+
+    @property
+    def may_move(self) -> bool:
+        """Return whether the body is still here and no server can have executed the call."""
+        raise NotImplementedError
+
+    def granted(self) -> None:
+        """The ledger of the limits let the call through."""
+        raise NotImplementedError
+
+    def expired(self) -> None:
+        """End the call, because its deadline passed, or because its stream was silent or went on for too long."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """The body is complete."""
+        raise NotImplementedError
+
+    def reserve_bytes(self) -> bool:
+        """Put what has come of the body on the byte budget of the pool; False: there are not enough bytes."""
+        raise NotImplementedError
+
+    def enter(self, now: float = 0.0) -> None:
+        """Acquire a permit or queue for one. now: 0.0 if the caller has not read the clock."""
+        raise NotImplementedError
+
+    def hold(self) -> None:
+        """Wait for the first server of the pool for as long as the documents say. Raises Refused."""
+        raise NotImplementedError
+
+    def end_hold(self, now: float) -> bool:
+        """A server is there: from now on the call has the time of its tier. False: it was not held."""
+        raise NotImplementedError
+
+    def hold_timing(self) -> str:
+        """Return the entry of `Server-Timing` about the call's wait for an endpoint; "" if it did not wait for one."""
+        raise NotImplementedError
+
+    def park(self) -> None:
+        """Wait without a permit until an endpoint can be asked, or until the deadline."""
+        raise NotImplementedError
+
+    def departed(self) -> bool:
+        """Return whether the client has closed behind bytes that were not read; then the call is over."""
+        raise NotImplementedError
+
+    def release_unused_permit(self) -> None:
+        """Release the permit for others, because nothing was sent with it."""
+        raise NotImplementedError
+
+    def send(self, now: float, endpoint: Any = None, fresh: bool = False) -> None:
+        """Send to `endpoint`, or to the one that the pool picks. fresh: on a new connection."""
+        raise NotImplementedError
+
+    def drop(self, now: float) -> None:
+        """Take back what was sent, or stop waiting for a connection or for a search."""
+        raise NotImplementedError
+
+    def move(self, target: Target, gate: PoolGate, now: float) -> bool:
+        """Leave the pool for `gate`; `enter` comes next. False: its bytes, or its other model, do not allow that."""
+        raise NotImplementedError
+
+    def as_stream(self) -> StreamSlot:
+        """Return the call's stream slot, made now if it has none: it is a streaming call from now on."""
+        raise NotImplementedError
+
+    def response(self, head: Any, data: bytes, complete: bool) -> None:
+        """The head of an answer came, with the body bytes that came with it."""
+        raise NotImplementedError
+
+    def response_data(self, data: bytes, complete: bool) -> None:
+        """More of the answer came."""
+        raise NotImplementedError
+
+    def elsewhere(self, endpoint: HttpEndpoint, head: Any, data: bytes, now: float) -> bool:
+        """Return whether a whole error answer is not the call's: it is sent again, or waits for a copy or a search."""
+        raise NotImplementedError
+
+    def no_copy(self) -> None:
+        """The answer is here: no second copy is needed."""
+        raise NotImplementedError
+
+    def inherit(self, work: "Call", tried: tuple[HttpEndpoint, ...]) -> None:
+        """Record for this call what another call, which was made for it, went through in vain."""
+        raise NotImplementedError
+
+    def take_over(self, work: "Call") -> None:
+        """Go on as if this call had been sent itself: with the permit, the times and the connection of `work`.
+
+        `work` is over; its answer goes to this call's `response`.
+        """
+        raise NotImplementedError
+
+    def failed(self, error: UpstreamError) -> None:
+        """The server did not answer, or stopped in its answer."""
+        raise NotImplementedError
+
+    def refuse(self, refused: Refused) -> None:
+        """End the call with an error; once the answer has begun, all that is left is to cut it."""
+        raise NotImplementedError
+
+    def finish(self, outcome: Outcome, error: str = "", now: float = 0.0) -> None:
+        """End the call, once: record it and give back what it holds. now: 0.0 if the caller has not read the clock."""
+        raise NotImplementedError
+
+
+class Client(Protocol):
+    """The client that waits for a call's answer: a connection of HTTP/1.1, or a stream of HTTP/2.
+
+    forwarded: header lines of the request under way, for the next hop.
+    """
+
+    forwarded: str
+
+    def call_finished(self) -> None:
+        """The call under way is over; it may have an answer or a refusal that is still to be written."""
+
+    @property
+    def http_version(self) -> str:
+        """ "1.1" or "2"."""
+
+    @property
+    def departed(self) -> bool:
+        """Return whether the client has closed behind bytes that were not read."""
+
+    @property
+    def keeps_up(self) -> bool:
+        """Return whether the client takes what is written to it."""
+
+    @property
+    def must_close(self) -> bool:
+        """Return whether the answer being written ends the connection."""
+
+    def write_answer(self, call: Call, head: Any, data: bytes, complete: bool, now: float) -> bool:
+        """Write the head of an upstream's answer and the beginning of its body, or all of it (`complete`).
+
+        Sets `call.stream` if the answer goes on and is more than its bytes. Returns what `answered` is to be told.
+        """
+
+    def write_more(self, call: Call, data: bytes, complete: bool) -> None:
+        """Write more of an answer whose head is written; `data` may be empty at its end."""
+
+    def write_kept(self, lines: list[bytes], body: bytes) -> bool:
+        """Write a whole answer that no upstream gave to this call.
+
+        lines: status line and fields, without a length. Returns what `answered` is to be told.
+        """
+
+    def write_refusal(self, refused: Refused, mark: Mark, *, v2: bool, queued_s: float) -> None:
+        """Write a whole error answer."""
+
+    def cut_answer(self, call: Call, refused: Refused, *, v2: bool) -> None:
+        """End an answer that has begun, so that nobody can take it for a whole one. v2: see `answers.refusal_body`.
+
+        An answer of events reports the error as one more event if it is between two.
+        """
+
+    def answered(self, *, close: bool, now: float = 0.0) -> None:
+        """The answer is written; close: it ends the connection."""
+
+    def abort(self) -> None:
+        """Drop the client: nobody is there any more."""
+
+    def on_writable(self, writable: bool) -> None:
+        """The client stopped or resumed taking bytes."""
+
+
+class Receiver(Protocol):
+    """Gets the answer of a call in place of its client: a flight, a shadow copy, the filter of a model list."""
+
+    def response(self, call: Call, head: Any, data: bytes, complete: bool) -> bool:
+        """The upstream's head came. False: the call passes the answer on to its client."""
+
+    def response_data(self, call: Call, data: bytes, complete: bool) -> bool:
+        """More of the answer came. False: the call passes it on to its client."""
+
+    def refused(self, call: Call, refused: Refused) -> bool:
+        """The call fails; who returns True has finished it. False: the client gets the error."""
+
+    def ended(self, call: Call) -> None:
+        """The call is over, however it ended. Called once."""
+
+
+class RouteHooks(Protocol):
+    """The addition of a special route to a client's call; a plain call has none.
+
+    model: that the body names, "" if it was not read.
+    """
+
+    model: str
+
+    def before_queue(self, call: Call) -> bool:
+        """The request is complete. False: the call does not queue, it is answered or waits for something else."""
+
+    def response(self, call: Call, head: Any, data: bytes, complete: bool) -> None:
+        """The upstream's head is about to be passed on, and may be changed."""
+
+    def data(self, call: Call, data: bytes, complete: bool) -> None:
+        """More of the answer is about to be passed on."""
+
+    def cut_off(self, call: Call) -> None:
+        """The call is about to end before its answer is complete."""
+
+    def abandoned(self, call: Call, now: float) -> tuple[bool, float]:
+        """Return whether a call that leaves its flight was executed, and the seconds it has to pay for that."""
+
+    def ended(self, call: Call, record: Record | None) -> None:
+        """The call is over, however it ended. record: of the call; None if it has none, because it has no client."""
