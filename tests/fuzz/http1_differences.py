@@ -150,6 +150,11 @@ def agree(one: str, other: str) -> bool:
     return plain(one) == plain(other)
 
 
+def sentences(why: str) -> list[str]:
+    """Split a reason into its sentences."""
+    return re.split(r"(?<=[.?]) (?=[A-Zhn])", why) if why else []
+
+
 def page(rows: Sequence[tuple[Case, str, str, str]], version: str) -> str:
     """Return the whole document."""
     lines = [
@@ -162,12 +167,14 @@ def page(rows: Sequence[tuple[Case, str, str, str]], version: str) -> str:
         "rows, listed at the end.",
         "",
     ]
-    repeated = [why for why, count in Counter(case.why for case, *_ in rows if case.why).items() if count > 1]
+    counted = Counter(sentence for case, *_ in rows for sentence in sentences(case.why))
+    repeated = [sentence for sentence, count in counted.items() if count > 1]
     for group in dict.fromkeys(case.group for case, *_ in rows):
         lines += [f"## {group.capitalize()}", "", "| case | Oriel | nginx | h11 | why |", "|---|---|---|---|---|"]
         for case, ours, nginx, h11 in rows:
             if case.group == group and case.why:
-                why = f"[{repeated.index(case.why) + 1}]" if case.why in repeated else case.why
+                told = sentences(case.why)
+                why = " ".join(f"[{repeated.index(each) + 1}]" if each in repeated else each for each in told)
                 cells = [cell.replace("|", "\\|") for cell in (case.name, ours, nginx, h11, why)]
                 lines.append(f"| {' | '.join(cells)} |")
         lines.append("")

@@ -89,8 +89,7 @@ def _page() -> tuple[dict[tuple[str, str], list[str]], dict[tuple[str, str], str
             if line.startswith("| ") and not line.startswith("| case |"):
                 cells = [cell.strip() for cell in line.strip("|").replace("\\|", "\0").split("|")]
                 name, *cells = [cell.replace("\0", "|") for cell in cells]
-                if number := re.fullmatch(r"\[(\d+)\]", cells[-1]):
-                    cells[-1] = shared[int(number[1])]
+                cells[-1] = re.sub(r"\[(\d+)\]", lambda number: shared[int(number[1])], cells[-1])
                 rows[group.lower(), name] = cells
         for paragraph in lines.split("\n\n"):
             for begin, first in http1_differences.ALIKE.items():
