@@ -28,11 +28,22 @@ class Counting(Gateway):
         return super().identify_fields(fields, memo)
 
 
-async def reasons(header: str) -> dict[str, str]:
-    """Return the `error.reason` of a request that has this header, by how it was sent."""
+def limited(port: int, limit: str) -> dict[str, bytes]:
+    """Return documents with one more line for the tenant who sends."""
+    text = documents([port])["all.toml"].decode()
+    return {"all.toml": text.replace("[tenants.g]\n", f"[tenants.g]\n{limit}\n").encode()}
+
+
+async def reasons(header: str, limit: str) -> dict[str, str]:
+    """Return the `error.reason` of a request that has this header, by how it was sent, after one that was."""
     found = {}
-    async with upstream() as up, gateway(documents([up.port]), make=Counting) as (port, _), Client(port) as client:
+    async with (
+        upstream() as up,
+        gateway(limited(up.port, limit), make=Counting) as (port, _),
+        Client(port) as client,
+    ):
         headers = f"{header}: 1\r\n"
+        await client.ask("/v2/models/other/infer", b"x", headers=headers)
         first = await client.ask(INFER, b"x", headers=headers)
         found["HTTP/1.1"] = json.loads(first.body)["reason"]
         for _ in range(2):  # the second one of a head finds the first one's shape
@@ -52,6 +63,17 @@ async def reasons(header: str) -> dict[str, str]:
     return found
 
 
-def main(header: str) -> None:
-    """Print the reasons as JSON."""
-    print(json.dumps(asyncio.run(reasons(header))))  # noqa: T201
+def main(header: str, limit: str = "") -> None:
+    """Print the reasons as JSON. limit: a line of the document of the tenant who sends."""
+    print(json.dumps(asyncio.run(reasons(header, limit))))  # noqa: T201
+
+
+def passed(header: str, limit: str) -> None:
+    """Print the status of a second request with this header."""
+
+    async def status() -> int:
+        async with upstream() as up, gateway(limited(up.port, limit)) as (port, _), Client(port) as client:
+            await client.ask(INFER, b"x", headers=f"{header}: 1\r\n")
+            return (await client.ask(INFER, b"x", headers=f"{header}: 1\r\n")).status
+
+    print(asyncio.run(status()))  # noqa: T201

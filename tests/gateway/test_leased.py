@@ -8,8 +8,9 @@ from oriel_gateway.limits.leased import LeasedMeter
 from oriel_gateway.limits.leased_kinds import LeasedQuota, LeasedRate, LeasedSlots, leased_meter
 from oriel_gateway.limits.meters import ASK
 from oriel_policies.bounds.calendar import CalendarClock, Period
+from oriel_policies.bounds.kinds import Counts
 from oriel_policies.bounds.ledger import Answer, Ask
-from oriel_policies.bounds.limits import Bound, Counts
+from oriel_policies.bounds.limits import Bound
 from oriel_policies.documents import RateLimit
 
 NOON = 1_790_000_000.0 // 86400 * 86400 + 43200

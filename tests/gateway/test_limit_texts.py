@@ -9,7 +9,8 @@ from oriel_gateway.limits.error_text import amount_text, refusal, shown, states,
 from oriel_gateway.limits.grants import Grant, Terms
 from oriel_gateway.limits.meters import Meter, RateMeter
 from oriel_policies.bounds.calendar import Period
-from oriel_policies.bounds.limits import Bound, Counts
+from oriel_policies.bounds.kinds import Counts
+from oriel_policies.bounds.limits import Bound
 from oriel_policies.documents import RateLimit
 from oriel_policies.metering.budgets import Budget
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oriel_policies.bounds.calendar import Period
-from oriel_policies.bounds.limits import Counts, bounds, policy_item, state_item
+from oriel_policies.bounds.kinds import Counts
+from oriel_policies.bounds.limits import bounds, policy_item, state_item
 from oriel_policies.documents import compile_documents
 from oriel_policies.documents.packed import pack, unpack
 from oriel_policies.errors import BadDocument

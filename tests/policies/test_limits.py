@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oriel_policies.bounds.calendar import CalendarClock, Period
-from oriel_policies.bounds.limits import Bound, Counts, Gcra, Slots, Window, bounds, policy_item, state_item
-from oriel_policies.documents import Allowance, RateLimit, Selector
+from oriel_policies.bounds.kinds import Counts
+from oriel_policies.bounds.limits import Bound, Gcra, Slots, Window, bounds, policy_item, state_item
+from oriel_policies.documents import Allowance, Limit, RateLimit, Selector
 
 LIMIT = RateLimit(requests_per_s=10.0, burst=5)
 NOON = 1_790_000_000.0 // 86400 * 86400 + 43200
@@ -175,13 +176,13 @@ def test_an_allowance_has_one_bound_per_thing_it_bounds() -> None:
     allowance = Allowance(
         name="model:a*",
         selector=Selector(model="a*"),
-        rate=LIMIT,
-        concurrency=3,
-        bandwidth=RateLimit(requests_per_s=1e6, burst=2_000_000),
-        requests_per_day=10,
-        requests_per_month=None,
-        compute_ms_per_day=None,
-        compute_ms_per_month=500,
+        limits=(
+            Limit(field="requests_per_s", amount=10.0, burst=5),
+            Limit(field="concurrency", amount=3),
+            Limit(field="bytes_per_s", amount=1e6, burst=2_000_000),
+            Limit(field="requests_per_day", amount=10),
+            Limit(field="compute_ms_per_month", amount=500),
+        ),
     )
     assert [(b.name, b.counts, b.limit) for b in bounds(allowance)] == [
         ("model:a*/concurrency", Counts.REQUESTS, 3),

@@ -7,18 +7,12 @@ from typing import Any
 
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits.meters import Meter
-from oriel_policies.bounds.limits import Bound, Counts, state_item
+from oriel_policies.bounds.kinds import UNITS, Counts
+from oriel_policies.bounds.limits import Bound, state_item
 from oriel_policies.metering.budgets import Budget
 from oriel_policies.metering.prices import decimal_text
 
 MAX_ITEMS = 8  # the most policies that are named on one answer
-UNITS = {
-    Counts.REQUESTS: "requests",
-    Counts.BYTES: "bytes",
-    Counts.COMPUTE_US: "compute_us",
-    Counts.TOKENS: "tokens",
-    Counts.BUDGET: "budget",
-}
 
 
 def refusal(meter: Meter, wait_s: float, now: float) -> Refused:
@@ -32,8 +26,7 @@ def refusal(meter: Meter, wait_s: float, now: float) -> Refused:
             f"for the prompt and the longest answer that this one asks for are free in {wait_s:.2f} s"
         )
     elif rate is not None:
-        what = "requests" if bound.counts is Counts.REQUESTS else "bytes"
-        rate_text = _rate(bound.name, rate.requests_per_s, rate.burst, what)
+        rate_text = _rate(bound.name, rate.requests_per_s, rate.burst, UNITS[bound.counts].plural)
         message = f"{rate_text}the next is possible in {wait_s:.2f} s"
     elif bound.slots:
         outcome = Outcome.CONCURRENCY_LIMITED
@@ -46,7 +39,8 @@ def refusal(meter: Meter, wait_s: float, now: float) -> Refused:
         )
     else:
         outcome = Outcome.QUOTA_EXCEEDED
-        of = f"{bound.limit} requests" if bound.counts is Counts.REQUESTS else f"{bound.limit // 1000} ms of computing"
+        unit = UNITS[bound.counts]
+        of = f"{bound.limit // unit.scale} {unit.plural}"
         message = (
             f"{_whose(bound.name)} use {of} per {bound.period} (UTC), "
             "and that is used up or promised to calls under way"
@@ -106,7 +100,7 @@ def shown(bound: Bound, left: float, more_s: float) -> dict[str, Any]:
             "more_in_s": ceil(more_s),
         }
     kind = "concurrency" if bound.slots else "quota" if bound.period is not None else "rate"
-    unit, per, rate = UNITS[bound.counts], str(bound.period) if bound.period is not None else None, bound.rate
+    unit, per, rate = UNITS[bound.counts].shown, str(bound.period) if bound.period is not None else None, bound.rate
     speed: dict[str, float | None] = {"per_second": None if rate is None else rate.requests_per_s}
     if rate is not None:
         per = "second"

@@ -12,7 +12,8 @@ from typing import Protocol
 from oriel_gateway.errors import Refused
 from oriel_gateway.limits.error_text import MAX_ITEMS, states
 from oriel_gateway.limits.meters import Meter
-from oriel_policies.bounds.limits import Amounts, Bound, Counts
+from oriel_policies.bounds.kinds import Counts
+from oriel_policies.bounds.limits import Amounts, Bound
 from oriel_policies.documents import Allowance, Tenant
 from oriel_policies.metering.budgets import Budget
 

@@ -5,8 +5,9 @@ from math import inf
 from oriel_gateway.limits.leased import LEASE_S, LeasedMeter
 from oriel_gateway.limits.ledger_client import LedgerClient
 from oriel_policies.bounds.calendar import CalendarClock
+from oriel_policies.bounds.kinds import Counts
 from oriel_policies.bounds.ledger import RATE, SLOTS, WINDOW, Answer, Ask
-from oriel_policies.bounds.limits import Bound, Counts, Gcra
+from oriel_policies.bounds.limits import Bound, Gcra
 from oriel_policies.documents import RateLimit
 
 RENEW_S = 1.0

@@ -6,19 +6,18 @@ Whether the meters count in this process or in a shared ledger is decided by the
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
-from operator import attrgetter
 from time import monotonic
-from typing import Any, Final
 
 from oriel_gateway.errors import Refused
 from oriel_gateway.limits.error_text import refusal
 from oriel_gateway.limits.grants import Grant, Limited, Terms
 from oriel_gateway.limits.meters import ASK, Meter
-from oriel_policies.bounds.limits import Amounts, Bound, Counts, bounds
+from oriel_policies.bounds.kinds import Counts
+from oriel_policies.bounds.limits import Amounts, Bound, bounds, bounds_of
 from oriel_policies.bounds.tokens import USUAL_TOKENS
-from oriel_policies.documents import Allowance, Selector, Tenant
+from oriel_policies.documents import Allowance, Limit, Tenant
 from oriel_policies.metering.budgets import Budget
 from oriel_policies.waiting.admission import Charges
 
@@ -65,14 +64,9 @@ class _Account:
         return (*self.meters, *self.later, *self.retired)
 
 
-_NUMBERS: Final = tuple(each.name for each in fields(Allowance) if each.name != "selector")
-_numbers_of: Callable[[Allowance], tuple[Any, ...]] = attrgetter(*_NUMBERS)
-
-
 @lru_cache(maxsize=4096)
-def _plan(numbers: tuple[Any, ...]) -> _Plan:
-    """Return the plan of all allowances with these values of `_NUMBERS`."""
-    every = bounds(Allowance(selector=Selector(), **dict(zip(_NUMBERS, numbers, strict=True))))
+def _plan(name: str, limits: tuple[Limit, ...], budgets: tuple[Budget, ...]) -> _Plan:
+    every = bounds_of(name, limits, budgets)
     found = tuple(bound for bound in every if _at_head(bound))
     later = tuple(bound for bound in every if not _at_head(bound))
     return _Plan(
@@ -295,7 +289,7 @@ class MeteredLimiter(ABC):
         if known is not None and known.allowance is allowance:
             return known
         old = {} if known is None else {meter.bound.name: meter for meter in known.all_meters()}
-        plan = _plan(_numbers_of(allowance))
+        plan = _plan(allowance.name, allowance.limits, allowance.budgets)
 
         def meter_of(bound: Bound) -> Meter:
             meter = old.pop(bound.name, None)

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 
 from oriel_gateway.limits.grants import Grant
 from oriel_gateway.limits.meters import Meter
-from oriel_policies.bounds.limits import Counts
+from oriel_policies.bounds.kinds import Counts
 
 MAX_MODELS = 256  # the most models of one stream; answers of further ones count for all
 

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from oriel_gateway.limits import Limiter
 from oriel_gateway.limits.error_text import shown
 from oriel_policies.bounds.calendar import Period
-from oriel_policies.bounds.limits import Bound, Counts
+from oriel_policies.bounds.kinds import Counts
+from oriel_policies.bounds.limits import Bound
 from oriel_policies.documents import Snapshot, Tenant
 from oriel_policies.metering.budgets import Use, spent
 from oriel_wire.usage.lines import UsageLine
@@ -122,7 +123,7 @@ class Spending:
         return [
             TokensLeft(tenant.name, bound.name, max(0.0, left / bound.limit))
             for allowance in tenant.allowances
-            if allowance.tokens is not None
+            if allowance.counts_tokens
             for bound, left, _ in self._limiter.left(tenant.name, allowance, now)
             if bound.counts is Counts.TOKENS
         ]

@@ -419,7 +419,7 @@ def _target(
 
 def _counts_tokens(tenant: Tenant, allowances: Sequence[Allowance]) -> bool:
     """Whether a limit or a budget of the tenant depends on the tokens of its calls."""
-    return any(each.tokens is not None for each in allowances) or any(
+    return any(each.counts_tokens for each in allowances) or any(
         budget.unit not in ("cpu_seconds", "device_seconds") for budget in tenant.budgets
     )
 

@@ -19,7 +19,7 @@ from oriel_gateway.shared.answer_tokens import AnswerTokens
 from oriel_gateway.shared.shadow import Fingerprint, send_copy, share_of_copies
 from oriel_gateway.shared.single_flight import answer_from, answer_key, join, operator_lines
 from oriel_gateway.shared.state import REPLAY_BYTES, Member, RoutingState
-from oriel_policies.bounds.limits import Counts
+from oriel_policies.bounds.kinds import Counts
 from oriel_policies.bounds.tokens import MAX_NAME, prompt_tokens, reserved, wanted
 from oriel_policies.upstreams.assignment import unit
 from oriel_wire.context import with_tokens
@@ -84,7 +84,7 @@ def reserve_tokens(call: Call) -> tuple[AnswerTokens, str]:
     if (call.head.get("content-encoding") or "identity").strip().lower() != "identity":
         raise Refused(Outcome.ENCODING_UNSUPPORTED, "send the body without a content encoding: its tokens are counted")
     prompt = prompt_tokens(call.body_bytes)
-    if grant is None or all(each.tokens is None for each in target.allowances):
+    if grant is None or not any(each.counts_tokens for each in target.allowances):
         return AnswerTokens(prompt), ""
     usual = gateway.limiter.usual_tokens(call.tenant, target)
     wants = wanted(call.body())

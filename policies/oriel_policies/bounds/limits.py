@@ -11,27 +11,18 @@ that the mean rate holds and no size is impossible.
 """
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import cached_property
 from math import ceil
 
 from oriel_policies.bounds.calendar import CalendarClock, Period
-from oriel_policies.documents import Allowance, RateLimit
+from oriel_policies.bounds.kinds import KINDS, UNITS, Counts, LimitKind
+from oriel_policies.documents.promises import Allowance, Limit, RateLimit
 from oriel_policies.metering.budgets import Budget
 
 _FEW_SLOTS = 64
 _DAYS = {Period.DAY: 1, Period.MONTH: 31}
-
-
-class Counts(IntEnum):
-    """The kind of unit that a bound counts; the index into a call's amounts."""
-
-    REQUESTS = 0
-    BYTES = 1
-    COMPUTE_US = 2
-    TOKENS = 3
-    BUDGET = 4
 
 
 Amounts = tuple[int, int, int, int, int]  # the units of one call, by `Counts`
@@ -62,32 +53,28 @@ class Bound:
 
 def bounds(allowance: Allowance) -> tuple[Bound, ...]:
     """The bounds of an allowance; those whose units are cheapest to return come first."""
-    prefix = "" if allowance.name == "all" else f"{allowance.name}/"
-    found = []
-    if allowance.concurrency is not None:
-        found.append(
-            Bound(name=f"{prefix}concurrency", counts=Counts.REQUESTS, limit=allowance.concurrency, slots=True)
-        )
-    if (rate := allowance.rate) is not None:
-        found.append(Bound(name=f"{prefix}requests", counts=Counts.REQUESTS, limit=rate.burst, rate=rate))
-    if (rate := allowance.bandwidth) is not None:
-        found.append(Bound(name=f"{prefix}bytes", counts=Counts.BYTES, limit=rate.burst, rate=rate))
-    if (rate := allowance.tokens) is not None:
-        found.append(Bound(name=f"{prefix}tokens", counts=Counts.TOKENS, limit=rate.burst, rate=rate))
-    for name, limit, counts, period in (
-        ("requests-day", allowance.requests_per_day, Counts.REQUESTS, Period.DAY),
-        ("requests-month", allowance.requests_per_month, Counts.REQUESTS, Period.MONTH),
-        ("compute-day", allowance.compute_ms_per_day, Counts.COMPUTE_US, Period.DAY),
-        ("compute-month", allowance.compute_ms_per_month, Counts.COMPUTE_US, Period.MONTH),
-    ):
-        if limit is not None:
-            units = limit * 1000 if counts is Counts.COMPUTE_US else limit
-            found.append(Bound(name=prefix + name, counts=counts, limit=units, period=period))
+    return bounds_of(allowance.name, allowance.limits, allowance.budgets)
+
+
+def bounds_of(name: str, limits: Sequence[Limit], budgets: Sequence[Budget]) -> tuple[Bound, ...]:
+    """The bounds of an allowance of this name."""
+    prefix = "" if name == "all" else f"{name}/"
+    found = [_bound(prefix, KINDS[limit.field], limit) for limit in limits]
+    found.sort(key=lambda bound: not bound.slots)
     found += [
         Bound(name=budget.name, counts=Counts.BUDGET, limit=budget.amount, period=budget.period, budget=budget)
-        for budget in allowance.budgets
+        for budget in budgets
     ]
     return tuple(found)
+
+
+def _bound(prefix: str, kind: LimitKind, limit: Limit) -> Bound:
+    name, counts = prefix + kind.name, kind.counts
+    if kind.seconds:
+        rate = RateLimit(requests_per_s=limit.amount / kind.seconds, burst=limit.burst)
+        return Bound(name=name, counts=counts, limit=rate.burst, rate=rate)
+    units = int(limit.amount) * UNITS[counts].scale
+    return Bound(name=name, counts=counts, limit=units, slots=kind.slots, period=kind.period)
 
 
 class Gcra:
@@ -220,14 +207,6 @@ class Window:
         self.used = max(0, self.used + units)
 
 
-_UNITS = {
-    Counts.REQUESTS: "",
-    Counts.BYTES: ';qu="content-bytes"',
-    Counts.COMPUTE_US: ';qu="compute-ms"',
-    Counts.TOKENS: ';qu="tokens"',
-}
-
-
 def policy_item(bound: Bound, window_s: float = 0.0) -> str:
     """One member of `RateLimit-Policy` (draft-ietf-httpapi-ratelimit-headers-10).
 
@@ -237,7 +216,8 @@ def policy_item(bound: Bound, window_s: float = 0.0) -> str:
         return f'"{bound.name}";q={bound.limit};qu="concurrent-requests"'
     if bound.rate is not None:
         window_s = bound.rate.burst / bound.rate.requests_per_s
-    unit = f';qu="{bound.budget.unit}"' if bound.budget is not None else _UNITS[bound.counts]
+    named = UNITS[bound.counts].header if bound.budget is None else bound.budget.unit
+    unit = f';qu="{named}"' if named else ""
     return f'"{bound.name}";q={_whole(bound, bound.limit)}{unit};w={ceil(window_s)}'
 
 
@@ -251,4 +231,4 @@ def _whole(bound: Bound, units: int) -> int:
     """Return units of a bound as whole ones of the unit in which headers name them."""
     if bound.budget is not None:
         return units // bound.budget.scale
-    return units // 1000 if bound.counts is Counts.COMPUTE_US else units
+    return units // UNITS[bound.counts].scale

@@ -31,18 +31,7 @@ def budget_allowance(
         budgets[found.name] = found
     if not budgets:
         return None
-    return Allowance(
-        name="budgets",
-        selector=Selector(),
-        rate=None,
-        concurrency=None,
-        bandwidth=None,
-        requests_per_day=None,
-        requests_per_month=None,
-        compute_ms_per_day=None,
-        compute_ms_per_month=None,
-        budgets=tuple(budgets.values()),
-    )
+    return Allowance(name="budgets", selector=Selector(), budgets=tuple(budgets.values()))
 
 
 def _budget(file: str, path: str, table: BudgetTable, currencies: Collection[str] | None) -> Budget:

@@ -36,7 +36,7 @@ from oriel_policies.documents.promises import (
 )
 from oriel_policies.metering.prices import Price
 
-MAGIC = b"oriel\0p6"
+MAGIC = b"oriel\0p7"
 _SIZES = Struct("<8sQQQQQQ")
 _OFFSET = Struct("<Q")
 _DIGEST = 32

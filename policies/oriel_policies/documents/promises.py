@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Network
 
+from oriel_policies.bounds.kinds import KINDS, Counts
 from oriel_policies.metering.budgets import Budget
 from oriel_policies.metering.prices import Price
 from oriel_policies.quality.canary import Rollback
@@ -91,33 +92,34 @@ class Selector:
         return pattern is not None and fits(pattern, name)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """One limit. field: of the documents, by which `bounds.kinds` describes it. burst: 0 for a kind without bursts."""
+
+    field: str
+    amount: float
+    burst: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Allowance:
-    """One set of bounds of one tenant. name: the counters' key, stable over reloads. A field that is None is not
-    bounded.
-    """
+    """The limits or the budgets of some calls of one tenant. name: the counters' key, stable over reloads."""
 
     name: str
     selector: Selector
-    rate: RateLimit | None
-    concurrency: int | None
-    bandwidth: RateLimit | None
-    requests_per_day: int | None
-    requests_per_month: int | None
-    compute_ms_per_day: int | None
-    compute_ms_per_month: int | None
-    tokens: RateLimit | None = None
+    limits: tuple[Limit, ...] = ()
     budgets: tuple[Budget, ...] = ()
 
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether one of the limits is about tokens."""
+        return any(KINDS[limit.field].counts is Counts.TOKENS for limit in self.limits)
+
     def counts(self, *, tokens: bool) -> bool:
-        """True if a call has to be admitted by it. tokens: the call takes tokens."""
+        """Whether a call has to be admitted by it. tokens: the call takes tokens."""
         if self.budgets:
             return any(budget.stop for budget in self.budgets)
-        others = (
-            *(self.rate, self.concurrency, self.bandwidth, self.requests_per_day, self.requests_per_month),
-            *(self.compute_ms_per_day, self.compute_ms_per_month),
-        )
-        return tokens or self.tokens is None or any(other is not None for other in others)
+        return tokens or any(KINDS[limit.field].counts is not Counts.TOKENS for limit in self.limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

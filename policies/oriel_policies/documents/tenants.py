@@ -2,16 +2,18 @@
 
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import fields
 from datetime import UTC, datetime
 
 from msgspec.structs import astuple
 
+from oriel_policies.bounds.kinds import LIMIT_KINDS, Counts
 from oriel_policies.documents.budgets import budget_allowance
 from oriel_policies.documents.promises import (
     TOKEN_SERVICES,
     Allowance,
     ApiKey,
-    RateLimit,
+    Limit,
     Selector,
     Served,
     Tenant,
@@ -28,8 +30,6 @@ _PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,128}\Z")
 _GRANT = re.compile(r"[A-Za-z0-9._:@/*-]{1,128}\Z")  # models of OpenAI servers may be called "org/name:tag"
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _SCOPES = {"operator"}
-_MAX_COUNT = 10**12
-_MIN_RATE = 1e-6  # one call in twelve days; a quota can count less
 _MAX_PATTERNS = 8192  # patterns of models are sent to logic servers in a header
 
 
@@ -163,7 +163,7 @@ def unique(file: str, path: str, name: str, known: Mapping[str, object]) -> None
 
 
 def _scoped(file: str, path: str, limit: ScopedLimitTable, routes: Collection[str] | None) -> Allowance:
-    scopes = {"model": limit.model, "service": limit.service, "route": limit.route, "tier": limit.tier}
+    scopes = {scope.name: getattr(limit, scope.name) for scope in fields(Selector)}
     named = [(scope, pattern) for scope, pattern in scopes.items() if pattern is not None]
     if len(named) != 1:
         raise BadDocument(
@@ -175,58 +175,30 @@ def _scoped(file: str, path: str, limit: ScopedLimitTable, routes: Collection[st
     elif scope == "route" and routes is not None and pattern not in routes:
         reason = f"no route is named {pattern!r}{nearest(pattern, set(routes), list_all=True)}"
         raise BadDocument(file, f"{path}.route", reason)
-    if limit.tokens_per_minute is not None and (scope == "model" or not _may_take_tokens(scope, pattern)):
-        services = ", ".join(sorted(TOKEN_SERVICES))
-        raise BadDocument(file, f"{path}.tokens_per_minute", f"only calls of the services {services} take tokens")
-    selector = Selector(model=limit.model, service=limit.service, route=limit.route, tier=limit.tier)
-    return _allowance(file, path, f"{scope}:{pattern}", selector, limit)
+    in_vain = scope == "model" or (scope == "service" and not any(fits(pattern, name) for name in TOKEN_SERVICES))
+    for kind in LIMIT_KINDS:
+        if in_vain and kind.counts is Counts.TOKENS and getattr(limit, kind.field) is not None:
+            services = ", ".join(sorted(TOKEN_SERVICES))
+            raise BadDocument(file, f"{path}.{kind.field}", f"only calls of the services {services} take tokens")
+    return _allowance(file, path, f"{scope}:{pattern}", Selector(**{scope: pattern}), limit)
 
 
-def _allowance(file: str, path: str, name: str, selector: Selector, limit: LimitTable) -> Allowance:
-    rate = bandwidth = None
-    if limit.requests_per_s is not None:
-        if not (_MIN_RATE <= limit.requests_per_s <= 1e6 and 1 <= limit.burst <= 10**6):
-            reason = "0.000001 <= requests_per_s <= 1000000 and 1 <= burst <= 1000000 has to hold"
-            raise BadDocument(file, path, reason)
-        rate = RateLimit(requests_per_s=limit.requests_per_s, burst=limit.burst)
-    if limit.bytes_per_s is not None:
-        burst = limit.bytes_burst if limit.bytes_burst is not None else limit.bytes_per_s
-        if not (1 <= limit.bytes_per_s <= _MAX_COUNT and 1 <= burst <= _MAX_COUNT):
-            raise BadDocument(file, path, f"bytes_per_s and bytes_burst are 1 to {_MAX_COUNT}")
-        bandwidth = RateLimit(requests_per_s=float(limit.bytes_per_s), burst=burst)
-    tokens = None
-    if limit.tokens_per_minute is not None:
-        burst = limit.tokens_burst if limit.tokens_burst is not None else limit.tokens_per_minute
-        if not (1 <= limit.tokens_per_minute <= _MAX_COUNT and 1 <= burst <= _MAX_COUNT):
-            raise BadDocument(file, path, f"tokens_per_minute and tokens_burst are 1 to {_MAX_COUNT}")
-        tokens = RateLimit(requests_per_s=limit.tokens_per_minute / 60.0, burst=burst)
-    counts = (
-        limit.concurrency,
-        limit.requests_per_day,
-        limit.requests_per_month,
-        limit.compute_ms_per_day,
-        limit.compute_ms_per_month,
-    )
-    if any(count is not None and not 1 <= count <= _MAX_COUNT for count in counts):
-        raise BadDocument(file, path, f"concurrency and quotas are 1 to {_MAX_COUNT}")
-    if rate is None and bandwidth is None and tokens is None and all(count is None for count in counts):
+def _allowance(file: str, path: str, name: str, selector: Selector, table: LimitTable) -> Allowance:
+    limits = []
+    for kind in LIMIT_KINDS:
+        amount = getattr(table, kind.field)
+        if amount is None:
+            continue
+        burst = 0
+        if kind.burst:
+            given = getattr(table, kind.burst)
+            burst = amount if given is None else given
+        if not kind.least <= amount <= kind.most or (kind.burst and not 1 <= burst <= kind.most_burst):
+            raise BadDocument(file, path, kind.allowed)
+        limits.append(Limit(field=kind.field, amount=amount, burst=burst))
+    if not limits:
         raise BadDocument(file, path, "this limit bounds nothing")
-    return Allowance(
-        name=name,
-        selector=selector,
-        rate=rate,
-        concurrency=limit.concurrency,
-        bandwidth=bandwidth,
-        requests_per_day=limit.requests_per_day,
-        requests_per_month=limit.requests_per_month,
-        compute_ms_per_day=limit.compute_ms_per_day,
-        compute_ms_per_month=limit.compute_ms_per_month,
-        tokens=tokens,
-    )
-
-
-def _may_take_tokens(scope: str, pattern: str) -> bool:
-    return scope != "service" or any(fits(pattern, name) for name in TOKEN_SERVICES)
+    return Allowance(name=name, selector=selector, limits=tuple(limits))
 
 
 def epoch(moment: datetime | None) -> float | None:

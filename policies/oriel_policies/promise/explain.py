@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import MappingProxyType
 
+from oriel_policies.bounds.kinds import KINDS
 from oriel_policies.documents import Allowance, ApiKey, Pool, Route, Snapshot, Tenant, Tier
 from oriel_policies.documents.promises import fits, served_by
 from oriel_policies.documents.reading import Reading
@@ -205,27 +206,7 @@ def _limits(tenant: Tenant, call: ExplainedCall, route: Route) -> list[str]:
 
 
 def _allowance(allowance: Allowance) -> str:
-    bounds = []
-    if allowance.rate is not None:
-        bounds.append(f"{allowance.rate.requests_per_s:g} requests per second, bursts of {allowance.rate.burst}")
-    if allowance.concurrency is not None:
-        bounds.append(f"{allowance.concurrency} at once")
-    if allowance.bandwidth is not None:
-        rate = allowance.bandwidth
-        bounds.append(f"{rate.requests_per_s:g} bytes per second, bursts of {rate.burst}")
-    if allowance.tokens is not None:
-        rate = allowance.tokens
-        bounds.append(
-            f"{rate.requests_per_s * 60:g} tokens per minute on the OpenAI paths of texts, bursts of {rate.burst}"
-        )
-    for count, what in (
-        (allowance.requests_per_day, "requests a day"),
-        (allowance.requests_per_month, "requests a month"),
-        (allowance.compute_ms_per_day, "compute-milliseconds a day"),
-        (allowance.compute_ms_per_month, "compute-milliseconds a month"),
-    ):
-        if count is not None:
-            bounds.append(f"{count} {what}")
+    bounds = [KINDS[each.field].sentence.format(amount=each.amount, burst=each.burst) for each in allowance.limits]
     for budget in allowance.budgets:
         ends = "calls are refused once it is spent" if budget.stop else "calls go on once it is spent"
         amount = f"{budget.amount / budget.scale:.9f}".rstrip("0").rstrip(".")

@@ -7,7 +7,8 @@ from time import monotonic, time
 from typing import Any, Final
 
 from oriel_gateway.core import Gateway
-from oriel_gateway.limits.error_text import UNITS, shown
+from oriel_gateway.limits.error_text import shown
+from oriel_policies.bounds.kinds import UNITS
 from oriel_policies.documents import ApiKey, Tenant
 from oriel_policies.metering.budgets import costs
 from oriel_policies.promise.explain import ExplainedCall, explain
@@ -70,7 +71,7 @@ def _limits(gateway: Gateway, tenant: Tenant) -> list[dict[str, Any]]:
                     }
                 )
                 continue
-            line: dict[str, Any] = {"name": bound.name, "counts": UNITS[bound.counts], "limit": bound.limit}
+            line: dict[str, Any] = {"name": bound.name, "counts": UNITS[bound.counts].shown, "limit": bound.limit}
             if bound.rate is not None:
                 line["per_s"] = bound.rate.requests_per_s
             if bound.period is not None:
