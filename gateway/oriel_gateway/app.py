@@ -5,10 +5,12 @@ import gc
 import logging
 import os
 import signal
-from dataclasses import replace
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -157,118 +159,146 @@ async def _serve(
 ) -> None:
     token = admin_token(settings.admin_host, pages=settings.admin_pages)
     seen = await asyncio.to_thread(source.stamp)
-    try:
-        snapshot = await load(settings, compiler)
-    except BadDocument as error:
-        more = f" (and {len(error.others)} more: `oriel policies check` names them)" if error.others else ""
-        raise StartFailed(f"the policies are not usable: {error}{more}") from error
-    certificates = _certificates(settings)
-    scaler_certificates = _scaler_certificates(settings)
+    snapshot = await _first_snapshot(settings, compiler)
+    certificates, scaler_certificates = _certificates(settings), _scaler_certificates(settings)
     http_socket = listen(settings.host, settings.http_port, "gateway HTTP")
     grpc_socket = listen(settings.host, settings.grpc_port, "gateway gRPC")
     admin_socket = listen(settings.admin_host, settings.admin_port, "gateway admin")
+    async with AsyncExitStack() as closing:
+        gateway, budgets, recaller = await _gateway(settings, snapshot, mirror, closing)
+        tls = certificates.context if certificates is not None else None
+        gateway.records.scheme = "https" if tls is not None else "http"
+        public = replace(public_limits(), idle_timeout_s=settings.keep_alive_s)
+        ports = _Ports(
+            scaler=await _scaler(settings, gateway, scaler_certificates) if settings.scaler_port else None,
+            http=await serve_public(gateway, http_socket, limits=public, tls=tls),
+            grpc=await serve_public(gateway, grpc_socket, limits=public, tls=tls),
+            internal=await _internal(settings, gateway),
+        )
+        # Objects that exist now live as long as the process: they are kept out of every later collection.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*COLLECTOR)
+        _announce(settings, ports, len(snapshot.tenants))
+        usage, live, control_stop = _usage_ledger(settings, gateway), Live(Source(gateway)), asyncio.Event()
+        counts = None if usage is None else usage.counts
+        admin = admin_app(
+            gateway, token=token, certificates=certificates, live=live, trace_url=settings.trace_url, usage=counts
+        )
+        reloader = Reloader(gateway, source, lambda: load(settings, compiler), seen=seen)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _ask, reloader, mirror)
+        watches = [each.watch() for each in (certificates, scaler_certificates) if each is not None]
+        watches += [reloader.run(), recaller.run(), *_loops(gateway, usage)]
+        if mirror is not None:
+            watches.append(mirror.run())
+        async with asyncio.TaskGroup() as group:
+            limits = ControlLimits(streams=frozenset({STREAM}))
+            group.create_task(serve_control(admin, admin_socket, control_stop, limits=limits))
+            watching = [group.create_task(each) for each in watches]
+            counting = [group.create_task(_charge_budgets(gateway)), group.create_task(budgets.run())]
+            recording = None if usage is None else group.create_task(usage.run())
+            await stop.wait()
+            for task in watching:
+                task.cancel()
+            await _drain(gateway, ports, group)
+            if usage is not None and recording is not None:
+                await usage.close()
+                recording.cancel()
+            live.close()
+            for task in counting:
+                task.cancel()
+            control_stop.set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ports:
+    """The ports for callers. internal: takes tickets. scaler: of KEDA."""
+
+    http: HttpServer
+    grpc: HttpServer
+    internal: HttpServer | None
+    scaler: "ExternalScaler | None"
+
+
+async def _first_snapshot(settings: Settings, compiler: FolderCompiler) -> Snapshot:
+    """Return the documents to begin with. Raises StartFailed."""
+    try:
+        return await load(settings, compiler)
+    except BadDocument as error:
+        more = f" (and {len(error.others)} more: `oriel policies check` names them)" if error.others else ""
+        raise StartFailed(f"the policies are not usable: {error}{more}") from error
+
+
+async def _gateway(
+    settings: Settings, snapshot: Snapshot, mirror: Mirror | None, closing: AsyncExitStack
+) -> tuple[Gateway, BudgetFile, Recaller]:
+    """Build the gateway with its files; `closing` closes them, the gateway first. Raises StartFailed."""
     access_log = AccessLog(settings.access_log) if settings.access_log else None
+    if access_log is not None:
+        closing.callback(access_log.close)
     sink = open_sink("gateway")
-    limiter = await _limiter(settings)
+    closing.callback(sink.close)
     gateway = Gateway(
         snapshot,
-        limiter=limiter,
+        limiter=await _limiter(settings),
         sink=sink,
         sampling=EVERY if sink.enabled and settings.trace_tail == "collector" else None,
         cache_bytes=settings.cache_bytes,
     )
-    recaller = Recaller()
+    budgets = BudgetFile(None if settings.state is None else settings.state / NAME, gateway.records.stats)
+    closing.callback(budgets.close)
+    closing.push_async_callback(gateway.close)
+    recaller = gateway.recaller = Recaller()
     if sink.enabled and settings.trace_tail == "gateway":
         gateway.records.recall = lambda at, trace, grpc: recaller.ask(at.host, at.port, trace, grpc=grpc)
-    gateway.recaller = recaller
     gateway.records.access_log = access_log
-    budgets = BudgetFile(None if settings.state is None else settings.state / NAME, gateway.records.stats)
     await asyncio.to_thread(budgets.open)
     if settings.state is not None:
         await asyncio.to_thread(gateway.routing.canaries.open, settings.state / file_name(settings.policies))
         gateway.apply_rollbacks()
     gateway.documents.store = mirror.state if mirror is not None else None
-    try:
-        scaler = await _scaler(settings, gateway, scaler_certificates) if settings.scaler_port else None
-        tls = certificates.context if certificates is not None else None
-        gateway.records.scheme = "https" if tls is not None else "http"
-        public = replace(public_limits(), idle_timeout_s=settings.keep_alive_s)
-        http = await serve_public(gateway, http_socket, limits=public, tls=tls)
-        grpc = await serve_public(gateway, grpc_socket, limits=public, tls=tls)
-        internal = await _internal(settings, gateway)
-        # Objects that exist now live as long as the process: they are kept out of every later collection.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*COLLECTOR)
-        _log.info(
-            "serving %d tenants on HTTP%s %s:%d and gRPC %s:%d",
-            len(snapshot.tenants),
-            "S" if http.secure else "",
-            settings.host,
-            http.port,
-            settings.host,
-            grpc.port,
-        )
-        shown = f"[{settings.host}]" if ":" in settings.host else settings.host
-        _log.info("what is served, to read and to try: http%s://%s:%d/docs", "s" * http.secure, shown, http.port)
-        usage = _usage_ledger(settings, gateway)
-        control_stop = asyncio.Event()
-        live = Live(Source(gateway))
-        admin = admin_app(
-            gateway,
-            token=token,
-            certificates=certificates,
-            live=live,
-            trace_url=settings.trace_url,
-            usage=None if usage is None else usage.counts,
-        )
-        reloader = Reloader(gateway, source, lambda: load(settings, compiler), seen=seen)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _ask, reloader, mirror)
-        async with asyncio.TaskGroup() as group:
-            limits = ControlLimits(streams=frozenset({STREAM}))
-            group.create_task(serve_control(admin, admin_socket, control_stop, limits=limits))
-            watching = [group.create_task(reloader.run()), group.create_task(recaller.run())]
-            charging = group.create_task(_charge_budgets(gateway))
-            keeping = group.create_task(budgets.run())
-            watching.append(group.create_task(gateway.api_docs.published.run(gateway)))
-            recording = None
-            if usage is not None:
-                recording = group.create_task(usage.run())
-                watching.append(group.create_task(_remember_use(usage, gateway)))
-            ledger = limiter.ledger if isinstance(limiter, SharedLimiter) else None
-            if ledger is not None:
-                watching.append(group.create_task(SharedUse(gateway.records.stats, ledger).run()))
-            watching.append(group.create_task(gateway.scaled.run(ledger)))
-            watching.append(group.create_task(gateway.placements.run()))
-            if mirror is not None:
-                watching.append(group.create_task(mirror.run()))
-            watching += [group.create_task(each.watch()) for each in (certificates, scaler_certificates) if each]
-            await stop.wait()
-            for task in watching:
-                task.cancel()
-            gateway.draining = True
-            if scaler is not None:
-                group.create_task(scaler.close())
-            gateway.overload.stop()
-            asyncio.get_running_loop().call_later(INCOMPLETE_S, gateway.refuse_incomplete)
-            asyncio.get_running_loop().call_later(DRAIN_S - REFUSE_S, gateway.refuse_waiting)
-            beside = asyncio.ensure_future(grpc.drain(DRAIN_S))
-            await asyncio.gather(http.drain(DRAIN_S, beside), beside)
-            if internal is not None:  # services that answer public calls have called models until now
-                await internal.drain(INTERNAL_DRAIN_S)
-            if usage is not None and recording is not None:
-                await usage.close()
-                recording.cancel()
-            live.close()
-            keeping.cancel()
-            charging.cancel()
-            control_stop.set()
-    finally:
-        await gateway.close()
-        budgets.close()
-        sink.close()
-        if access_log is not None:
-            access_log.close()
+    return gateway, budgets, recaller
+
+
+def _announce(settings: Settings, ports: _Ports, tenants: int) -> None:
+    """Log where the gateway serves. tenants: their number."""
+    secure = ports.http.secure
+    _log.info(
+        "serving %d tenants on HTTP%s %s:%d and gRPC %s:%d",
+        tenants,
+        "S" if secure else "",
+        settings.host,
+        ports.http.port,
+        settings.host,
+        ports.grpc.port,
+    )
+    shown = f"[{settings.host}]" if ":" in settings.host else settings.host
+    _log.info("what is served, to read and to try: http%s://%s:%d/docs", "s" * secure, shown, ports.http.port)
+
+
+def _loops(gateway: Gateway, usage: UsageLedger | None) -> list[Coroutine[Any, Any, None]]:
+    """Return the loops that end when the drain begins. usage: the ledger of what tenants use."""
+    ledger = gateway.limiter.ledger if isinstance(gateway.limiter, SharedLimiter) else None
+    loops = [gateway.api_docs.published.run(gateway), gateway.scaled.run(ledger), gateway.placements.run()]
+    if usage is not None:
+        loops.append(_remember_use(usage, gateway))
+    if ledger is not None:
+        loops.append(SharedUse(gateway.records.stats, ledger).run())
+    return loops
+
+
+async def _drain(gateway: Gateway, ports: _Ports, group: asyncio.TaskGroup) -> None:
+    """Take no new connections, and wait until the calls under way are over or `DRAIN_S` have passed."""
+    gateway.draining = True
+    if ports.scaler is not None:
+        group.create_task(ports.scaler.close())
+    gateway.overload.stop()
+    asyncio.get_running_loop().call_later(INCOMPLETE_S, gateway.refuse_incomplete)
+    asyncio.get_running_loop().call_later(DRAIN_S - REFUSE_S, gateway.refuse_waiting)
+    beside = asyncio.ensure_future(ports.grpc.drain(DRAIN_S))
+    await asyncio.gather(ports.http.drain(DRAIN_S, beside), beside)
+    if ports.internal is not None:  # services that answer public calls have called models until now
+        await ports.internal.drain(INTERNAL_DRAIN_S)
 
 
 async def _internal(settings: Settings, gateway: Gateway) -> HttpServer | None:

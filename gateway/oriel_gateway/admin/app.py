@@ -83,14 +83,6 @@ def admin_app(
 
     registry.register(Reading(families))
 
-    def ready() -> tuple[bool, str]:
-        if gateway.draining:
-            gates = (*gateway.pools.values(), *gateway.left_pools)
-            calls = sum(gate.calls for gate in gates)
-            incomplete = sum(each.collecting for each in gateway.clock)
-            return False, f"the gateway is shutting down, {calls} call(s) under way, {incomplete} not received yet"
-        return gateway.ready, "" if gateway.ready else "the gateway has not yet probed its upstreams"
-
     async def queues(_: Request) -> Response:
         return JSONResponse(live_queues(gateway))
 
@@ -120,22 +112,7 @@ def admin_app(
         return JSONResponse(shown(gateway.placements))
 
     async def wake(request: Request) -> Response:
-        # A page in a browser could send this request without being able to read the answer. Only browsers send
-        # `Origin`.
-        if "origin" in request.headers:
-            message = "a call from a page in a browser: send it from a program"
-            return JSONResponse(refusal(message), status_code=403)
-        body = b""
-        try:
-            async with asyncio.timeout(BODY_S):
-                async for piece in request.stream():
-                    body += piece
-                    if len(body) > MOST_BYTES:
-                        return JSONResponse(refusal(f"the body has more than {MOST_BYTES} bytes"), status_code=413)
-        except (TimeoutError, ClientDisconnect):
-            return JSONResponse(refusal(f"the body has not come within {BODY_S:g} s"), status_code=408)
-        status, answer = wake_pool(gateway.scaled, request.path_params["name"], body)
-        return JSONResponse(answer, status_code=status)
+        return await _wake(gateway, request)
 
     async def tenant(scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
@@ -156,7 +133,36 @@ def admin_app(
         Route("/placement", placement),
         Route("/pools/{name}/wake", wake, methods=["POST"]),
     ]
-    return Guard(Starlette(routes=[*health_routes(ready, registry), *routes]), token)
+    return Guard(Starlette(routes=[*health_routes(lambda: _ready(gateway), registry), *routes]), token)
+
+
+def _ready(gateway: Gateway) -> tuple[bool, str]:
+    """Return whether new connections are welcome, and why not."""
+    if gateway.draining:
+        gates = (*gateway.pools.values(), *gateway.left_pools)
+        calls = sum(gate.admission.inflight + len(gate.admission.queue) for gate in gates)
+        incomplete = sum(each.collecting for each in gateway.clock)
+        return False, f"the gateway is shutting down, {calls} call(s) under way, {incomplete} not received yet"
+    return gateway.ready, "" if gateway.ready else "the gateway has not yet probed its upstreams"
+
+
+async def _wake(gateway: Gateway, request: Request) -> Response:
+    """Wake a pool, as the body of the request says."""
+    # A page in a browser could send this request without being able to read the answer. Only browsers send `Origin`.
+    if "origin" in request.headers:
+        message = "a call from a page in a browser: send it from a program"
+        return JSONResponse(refusal(message), status_code=403)
+    body = b""
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > MOST_BYTES:
+                    return JSONResponse(refusal(f"the body has more than {MOST_BYTES} bytes"), status_code=413)
+    except (TimeoutError, ClientDisconnect):
+        return JSONResponse(refusal(f"the body has not come within {BODY_S:g} s"), status_code=408)
+    status, answer = wake_pool(gateway.scaled, request.path_params["name"], body)
+    return JSONResponse(answer, status_code=status)
 
 
 def _is_count(text: str, most: int) -> bool:
