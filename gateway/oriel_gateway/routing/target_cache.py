@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity.tenant_buckets import OtherRequests
-from oriel_gateway.routing.targets import Kind, Target, resolve, resolve_grpc
+from oriel_gateway.routing.targets import Kind, Target, Tiers, resolve, resolve_grpc
 from oriel_policies.documents import Route, Snapshot, Tenant
 from oriel_policies.documents.promises import served_by
 from oriel_policies.promise.routing import RouteTable
@@ -57,7 +57,7 @@ class TargetCache:
         if found is None:
             by_tier = partial(self.served, requested_tier=tier)
             try:
-                found = resolve(method, path, query, tenant, self.routes, by_tier, self.flexed)
+                found = resolve(method, path, query, tenant, self.routes, Tiers(by_tier, self.flexed))
             except Refused as refused:
                 self._others.count_refused(tenant, refused)
                 raise
@@ -74,7 +74,7 @@ class TargetCache:
         if found is None:
             by_tier = partial(self.served, requested_tier=tier)
             try:
-                found = resolve_grpc(kind, name, version, method, tenant, self.routes, by_tier)
+                found = resolve_grpc(kind, (name, version), method, tenant, self.routes, by_tier)
             except Refused as refused:
                 self._others.count_refused(tenant, refused)
                 raise

@@ -220,131 +220,154 @@ def check_model(tenant: Tenant, name: str, version: str) -> None:
         raise absent("model", name, tenant)
 
 
-def resolve(
-    method: str,
-    path: str,
-    query: str,
-    tenant: Tenant,
-    routes: RouteTable,
-    by_tier: ByTier | None = None,
-    flexed: Callable[[Tenant], Tenant] | None = None,
-) -> Target:
-    """Resolve a request line. flexed: maps a tenant to its tier for bodies of the OpenAI API that ask for `flex`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    """The thing that a request names, before one of its routes is chosen. version: of the model, "" if it names none.
 
-    Raises Refused NOT_FOUND (also for what the tenant may not use), METHOD_NOT_ALLOWED or what `by_tier` does.
+    The others: see `Target`.
+    """
+
+    kind: Kind
+    name: str
+    version: str
+    executes: bool
+    keepable: bool
+    head_only: bool = False
+    names: str = ""
+
+    def version_of(self, side: Split | None) -> str:
+        """Return the version that one side of a split has for a request that names none."""
+        return side.version if side is not None and not self.version else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """The place that a path names. found: its routes that the tenant may use. missing: the error if there are none, if
+    it is another one than that there is no such thing. allowed: its methods. verb, version: of a model's path.
+    """
+
+    kind: Kind
+    name: str
+    found: tuple[Route, ...]
+    allowed: frozenset[str]
+    missing: Refused | None = None
+    verb: str | None = None
+    version: str = ""
+    names: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """The tiers of calls. by_route: see `ByTier`. flexed: maps a tenant to its tier for bodies of the OpenAI API that
+    ask for `flex`.
+    """
+
+    by_route: ByTier
+    flexed: Callable[[Tenant], Tenant]
+
+
+def resolve(
+    method: str, path: str, query: str, tenant: Tenant, routes: RouteTable, tiers: Tiers | None = None
+) -> Target:
+    """Resolve a request line. tiers: None if every call has its tenant's.
+
+    Raises Refused NOT_FOUND (also for what the tenant may not use), METHOD_NOT_ALLOWED or what `tiers` does.
     """
     if "%" in path:
         try:
             path = unquote_to_bytes(path).decode("ascii")
         except UnicodeDecodeError:
             raise _nothing(path) from None
-    kind: Kind = "model"
-    name, verb, names = "", None, ""
-    found: tuple[Route, ...] = ()
-    missing: Refused | None = None
-    match: re.Match[str] | None = None
-    if match := _SERVICE.match(path):
-        kind, name, allowed = "service", match["name"], frozenset({"GET", "POST"})
-        if tenant.may_use_service(name):
-            found = routes.for_service(name)
-    elif path in _OPENAI or _LISTED.match(path):
-        match = _LISTED.match(path)
-        kind, (name, allowed, names) = "service", _OPENAI.get(path, _OPENAI["/v1/models"])
-        if tenant.may_use_service(name):
-            found = routes.for_service(name)
-        if tenant.models == ("*",):
-            names = ""
-        elif match is not None:
-            names, listed = "entry", match[1][1:]
-            if found and not tenant.may_use_model(listed):
-                found, missing = (), unknown_model(listed, tenant)
-    elif path == "/v2":
-        kind, allowed, missing = "server", _GET, _nothing(path)
-        found = routes.for_model("")
-    elif _OPERATOR.match(path):
-        kind, missing = "server", _nothing(path)
-        allowed = frozenset({"GET", "POST"})
-        if "operator" in tenant.scopes:
-            found = routes.for_model("")
-    elif (match := _MODEL.match(path)) and match["verb"] in _VERBS:
-        name, verb, allowed = match["name"], match["verb"], _VERBS[match["verb"]]
-        if tenant.may_use_model(name):
-            found = routes.for_model(name, match["version"] or "")
-    else:
-        raise _nothing(path)
-    if not found:
-        raise missing or absent(kind, name, tenant)
-    if method not in allowed:
-        allow = ", ".join(sorted(allowed))
+    place = _place(path, tenant, routes)
+    kind, name, verb = place.kind, place.name, place.verb
+    if not place.found:
+        raise place.missing or absent(kind, name, tenant)
+    if method not in place.allowed:
+        allow = ", ".join(sorted(place.allowed))
         raise Refused(Outcome.METHOD_NOT_ALLOWED, f"this path takes {allow}, not {method}", headers=(("allow", allow),))
-    requested_version = match["version"] or "" if kind == "model" and match is not None else ""
-    executes = (kind == "service" or verb in _EXECUTING) and names not in ("list", "entry")
-    keepable = executes and method != "HEAD" and verb != "generate_stream"
+    executes = (kind == "service" or verb in _EXECUTING) and place.names not in ("list", "entry")
+    wanted = _Wanted(
+        kind=kind,
+        name=name,
+        version=place.version,
+        executes=executes and method == "POST",
+        keepable=executes and method != "HEAD" and verb != "generate_stream",
+        head_only=method == "HEAD",
+        names=place.names,
+    )
+
+    def line_of(where: str) -> bytes:
+        return f"{method} {f'{where}?{query}' if query else where} HTTP/1.1".encode("ascii")
 
     def other_model(model: str) -> tuple[bytes, str, str]:
         where = f"/v2/models/{model}/{verb}"
-        target = f"{where}?{query}" if query else where
-        return f"{method} {target} HTTP/1.1".encode("ascii"), f"{kind}:{where}", ""
+        return line_of(where), f"{kind}:{where}", ""
 
     def make(route: Route, side: Split | None) -> Target:
         # A call that names a version gets this version. Only a call that names none gets that of the side.
-        version = side.version if side is not None and not requested_version else ""
+        version = wanted.version_of(side)
         where = f"/v2/models/{name}/versions/{version}{f'/{verb}' if verb else ''}" if version and name else path
-        target = f"{where}?{query}" if query else where
+        line, work = line_of(where), f"{kind}:{where}" if method == "POST" and name else ""
 
         def of(tenant: Tenant, flex: Target | None) -> Target:
-            found = _target(
-                tenant,
-                route,
-                side,
-                kind=kind,
-                name=name,
-                version=version,
-                requested_version=requested_version,
-                line=f"{method} {target} HTTP/1.1".encode("ascii"),
-                work=f"{kind}:{where}" if method == "POST" and name else "",
-                head_only=method == "HEAD",
-                executes=executes and method == "POST",
-                keepable=keepable,
-                names=names,
-                flex=flex,
-            )
-            return _with_fallbacks(found, requested_version, other_model, in_body=path in _OPENAI)
+            found = replace(_target(tenant, route, side, wanted, flex), line=line, work=work)
+            return _with_fallbacks(found, wanted.version, other_model, in_body=path in _OPENAI)
 
-        served = tenant if by_tier is None else by_tier(tenant, route)
-        lower = flexed(served) if flexed is not None and path in _OPENAI and method == "POST" else served
+        served = tenant if tiers is None else tiers.by_route(tenant, route)
+        lower = tiers.flexed(served) if tiers is not None and path in _OPENAI and method == "POST" else served
         return of(served, None if lower is served else of(lower, None))
 
-    return _first(found, make, tenant, kind, name)
+    return _first(place.found, make, tenant, kind, name)
+
+
+def _place(path: str, tenant: Tenant, routes: RouteTable) -> _Place:
+    """Return the place that a decoded path names. Raises Refused NOT_FOUND for a path that has no meaning."""
+    if match := _SERVICE.match(path):
+        name = match["name"]
+        found = routes.for_service(name) if tenant.may_use_service(name) else ()
+        return _Place(kind="service", name=name, found=found, allowed=frozenset({"GET", "POST"}))
+    listed = _LISTED.match(path)
+    if path in _OPENAI or listed is not None:
+        name, allowed, names = _OPENAI.get(path, _OPENAI["/v1/models"])
+        found = routes.for_service(name) if tenant.may_use_service(name) else ()
+        missing = None
+        if tenant.models == ("*",):
+            names = ""
+        elif listed is not None:
+            names, model = "entry", listed[1][1:]
+            if found and not tenant.may_use_model(model):
+                found, missing = (), unknown_model(model, tenant)
+        return _Place(kind="service", name=name, found=found, allowed=allowed, missing=missing, names=names)
+    if path == "/v2":
+        return _Place(kind="server", name="", found=routes.for_model(""), allowed=_GET, missing=_nothing(path))
+    if _OPERATOR.match(path):
+        found = routes.for_model("") if "operator" in tenant.scopes else ()
+        return _Place(kind="server", name="", found=found, allowed=frozenset({"GET", "POST"}), missing=_nothing(path))
+    if (match := _MODEL.match(path)) and match["verb"] in _VERBS:
+        name, verb, version = match["name"], match["verb"], match["version"] or ""
+        found = routes.for_model(name, version) if tenant.may_use_model(name) else ()
+        return _Place(kind="model", name=name, found=found, allowed=_VERBS[verb], verb=verb, version=version)
+    raise _nothing(path)
 
 
 def resolve_grpc(
-    kind: Kind, name: str, version: str, method: str, tenant: Tenant, routes: RouteTable, by_tier: ByTier | None = None
+    kind: Kind, model: tuple[str, str], method: str, tenant: Tenant, routes: RouteTable, by_tier: ByTier | None = None
 ) -> Target:
-    """Resolve a gRPC method. name: of a model that this tenant may use, or ""."""
+    """Resolve a gRPC method. model: the name and the version of a model that this tenant may use; each may be ""."""
+    name, version = model
     found = routes.for_model(name, version)
     if not found:
         raise absent(kind, name, tenant)
+    executes, keepable = method in ("ModelInfer", "ModelStreamInfer"), method == "ModelInfer"
+    wanted = _Wanted(kind=kind, name=name, version=version, executes=executes, keepable=keepable)
+    work = f"model:{name}/{method}" if kind == "model" else ""
 
     def other_model(model: str) -> tuple[bytes, str, str]:
         return b"", f"model:{model}/{method}", model
 
     def make(route: Route, side: Split | None) -> Target:
-        target = _target(
-            tenant if by_tier is None else by_tier(tenant, route),
-            route,
-            side,
-            kind=kind,
-            name=name,
-            version=side.version if side is not None and not version else "",
-            requested_version=version,
-            line=b"",
-            work=f"model:{name}/{method}" if kind == "model" else "",
-            head_only=False,
-            executes=method in ("ModelInfer", "ModelStreamInfer"),
-            keepable=method == "ModelInfer",
-        )
-        return _with_fallbacks(target, version, other_model)
+        served = tenant if by_tier is None else by_tier(tenant, route)
+        return _with_fallbacks(replace(_target(served, route, side, wanted), work=work), version, other_model)
 
     return _first(found, make, tenant, kind, name)
 
@@ -367,26 +390,12 @@ def _first(found: tuple[Route, ...], make: Make, tenant: Tenant, kind: Kind, nam
     )
 
 
-def _target(
-    tenant: Tenant,
-    route: Route,
-    side: Split | None,
-    *,
-    kind: Kind,
-    name: str,
-    version: str,
-    requested_version: str,
-    line: bytes,
-    work: str,
-    head_only: bool,
-    executes: bool,
-    keepable: bool,
-    flex: Target | None = None,
-    names: str = "",
-) -> Target:
-    keepable = keepable and route.deterministic
+def _target(tenant: Tenant, route: Route, side: Split | None, wanted: _Wanted, flex: Target | None = None) -> Target:
+    """Return the target of a route and, where it has a split, of one side of it, but for its `line` and `work`."""
+    kind, name, executes = wanted.kind, wanted.name, wanted.executes
+    keepable, version = wanted.keepable and route.deterministic, wanted.version_of(side)
     shadowed = executes and bool(route.shadow_pool)
-    of = requested_version or version
+    of = wanted.version or version
     sought = (f"{name}/versions/{of}" if of else name) if kind == "model" else ""
     allowances = tenant.allowances_for(kind, name, route.name)
     stateless = executes and (kind, name) == ("service", "responses") and not route.stored_state
@@ -397,10 +406,9 @@ def _target(
         name=name,
         pool=side.pool if side is not None else route.pool,
         plan=route,
-        line=line,
+        line=b"",
         route=f"{kind}:{name}" if name else kind,
-        head_only=head_only,
-        work=work,
+        head_only=wanted.head_only,
         allowances=allowances,
         side="" if side is None else side.name,
         version=version,
@@ -408,11 +416,11 @@ def _target(
         keepable=keepable,
         sought=sought,
         counted=sought or (f"{name} {tenant.name}" if executes else ""),
-        names=names,
+        names=wanted.names,
         flex=flex,
         tokens=tokens,
         stateless=stateless,
-        special=bool(tokens or names or flex or keepable or shadowed or side or stateless)
+        special=bool(tokens or wanted.names or flex or keepable or shadowed or side or stateless)
         or route.sticky not in ("", "stream"),
     )
 
