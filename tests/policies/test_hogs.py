@@ -68,8 +68,8 @@ class Pool:
             cost=sender.cost,
             weight=sender.weight,
             payload=now,
-            target_s=TARGET_S,
         )
+        ticket.target_s = TARGET_S
         outcome, displaced = self.queue.push(ticket)
         for each in displaced:
             self.lost[each.tenant] += 1

@@ -37,7 +37,8 @@ class Pool:
             assert not any(each.model == model for each in self.waiting), "a new call goes before those that wait"
             self._start(model, band)
             return
-        ticket = Ticket(band=band, tenant=tenant, deadline=self.now + 1.0, model=model, late_s=self.now + 0.5)
+        ticket = Ticket(band=band, tenant=tenant, deadline=self.now + 1.0)
+        ticket.model, ticket.late_s = model, self.now + 0.5
         outcome, displaced = self.admission.wait(ticket)
         for each in displaced:
             self.waiting.remove(each)

@@ -13,7 +13,11 @@ from oriel_policies.waiting.queue import Pushed, SlaQueue
 
 
 def ticket(band: int = 0, tenant: str = "a", deadline: float = 10.0, **more: Any) -> Ticket:
-    return Ticket(band=band, tenant=tenant, deadline=deadline, **more)
+    later = {name: more.pop(name) for name in ("order", "admitted", "late_s", "target_s", "model") if name in more}
+    made = Ticket(band=band, tenant=tenant, deadline=deadline, **more)
+    for name, value in later.items():
+        setattr(made, name, value)
+    return made
 
 
 def queue(max_items: int = 100, max_bytes: int = 10**9, floor_share: float = 0.05) -> SlaQueue:

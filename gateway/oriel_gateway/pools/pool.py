@@ -267,10 +267,8 @@ class PoolGate:
             cost=self.charges.estimate(target.route, tenant.name),
             weight=tenant.weight,
             payload=waiter,
-            late_s=due - times.likely_s,
-            target_s=tier.target_s,
-            model=target.counted,
         )
+        ticket.late_s, ticket.target_s, ticket.model = due - times.likely_s, tier.target_s, target.counted
         outcome, displaced = admission.wait(ticket)
         if outcome is Pushed.FULL:
             retry_after_s = admission.retry_after_s()

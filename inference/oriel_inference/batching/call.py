@@ -155,7 +155,7 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
 
     def __post_init__(self) -> None:
         deadline, level = self.deadline, self.level
-        self.ticket = Ticket(
+        self.ticket = ticket = Ticket(
             band=self.band,
             tenant=self.tenant,
             deadline=deadline if self.give_up_s is None else min(deadline, self.give_up_s),
@@ -163,9 +163,9 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
             size_bytes=self.size_bytes,
             rows=self.rows,
             payload=self,
-            order=deadline + level * _LEVEL_S if level else deadline,
-            admitted=self.admitted,
         )
+        ticket.order = deadline + level * _LEVEL_S if level else deadline
+        ticket.admitted = self.admitted
 
     def forget(self) -> None:
         """Drop the references to the caller. Caller and call refer to each other: a cycle of some thirty objects, the
@@ -193,7 +193,7 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
 
     def _renewed(self, deadline: float, *, rows: int, order: float) -> Ticket:
         old = self.ticket
-        self.ticket = Ticket(
+        self.ticket = ticket = Ticket(
             band=old.band,
             tenant=old.tenant,
             deadline=deadline,
@@ -201,7 +201,6 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
             size_bytes=old.size_bytes,
             rows=rows,
             payload=self,
-            order=order,
-            admitted=old.admitted,
         )
-        return self.ticket
+        ticket.order, ticket.admitted = order, old.admitted
+        return ticket

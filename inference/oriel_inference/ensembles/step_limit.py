@@ -41,9 +41,8 @@ class StepLimit(Generic[Waiter]):
             cost=like.cost,
             weight=like.weight,
             payload=waiter,
-            order=like.order,
-            admitted=True,
         )
+        ticket.order, ticket.admitted = like.order, True
         self._waiting.push(ticket)
         return ticket
 

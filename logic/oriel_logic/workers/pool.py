@@ -436,7 +436,7 @@ def terms_of(call: CallContext, memory_mb: int, *, streams: bool = False) -> Ter
 
 def _queued_again(ticket: Ticket) -> Ticket:
     """Return a ticket like one that has left its queue. It was counted there, so it joins whatever the bounds are."""
-    return Ticket(
+    again = Ticket(
         band=ticket.band,
         tenant=ticket.tenant,
         deadline=ticket.deadline,
@@ -444,5 +444,6 @@ def _queued_again(ticket: Ticket) -> Ticket:
         weight=ticket.weight,
         size_bytes=ticket.size_bytes,
         payload=ticket.payload,
-        admitted=True,
     )
+    again.admitted = True
+    return again

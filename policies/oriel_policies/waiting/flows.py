@@ -23,6 +23,8 @@ class Ticket(Holding):
 
     deadline: absolute monotonic seconds.
     cost: estimated charge, in any unit that all tickets share.
+
+    Whoever makes a ticket may set these before it joins a queue:
     order: rank inside the tenant's flow, the deadline by default; it has no effect on expiry.
     rows: counted by `rows_ahead`.
     admitted: it was admitted by other bounds already, so it takes no room here.
@@ -59,23 +61,17 @@ class Ticket(Holding):
         size_bytes: int = 0,
         rows: int = 1,
         payload: Any = None,
-        order: float | None = None,
-        admitted: bool = False,
-        late_s: float = inf,
-        target_s: float = 0.0,
-        model: str = "",
     ) -> None:
         super().__init__(band, tenant, weight, payload)
         self.bytes: Holding | None = None
-        self.late_s = late_s
-        self.target_s = target_s
-        self.admitted = admitted
-        self.deadline = deadline
-        self.order = deadline if order is None else order
+        self.late_s = inf
+        self.target_s = 0.0
+        self.admitted = False
+        self.deadline = self.order = deadline
         self.cost = cost
         self.size_bytes = size_bytes
         self.rows = rows
-        self.model = model
+        self.model = ""
         self.apart = False
         self._queued = False
         self._number = 0  # order of arrival in its queue
