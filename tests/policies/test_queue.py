@@ -16,7 +16,8 @@ def ticket(band: int = 0, tenant: str = "a", deadline: float = 10.0, **more: Any
     later = {name: more.pop(name) for name in ("order", "admitted", "late_s", "target_s", "model") if name in more}
     made = Ticket(band=band, tenant=tenant, deadline=deadline, **more)
     for name, value in later.items():
-        setattr(made, name, value)
+        if value is not None:
+            setattr(made, name, value)
     return made
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from oriel_cli.errors import CommandFailed
 from oriel_cli.usage.grouping import IDLE, UNBILLED, Group, counted, outermost
@@ -54,12 +54,29 @@ FOCUS_MORE = (
 )
 NAME = "Oriel"
 NO_CLASS = "none"  # the SKU of use that needs no device
+
+
+class _Meter(NamedTuple):
+    """A priced quantity.
+
+    name: the price's field.
+    counter: the counter of usage.
+    size: the count that makes one unit.
+    """
+
+    name: str
+    counter: str
+    unit: str
+    size: int
+    described: str
+
+
 _METERS = (
-    ("device", "device_ns", "Hours", 3600 * 10**9, "device time"),
-    ("cpu", "cpu_ns", "Hours", 3600 * 10**9, "CPU time"),
-    ("bytes_out", "bytes_out", "GiB", 1 << 30, "bytes sent"),
-    ("tokens_in", "tokens_in", "Tokens", 1, "tokens read"),
-    ("tokens_out", "tokens_out", "Tokens", 1, "tokens written"),
+    _Meter("device", "device_ns", "Hours", 3600 * 10**9, "device time"),
+    _Meter("cpu", "cpu_ns", "Hours", 3600 * 10**9, "CPU time"),
+    _Meter("bytes_out", "bytes_out", "GiB", 1 << 30, "bytes sent"),
+    _Meter("tokens_in", "tokens_in", "Tokens", 1, "tokens read"),
+    _Meter("tokens_out", "tokens_out", "Tokens", 1, "tokens written"),
 )
 
 
@@ -170,20 +187,17 @@ def focus(groups: Sequence[Group], prices: Sequence[Price], *, account: str) -> 
             table = f"[prices.NAME] with class = {named or 'cpu'!r}"
             raise CommandFailed(f"{what} has no price on {each.day}: add {table} to --prices")
         price, paid = priced
-        for name, counter, unit, size, described in _METERS:
-            used, cost = each.sums[counter], getattr(paid, name)
-            if used and (cost or name == "device"):
-                yield _charge(each, price, name, cost, _quantity(used, size), unit, described, account)
+        for meter in _METERS:
+            cost = getattr(paid, meter.name)
+            if each.sums[meter.counter] and (cost or meter.name == "device"):
+                yield _charge(each, price, meter, cost, account)
 
 
 def _charge(
     group: Group,
     price: Price,
-    name: str,
+    meter: _Meter,
     cost: int,
-    quantity: str,
-    unit: str,
-    described: str,
     account: str,
 ) -> dict[str, Any]:
     tenant = group.keys.get("tenant", "")
@@ -191,7 +205,7 @@ def _charge(
     day = datetime.fromisoformat(group.day).replace(tzinfo=UTC)
     month = day.replace(day=1)
     following = (month + timedelta(days=32)).replace(day=1)
-    amount = decimal_text(cost)
+    amount, quantity = decimal_text(cost), _quantity(group.sums[meter.counter], meter.size)
     sku = group.device_class or NO_CLASS
     nobody = tenant in (IDLE, UNBILLED)
     # A charge that is no sub account's has none.
@@ -206,7 +220,7 @@ def _charge(
         "BillingPeriodStart": _time(month),
         "ChargeCategory": "Usage",
         "ChargeClass": "",
-        "ChargeDescription": f"{idle}{described} of {target or 'all models and services'}, class {sku}",
+        "ChargeDescription": f"{idle}{meter.described} of {target or 'all models and services'}, class {sku}",
         "ChargePeriodEnd": _time(day + timedelta(days=1)),
         "ChargePeriodStart": _time(day),
         "ContractedCost": amount,
@@ -214,7 +228,7 @@ def _charge(
         "InvoiceIssuerName": NAME,
         "ListCost": amount,
         "PricingQuantity": quantity,
-        "PricingUnit": unit,
+        "PricingUnit": meter.unit,
         "ProviderName": NAME,
         "PublisherName": NAME,
         "ServiceCategory": "AI and Machine Learning",
@@ -222,11 +236,11 @@ def _charge(
         "BillingAccountType": "Platform",
         "ChargeFrequency": "Usage-Based",
         "ConsumedQuantity": quantity,
-        "ConsumedUnit": unit,
+        "ConsumedUnit": meter.unit,
         "PricingCategory": "Standard",
         "ServiceSubcategory": "Other (AI and Machine Learning)",
         "SkuId": sku,
-        "SkuPriceId": f"{price.name}/{sku}/{name}",
+        "SkuPriceId": f"{price.name}/{sku}/{meter.name}",
         "SubAccountId": account_of,
         "SubAccountName": account_of,
         "SubAccountType": "Tenant" if account_of else "",

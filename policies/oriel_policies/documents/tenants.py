@@ -1,7 +1,7 @@
 """Checks the tables of tenants, with their keys and limits."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
 
@@ -74,11 +74,24 @@ class Tenants:
                 raise BadDocument(
                     file, f"{path}.scopes", f"no scope is named {scope!r}{nearest(scope, _SCOPES, list_all=True)}"
                 )
+        compiled = Tenant(
+            name=name,
+            tier=tier,
+            weight=tenant.weight,
+            allowances=self._allowances(file, path, tenant),
+            scopes=frozenset(tenant.scopes),
+            models=models,
+            services=services,
+        )
+        self._add_keys(file, path, compiled, tenant.keys)
+        self.compiled[name] = compiled
+
+    def _allowances(self, file: str, path: str, tenant: TenantTable) -> tuple[Allowance, ...]:
         allowances = []
         if tenant.limit is not None:
             numbers = astuple(tenant.limit)
             if not (tenant.limits or tenant.budgets) and (known := self._limits.get(numbers)) is not None:
-                return self._take(file, path, name, tenant, tier, known, models, services)
+                return known
             allowances.append(_allowance(file, f"{path}.limit", "all", Selector(), tenant.limit))
             if not tenant.limits:
                 self._limits[numbers] = tuple(allowances)
@@ -92,7 +105,7 @@ class Tenants:
         budgets = budget_allowance(file, f"{path}.budgets", tenant.budgets, self._currencies)
         if budgets is not None:
             allowances.append(budgets)
-        self._take(file, path, name, tenant, tier, tuple(allowances), models, services)
+        return tuple(allowances)
 
     def _tier(self, file: str, path: str, name: str) -> Tier:
         known_tier(file, path, name, self._tiers, self._bad_tiers)
@@ -122,27 +135,8 @@ class Tenants:
             known = self._patterns[names] = names
         return known
 
-    def _take(
-        self,
-        file: str,
-        path: str,
-        name: str,
-        tenant: TenantTable,
-        tier: Tier,
-        allowances: tuple[Allowance, ...],
-        models: tuple[str, ...],
-        services: tuple[str, ...],
-    ) -> None:
-        compiled = Tenant(
-            name=name,
-            tier=tier,
-            weight=tenant.weight,
-            allowances=allowances,
-            scopes=frozenset(tenant.scopes),
-            models=models,
-            services=services,
-        )
-        for number, key in enumerate(tenant.keys):
+    def _add_keys(self, file: str, path: str, compiled: Tenant, keys: Sequence[KeyTable]) -> None:
+        for number, key in enumerate(keys):
             if not _SHA256.match(key.sha256):
                 raise BadDocument(file, f"{path}.keys[{number}]", "sha256 has to be 64 lower-case hex digits")
             digest = bytes.fromhex(key.sha256)
@@ -151,7 +145,6 @@ class Tenants:
                 raise BadDocument(file, f"{path}.keys[{number}]", reason)
             by_key = self._by_key(file, f"{path}.keys[{number}]", key, compiled)
             self.keys[digest] = ApiKey(tenant=by_key, expires_at=epoch(key.expires), name=key.name)
-        self.compiled[name] = compiled
 
 
 def unique(file: str, path: str, name: str, known: Mapping[str, object]) -> None:
