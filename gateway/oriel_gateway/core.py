@@ -261,7 +261,8 @@ class Gateway:
             if not self.sampling.parent_based:
                 decided, state = self.sampling.decided(int(trace, 16), state)
                 kept, flags = ("ratio", _WITH[flags]) if decided else ("", _WITHOUT[flags])
-            mark = Mark(request_id, trace, own, ids.spans.pop(), kept, flags, span, state)
+            mark = Mark(request_id, trace, own, ids.spans.pop(), kept, flags)
+            mark.parent, mark.state = span, state
             if key is not None and kept:
                 self.judge_sample(mark, key)
             return mark
@@ -274,16 +275,18 @@ class Gateway:
             return self.mark(None, None, None)
         own = spans.pop()
         trace = traces.pop()
-        if trace[18:] < self._threshold:
-            return Mark(own, trace, own, spans.pop())
-        return Mark(own, trace, own, spans.pop(), "ratio", "03", "", self.sampling.state)
+        mark = Mark(own, trace, own, spans.pop())
+        if trace[18:] >= self._threshold:
+            mark.kept, mark.flags, mark.state = "ratio", "03", self.sampling.state
+        return mark
 
     def _begun(self, request_id: str, own: str) -> Mark:
         """Return the ids of a call that begins a trace."""
         trace, onward = self._ids.traces.pop(), self._ids.spans.pop()
-        if trace[18:] < self._threshold:
-            return Mark(request_id, trace, own, onward)
-        return Mark(request_id, trace, own, onward, "ratio", "03", "", self.sampling.state)
+        mark = Mark(request_id, trace, own, onward)
+        if trace[18:] >= self._threshold:
+            mark.kept, mark.flags, mark.state = "ratio", "03", self.sampling.state
+        return mark
 
     def judge_sample(self, mark: Mark | None, key: ApiKey) -> None:
         """Keep a client's wish for a trace within its tenant's limit; above it the call is as one that had none.

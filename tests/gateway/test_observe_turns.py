@@ -365,7 +365,8 @@ def test_calls_are_counted_by_the_first_digit_of_their_status_and_waits_apart() 
 
 
 def test_a_mark_keeps_the_latest_eight_attempts() -> None:
-    ids = Mark("i", "1" * 32, "2" * 16, "3" * 16, parent="f")
+    ids = Mark("i", "1" * 32, "2" * 16, "3" * 16)
+    ids.parent = "f"
     where: Any = SimpleNamespace(host="h", port=1)
     spans = [ids.onward]
     for number in range(9):

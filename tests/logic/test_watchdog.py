@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from oriel_logic.observe.watchdog import Block, Place, Watchdog, named
+from oriel_logic.observe.watchdog import Block, Pace, Place, Watchdog, named
 
 from ..waiting import until
 
@@ -57,8 +57,7 @@ async def test_the_service_that_holds_the_loop_is_named_with_its_line_and_logged
         lambda: [Handler("sleepy", module.slow)],
         on_lag=lags.append,
         on_block=on_block,
-        ask_every_s=0.002,
-        blocked_s=0.004,
+        pace=Pace(ask_every_s=0.002, blocked_s=0.004),
     )
     watchdog.start()
     try:
@@ -100,7 +99,7 @@ def test_a_stack_is_named_by_the_handler_that_was_called_first(module: ModuleTyp
 
 async def test_a_loop_that_answers_is_left_alone() -> None:
     lags: list[float] = []
-    watchdog = Watchdog(list, on_lag=lags.append, on_block=print, ask_every_s=0.001, blocked_s=10.0)
+    watchdog = Watchdog(list, on_lag=lags.append, on_block=print, pace=Pace(ask_every_s=0.001, blocked_s=10.0))
     watchdog.start()
     await until(lambda: len(lags) >= 3)
     watchdog.stop()
@@ -114,9 +113,7 @@ async def test_a_service_that_still_holds_the_loop_is_named_before_it_lets_go(
         lambda: [Handler("sleepy", module.slow)],
         on_lag=lambda lag_s: None,
         on_block=lambda block: None,
-        ask_every_s=0.002,
-        blocked_s=0.004,
-        still_s=0.01,
+        pace=Pace(ask_every_s=0.002, blocked_s=0.004, still_s=0.01),
     )
     watchdog.start()
     try:

@@ -16,7 +16,7 @@ import pytest
 
 from oriel_wire.objects.errors import StoreUnavailable
 from oriel_wire.usage.files import UsageFiles, minute_of, read_segment, segments
-from oriel_wire.usage.ledger import UsageLedger
+from oriel_wire.usage.ledger import Shipping, UsageLedger
 from oriel_wire.usage.lines import UsageLine, decode_line, encode_lines, merge, missing, parse_segment
 from oriel_wire.usage.metrics import ledger_metrics
 
@@ -231,7 +231,7 @@ class Server:
         self.now_s = 1763996700.0
         self.used_ns = 0
         self.ledger = UsageLedger(
-            folder, "inference", self.read, store=store, prefix="p/", now_s=lambda: self.now_s, **more
+            folder, "inference", self.read, ship_to=store and Shipping(store, "p/"), now_s=lambda: self.now_s, **more
         )
 
     def read(self, minute: str) -> list[UsageLine]:

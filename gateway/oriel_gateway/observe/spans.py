@@ -73,7 +73,7 @@ def spans_of(decided: Record, why: str, scheme: str, facts: SpanFacts) -> list[S
     attributes["oriel.kept"] = why
     if failed:
         attributes["error.type"] = status if outcome is Outcome.ANSWERED else outcome.value
-    spans = [server_span(name, own, mark.parent_id, decided.received_s, decided.ended_s, attributes, failed)]
+    spans = [server_span(name, own, mark.parent_id, (decided.received_s, decided.ended_s), attributes, failed)]
     if decided.queued_s and (decided.ahead >= 0 or held is not None):
         spans.append(_queue(decided, own, held))
     attempts = mark.attempts

@@ -58,8 +58,6 @@ class Mark:
         onward: str,
         kept: str = "",
         flags: str = "02",
-        parent: str = "",
-        state: str = "",
     ) -> None:
         self.request_id = request_id
         self.trace = trace
@@ -67,8 +65,7 @@ class Mark:
         self.onward = onward
         self.kept = kept
         self.flags = flags
-        self.parent = parent
-        self.state = state
+        self.parent = self.state = ""
         self.attempts: tuple[Attempt, ...] = ()
 
     def attempted(self, endpoint: Address, start_s: float, end_s: float, error: str) -> None:

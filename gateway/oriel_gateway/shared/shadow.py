@@ -148,19 +148,10 @@ class _ShadowCopy:
         self._holding = holding
         # A failed copy is not sent again.
         alone = replace(plan, hedge_s=0.0, idempotent=False)
-        marked = Mark(
-            mark.request_id,
-            mark.trace,
-            mark.onward,
-            f"{mark.forward_id ^ 1 or 2:016x}",
-            flags="00" if mark.flags in ("00", "01") else "02",
-            parent=mark.own,
-            state=without_threshold(mark.state),
-        )
         target = replace(target, special=False, plan=alone, fallbacks=(), copies_to=None)
         tenant = shadow_tenant(routing, original.tenant)
         until = now + original.tenant.tier.give_up_s
-        record = begun(marked, original.record.method, now, tenant, target, until)
+        record = begun(_copied(mark), original.record.method, now, tenant, target, until)
         self._call = GatewayCall(original.gateway, None, gate, original.side, original.head, record)
         self._call.receiver = self
         routing.detached[self] = None
@@ -222,3 +213,11 @@ class _ShadowCopy:
         call.gate.shadows -= 1
         call.gate.bytes.release(self._holding)
         routing.compared(call.target.plan.name, call.target.pool, self._result)
+
+
+def _copied(mark: Mark) -> Mark:
+    """Return the ids of the copy of a call: its span follows the call's own, and its trace is not kept."""
+    flags = "00" if mark.flags in ("00", "01") else "02"
+    made = Mark(mark.request_id, mark.trace, mark.onward, f"{mark.forward_id ^ 1 or 2:016x}", flags=flags)
+    made.parent, made.state = mark.own, without_threshold(mark.state)
+    return made

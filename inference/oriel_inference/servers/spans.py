@@ -126,7 +126,7 @@ def spans_of(ended: Ended) -> list[Span]:
         attributes["oriel.outcome"] = outcome.value
         if failed:
             attributes["error.type"] = outcome.value
-    spans = [server_span(name, own, ended.parent_id, ended.received_s, ended.ended_s, attributes, failed)]
+    spans = [server_span(name, own, ended.parent_id, (ended.received_s, ended.ended_s), attributes, failed)]
     if not queued_s:
         return spans
     if run is None:

@@ -3,6 +3,7 @@ whose trace is kept.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from oriel_logic.errors import Outcome
@@ -17,7 +18,7 @@ from oriel_wire.observe.semantics import (
 )
 from oriel_wire.observe.trace import Span, TraceContext, server_span
 
-__all__ = ["keeps_alone", "spans_of", "stage_span"]
+__all__ = ["Ended", "keeps_alone", "spans_of", "stage_span"]
 
 STREAM = f"{GRPC_SERVICE}/ModelStreamInfer"
 
@@ -27,24 +28,32 @@ def keeps_alone(outcome: Outcome, status: int) -> bool:
     return status >= 500 or outcome is Outcome.CALLER_LEFT
 
 
-def spans_of(
-    call: CallContext,
-    own: TraceContext,
-    parent_id: int,
-    request: tuple[str, str],
-    service: str,
-    status: int,
-    outcome: Outcome,
-    started_s: float,
-    ended_s: float,
-    stages: Sequence[Stage],
-    tokens: tuple[str, int | None, int | None] | None,
-) -> list[Span]:
-    """Return the SERVER span of a request, and one span for each of its stages: CLIENT for a call of a model.
+@dataclass(slots=True, kw_only=True)
+class Ended:
+    """A request that has ended, as far as its spans tell of it. Times are monotonic seconds.
 
-    request: method and path. tokens: of a call of the OpenAI API, see `Visit`.
+    own: the position of its span. parent_id: the caller's span, 0 if there is none.
+    request: method and path.
+    tokens: of a call of the OpenAI API, see `Visit`.
     """
-    method, path = request
+
+    call: CallContext
+    own: TraceContext
+    parent_id: int
+    request: tuple[str, str]
+    service: str
+    status: int
+    outcome: Outcome
+    started_s: float
+    ended_s: float
+    stages: Sequence[Stage]
+    tokens: tuple[str, int | None, int | None] | None
+
+
+def spans_of(ended: Ended) -> list[Span]:
+    """Return the SERVER span of a request, and one span for each of its stages: CLIENT for a call of a model."""
+    call, own, service, status, outcome = ended.call, ended.own, ended.service, ended.status, ended.outcome
+    method, path = ended.request
     otherwise = "/v1/services/{service}" if service else ""
     name, attributes = http_server(method, "http", path, "1.1", status, otherwise=otherwise)
     attributes["oriel.request_id"] = call.request_id
@@ -52,15 +61,15 @@ def spans_of(
         attributes["oriel.service"] = service
     if call.tier:
         attributes["oriel.tier"] = call.tier
-    if tokens is not None:
-        attributes |= gen_ai_use(*tokens)
+    if ended.tokens is not None:
+        attributes |= gen_ai_use(*ended.tokens)
     failed = status >= 500 or (outcome is Outcome.HANDLER_FAILED)
     if outcome is not Outcome.OK:
         attributes["oriel.outcome"] = outcome.value
         if failed:
             attributes["error.type"] = outcome.value
-    spans = [server_span(name, own, parent_id, started_s, ended_s, attributes, failed)]
-    spans += [stage_span(stage, own, ended_s) for stage in stages if stage.start_s]
+    spans = [server_span(name, own, ended.parent_id, (ended.started_s, ended.ended_s), attributes, failed)]
+    spans += [stage_span(stage, own, ended.ended_s) for stage in ended.stages if stage.start_s]
     return spans
 
 

@@ -24,9 +24,6 @@ from types import FrameType
 from typing import Protocol
 
 _log = logging.getLogger(__name__)
-ASK_EVERY_S = 0.02
-BLOCKED_S = 0.05
-STILL_S = 2.0
 LOG_EVERY_S = 60.0
 MAX_NAMES = 1000
 NOBODY = ""
@@ -65,6 +62,20 @@ class Block:
     place: Place | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """The seconds between two questions to the loop, after which it counts as blocked, and until it is said to be so
+    while it still is.
+    """
+
+    ask_every_s: float = 0.02
+    blocked_s: float = 0.05
+    still_s: float = 2.0
+
+
+PACE = Pace()
+
+
 class Watchdog:
     """Watches one loop. handlers: called when it was blocked. on_lag, on_block: called in the watchdog's thread."""
 
@@ -74,17 +85,15 @@ class Watchdog:
         *,
         on_lag: Callable[[float], object],
         on_block: Callable[[Block], object],
-        ask_every_s: float = ASK_EVERY_S,
-        blocked_s: float = BLOCKED_S,
-        still_s: float = STILL_S,
+        pace: Pace = PACE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._handlers = handlers
         self._on_lag = on_lag
         self._on_block = on_block
-        self._ask_every_s = ask_every_s
-        self._blocked_s = blocked_s - ask_every_s / 2
-        self._still_s = still_s
+        self._ask_every_s = pace.ask_every_s
+        self._blocked_s = pace.blocked_s - pace.ask_every_s / 2
+        self._still_s = pace.still_s
         self._clock = clock
         self._answered = threading.Event()
         self._answered_s = 0.0

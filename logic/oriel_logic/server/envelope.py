@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from oriel_logic.client.inference import STAGE
 from oriel_logic.errors import CallerLeft, DeadlineExceeded, HandlerFailed, LogicError, Outcome, Saturated
 from oriel_logic.observe.metrics import Metrics
-from oriel_logic.observe.spans import keeps_alone, spans_of
+from oriel_logic.observe.spans import Ended, keeps_alone, spans_of
 from oriel_logic.observe.stages import Ledger
 from oriel_logic.observe.usage import Usage
 from oriel_logic.server.inbound import Inbound
@@ -228,21 +228,30 @@ class Envelope:
         if not sink.enabled:
             return
         ledger, call = visit.ledger, visit.call
-        record = (
-            *(call, ledger.root, visit.parent_id, visit.request, visit.service, visit.status, outcome),
-            *(visit.started_s, ended, ledger.stages, visit.tokens),
+        record = Ended(
+            call=call,
+            own=ledger.root,
+            parent_id=visit.parent_id,
+            request=visit.request,
+            service=visit.service,
+            status=visit.status,
+            outcome=outcome,
+            started_s=visit.started_s,
+            ended_s=ended,
+            stages=ledger.stages,
+            tokens=visit.tokens,
         )
         spans = 1 + len(ledger.stages)
         if call.trace.sampled:
             why = "client" if visit.parent_id else "ratio"
             self.kept[why] = self.kept.get(why, 0) + 1
-            sink.keep(spans_of, record, spans)
+            sink.keep(spans_of, (record,), spans)
         elif keeps_alone(outcome, visit.status):
             self.kept["error"] = self.kept.get("error", 0) + 1
-            sink.ring.sent(call.trace.trace_id, record)
-            sink.keep(spans_of, record, spans)
+            sink.ring.sent(call.trace.trace_id, (record,))
+            sink.keep(spans_of, (record,), spans)
         else:
-            sink.ring.note(call.trace.trace_id, spans_of, record, spans)
+            sink.ring.note(call.trace.trace_id, spans_of, (record,), spans)
 
 
 def cost(visit: Visit) -> tuple[tuple[str, str], ...]:

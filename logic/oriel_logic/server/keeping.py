@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from oriel_logic.errors import BadRequest
-from oriel_logic.observe.stages import Stage
+from oriel_logic.observe.spans import Ended
 from oriel_logic.server.envelope import Visit
 from oriel_logic.server.inbound import Inbound
 from oriel_logic.server.ingress import nothing_here
@@ -33,6 +33,6 @@ class Keeping:
 
     def _pass_on(self, found: Iterable[Noted]) -> None:
         for trace_id, _, record, _ in found:
-            stages: list[Stage] = record[9]
-            for hop in {stage.hop for stage in stages if stage.hop is not None}:
+            ended: Ended = record[0]
+            for hop in {stage.hop for stage in ended.stages if stage.hop is not None}:
                 self._recaller.ask(hop.host, hop.port, f"{trace_id:032x}", grpc=not hop.path)

@@ -162,18 +162,17 @@ def server_span(
     name: str,
     context: TraceContext,
     parent_id: int,
-    start_s: float,
-    end_s: float,
+    times: tuple[float, float],
     attributes: Mapping[str, Scalar],
     failed: bool,
 ) -> Span:
-    """Return the span of a whole request in a server."""
+    """Return the span of a whole request in a server. times: monotonic seconds of its start and end."""
     return Span(
         name=name,
         context=context,
         parent_id=parent_id,
-        start_s=start_s,
-        end_s=end_s,
+        start_s=times[0],
+        end_s=times[1],
         kind="server",
         attributes=attributes,
         failed=failed,

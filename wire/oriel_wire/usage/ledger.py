@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from uuid import uuid4
 
 from oriel_wire.errors import StartFailed
@@ -32,11 +32,18 @@ SHIP_RETRY_S = 10.0
 STOP_S = 10.0
 
 
+class Shipping(NamedTuple):
+    """A place for sealed segments. prefix: begins their keys in the store."""
+
+    store: ObjectWriter
+    prefix: str = ""
+
+
 class UsageLedger:
     """The ledger of one server. Single writer: the loop.
 
     read: returns what was used since its last call, as lines of the given minute.
-    store: the place of sealed segments, with the prefix of their keys; None keeps them on this machine.
+    ship_to: the store of sealed segments, None keeps them on this machine.
     folder: the folder of its segments. instance: the first part of their names.
     """
 
@@ -46,19 +53,15 @@ class UsageLedger:
         unit: str,
         read: Callable[[str], list[UsageLine]],
         *,
-        store: ObjectWriter | None = None,
-        prefix: str = "",
+        ship_to: Shipping | None = None,
         now_s: Callable[[], float] = time.time,
-        append_s: float = APPEND_S,
         max_held: int = MAX_HELD_LINES,
     ) -> None:
         self.folder = folder
         self._unit = unit
         self._read = read
-        self._store = store
-        self._prefix = prefix
+        self._ship_to = ship_to
         self._now_s = now_s
-        self._append_s = append_s
         self._max_held = max_held
         self.instance = uuid4().hex[:16]
         self._files: UsageFiles | None = None
@@ -75,7 +78,7 @@ class UsageLedger:
         self._hold([UsageLine(kind="start", minute=minute_of(self._now_s()), unit=self._unit)])
         loop = asyncio.get_running_loop()
         while not self._closed:
-            due = loop.time() + self._append_s
+            due = loop.time() + APPEND_S
             await self.write()
             await asyncio.sleep(max(0.0, due - loop.time()))
 
@@ -117,8 +120,8 @@ class UsageLedger:
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
                 await self._ship()
-        if self._store is not None:
-            await self._store.close()
+        if self._ship_to is not None:
+            await self._ship_to.store.close()
         self._thread.shutdown()
 
     def _hold(self, lines: list[UsageLine]) -> None:
@@ -155,13 +158,13 @@ class UsageLedger:
 
     async def _ship(self) -> None:
         """Send sealed segments to the store, and delete what it has confirmed."""
-        store, files = self._store, self._files
-        if store is None or files is None or self._now_s() < self._ship_after_s:
+        ship_to, files = self._ship_to, self._files
+        if ship_to is None or files is None or self._now_s() < self._ship_after_s:
             return
         try:
             for path in await self._in_thread(files.sealed_segments):
                 data = await self._in_thread(path.read_bytes)
-                await store.put(self._prefix + files.key(path), data)
+                await ship_to.store.put(ship_to.prefix + files.key(path), data)
                 await self._in_thread(partial(path.unlink, missing_ok=True))
         except FileNotFoundError:
             pass  # another server with the same folder has shipped it
@@ -182,6 +185,6 @@ def open_ledger(
     if store is None:
         return UsageLedger(folder, unit, read)
     try:
-        return UsageLedger(folder, unit, read, store=open_writer(store), prefix=store.prefix)
+        return UsageLedger(folder, unit, read, ship_to=Shipping(open_writer(store), store.prefix))
     except ClientUnusable as error:
         raise StartFailed(f"--usage-store: {error}") from error
