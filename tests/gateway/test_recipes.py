@@ -14,7 +14,7 @@ from ..patched import ROOT, output_of
 WAYS = ("HTTP/1.1", "a recognised head", "HTTP/2", "gRPC")
 Edits = Mapping[str, Sequence[tuple[str, str]]]
 
-FITS = "    gate = gateway.pools[target.pool]\n    view.fits(gate, target)\n"
+FITS = "    gate = gateway.pools[target.pool]\n"
 REFUSAL: Edits = {
     "gateway/oriel_gateway/ingress/judging.py": [
         (

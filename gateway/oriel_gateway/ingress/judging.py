@@ -164,8 +164,10 @@ def judge(view: View) -> GatewayCall | None:
                 raise too_busy()
             return None
         found = sought
-    view.tenant = found.tenant
-    target = found if found.choices is None else chosen(found, view.header, view.mark.own)
+    target = found
+    if found.choices is not None:
+        view.tenant = found.tenant
+        target = chosen(found, view.header, view.mark.own)
     view.target = target
     view.tenant = tenant = target.tenant
     if gateway.overload.behind and view.crowds(tenant):
@@ -174,7 +176,8 @@ def judge(view: View) -> GatewayCall | None:
     if view.timeout_ms is not None or view.timeout_s is not None:
         deadline = view.until(tenant)
     gate = gateway.pools[target.pool]
-    view.fits(gate, target)
+    if known is None or target.names or view.size_bytes > gate.pool.max_body_bytes:
+        view.fits(gate, target)
     # A call that has further pools (`fallback`) is judged when its body is complete.
     if 0.0 < (left_s := deadline - view.now_s) < gate.slow_s and not (target.fallbacks or view.streams):
         judge_request(gate, target, tenant, view.size_bytes, left_s)
