@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from oriel_inference import app
+from oriel_inference import assembly
 from oriel_inference.backends import Session
 from oriel_inference.batching import assemble
 from oriel_inference.batching.assemble import Outcome
@@ -77,7 +77,7 @@ def main() -> int:
     add_arguments(parser)
     args = parser.parse_args()
     if args.fifo:
-        app.Batcher = FifoBatcher  # type: ignore[misc]
+        assembly.Batcher = FifoBatcher  # type: ignore[misc]
     audit = Audit()
     assemble._run = audit.run
     code = run(args)

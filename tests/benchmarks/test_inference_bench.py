@@ -22,6 +22,7 @@ from inference_bench.workloads import IN_PROCESS, Measured
 
 from oriel_inference.batching.call import Answer, Call
 from oriel_inference.batching.cores import Cores
+from oriel_inference.batching.machine import Machine
 from oriel_inference.clock import VirtualClock
 from oriel_inference.model import ModelSpec, QueueRules, TensorInfo, TensorSpec
 from oriel_policies.waiting.batch import BatchBounds
@@ -174,7 +175,7 @@ def test_the_fifo_knows_neither_deadlines_nor_tiers() -> None:
     )
     clock, workers = VirtualClock(), ManualWorkers()
     session = FakeSession((x,), (TensorInfo(name="y", datatype="INT64", shape=(-1, 1)),), gate=Gate())
-    fifo = FifoBatcher(spec, [session], clock=clock, cores=Cores(1), workers=workers, inline_s=0.0)
+    fifo = FifoBatcher(spec, [session], Machine(clock=clock, cores=Cores(1), workers=workers, inline_s=0.0))
     answered: list[int] = []
 
     def arrive(number: int, band: int, timeout_s: float) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Answer, Call
 from oriel_inference.batching.cores import Cores
+from oriel_inference.batching.machine import Machine
 from oriel_inference.clock import VirtualClock
 from oriel_inference.errors import InferenceError
 from oriel_inference.simulated import LoopTimes, SimulatedHost, SimulatedLoop, SimulatedModel, SimulatedSession
@@ -86,11 +87,8 @@ def simulate(device: Device, arrivals: Sequence[tuple[float, int]], seed: int) -
     batcher = Batcher(
         SimulatedModel(name="m", bounds=bounds, instances=1, seconds=seconds).spec(),
         [SimulatedSession(host, seconds)],
-        clock=host,
-        cores=Cores(1),
-        workers=host,
+        Machine(clock=host, cores=Cores(1), workers=host, inline_s=0.0),
         curve=ServiceCurve(),
-        inline_s=0.0,
     )
     found = Found([0, 0], [0, 0])
     begin_s = clock.now()
