@@ -242,7 +242,7 @@ class Gateway:
     ) -> Mark:
         """Return the call's ids: the client's own where they are valid, fresh ones otherwise.
 
-        Whether a trace is kept from its beginning is decided by its id, or by the client if it sent one. key: the
+        The id of a trace decides if it is kept from its beginning, or the client if it sent one. key: the
         client's, if it is known; otherwise `judge_sample` is called when it is.
         """
         ids = self._ids

@@ -30,7 +30,7 @@ class Overload:
 
     lag_s: how late the loop's timer was at its latest beat, or how long one of the loop's turns took after the beat
     before, whichever is more: in turns as long as a beat the timer is never late.
-    behind: whether it is overloaded. times: how often it has fallen behind.
+    behind: True while it is overloaded. times: how often it has fallen behind.
     """
 
     __slots__ = (

@@ -73,7 +73,7 @@ class Settings:
     tls_cert, tls_key: both or neither; they are checked for changes each second.
     access_log: a path or "-"; "" writes none. quota_file: None keeps the quotas in memory only.
     state: a folder for files that outlive this process; None if nothing does.
-    trace_url: where the console shows a trace, with `{trace_id}` in it; "" for nowhere.
+    trace_url: the address at which the console shows a trace, with `{trace_id}` in it; "" for nowhere.
     """
 
     policies: Path | Location = field(

@@ -91,7 +91,7 @@ class SimulatedGateway:
     ) -> None:
         """Take a call now. `end` is called once.
 
-        timeout_s: what the client gives it; the tier's time if that is less, or None.
+        timeout_s: the client's time for it; the tier's time if that is less, or None.
         """
         try:
             target = self.targets.of_line(tenant, f"POST {path} HTTP/1.1".encode("ascii"), "POST", path, "")

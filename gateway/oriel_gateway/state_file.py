@@ -20,7 +20,7 @@ Work = Callable[[sqlite3.Connection], None]
 class StateFile:
     """The file of one process. Its methods block; one thread at a time may be in them.
 
-    holds: what is kept, as messages name it ("quota counters"). database: None while nothing is kept.
+    holds: the name of its contents in messages ("quota counters"). database: None while nothing is kept.
     """
 
     def __init__(self, path: Path, schema: str, *, holds: str) -> None:

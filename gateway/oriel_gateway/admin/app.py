@@ -59,8 +59,8 @@ def admin_app(
     `/placement`, `/console/live`, `/console/tenants/<name>`, and `POST /pools/<name>/wake`.
 
     live: the console's streams, for those who have to end them.
-    usage: of the usage ledger, if there is one.
-    trace_url: where a trace is shown, with `{trace_id}` in it; "" for nowhere.
+    usage: counts of the usage ledger, if there is one.
+    trace_url: the address at which a trace is shown, with `{trace_id}` in it; "" for nowhere.
     """
     registry, collected = CollectorRegistry(), GatewayCollector(gateway)
 
@@ -183,7 +183,7 @@ def _decisions(gateway: Gateway, found: Sequence[Record], trace_url: str) -> Res
 
 
 def _cost(gateway: Gateway, decided: Record, offset_s: float) -> dict[str, str] | None:
-    """What a call costs its tenant, by currency; None if its server did not report what it used.
+    """The costs of a call for its tenant, by currency; None if its server did not report what it used.
 
     Only calls that were answered cost something.
     """

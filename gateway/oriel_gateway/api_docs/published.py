@@ -1,6 +1,6 @@
 """Ask the pools, beside the calls, what they serve: services by OpenAPI document, models by the v2 protocol.
 
-Of each pool that a route names for services or models up to `MAX_ENDPOINTS` usable endpoints are asked, one after the
+Up to `MAX_ENDPOINTS` usable endpoints of each pool that a route names for services or models are asked, one after the
 other on separate connections, every `EVERY_S` seconds (sooner while a pool has never answered). Answers are bounded in
 bytes, time and count. A pool that does not answer keeps its last description.
 """

@@ -1,7 +1,7 @@
 """A call on its way: from its authorised head to its last byte, as callbacks, without a task of its own.
 
 `lifecycle` has the states of a call and what ends it. A call that meets no trouble is this object with its side and its
-lifecycle. What it does when its endpoint fails or nobody can be asked is decided in `attempts`, and what only such a
+lifecycle. Its next step when its endpoint fails or nobody can be asked is decided in `attempts`, and what only such a
 call has to remember is in a `Trouble`; what only an answer in parts needs is in an `AnswerStream`.
 """
 

@@ -117,14 +117,15 @@ class Call:
     """One call, from its authorised head to its last byte. Times are monotonic seconds, 0.0 = not reached.
 
     client: None for a call that is made for others, which has a receiver.
-    head: of the request, as its client sent it. lines: the part of it that is the same whenever it is sent, None until
-    it is. record: the request record, which is filled when the call ends.
+    head: the head of the request, as its client sent it. lines: the part of it that is the same whenever it is sent,
+    None until it is. record: the request record, which is filled when the call ends.
     state: see `call.lifecycle`. slot: its place among the deadlines.
     gate, endpoints: its pool, and the endpoints there that speak its protocol. endpoint: the one asked last.
     stick: the key that chooses the endpoint, "" for the least busy. asks_report: a load report was asked for.
     ahead: calls before it when it came to the queue, -1 if it did not queue.
     body_bytes: bytes of the body that have come, or had when it was sent.
-    stream: of an answer that comes in parts and is more than its bytes. stream_slot: of a streaming call.
+    stream: the side of an answer that comes in parts and is more than its bytes. stream_slot: the slot of a streaming
+    call.
     answer: the status and trailers of a gRPC answer. timing: the server's `Server-Timing`. extras: of a special route.
     """
 
@@ -456,7 +457,7 @@ class Receiver(Protocol):
 class RouteHooks(Protocol):
     """The addition of a special route to a client's call; a plain call has none.
 
-    model: that the body names, "" if it was not read.
+    model: the name that the body gives, "" if it was not read.
     """
 
     model: str

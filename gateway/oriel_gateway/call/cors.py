@@ -1,7 +1,7 @@
 """Lets browser pages call the gateway (the CORS protocol of the Fetch standard); off unless the documents name origins.
 
 Keys travel in headers that a page sets itself, so no answer ever allows credentials a browser would add by itself.
-An origin is compared byte by byte: browsers send it in one spelling. Where the gateway sends lines about origins,
+An origin is compared byte by byte: browsers send it in one spelling. If the gateway sends lines about origins,
 those of the upstream are dropped.
 """
 

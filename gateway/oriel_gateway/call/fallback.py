@@ -61,7 +61,7 @@ def leave_late_pool(call: Call) -> bool:
 def spill(call: Call, reason: Outcome, now: float, *, sent: bool = False) -> bool:
     """Let a call go on in the first of its further pools that can serve it in time. Returns whether there is one.
 
-    sent: whether it was sent to a server, which refused it; then the retry budget of its pool has to pay.
+    sent: True if it was sent to a server, which refused it; then the retry budget of its pool has to pay.
     """
     left_s = call.deadline - now
     if left_s <= 0.0 or not call.may_move or call.head.get(SENT_ON) is not None:

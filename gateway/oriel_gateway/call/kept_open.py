@@ -58,7 +58,7 @@ class OverHttp2(Protocol):
 class KeepAlive:
     """Looks at all waiting calls of a gateway each KEEP_ALIVE_S.
 
-    watched: what has a deadline, calls among it. rounds: the times that it has begun to look.
+    watched: the objects that have a deadline, calls among them. rounds: the times that it has begun to look.
     """
 
     def __init__(self, watched: Iterable[object]) -> None:

@@ -53,10 +53,11 @@ _NO_CAPACITY: Final = (Outcome.QUEUE_FULL, Outcome.DISPLACED, Outcome.INFEASIBLE
 
 
 class Lifecycle:
-    """What one call holds of its pool, and how it ends. Its single writer is that call, which each method gets.
+    """The permit, places and bytes that one call holds, and its end. Its single writer is that call, which each method
+    gets.
 
     holding: its bytes of the pool's byte budget. ticket: of the queue, also while it has the permit that it queued for.
-    trouble: of a call whose endpoint failed, or that waits for one.
+    trouble: the next steps of a call whose endpoint failed, or that waits for one.
     """
 
     __slots__ = ("holding", "ticket", "trouble")

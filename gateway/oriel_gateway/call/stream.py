@@ -58,8 +58,8 @@ def begin_stream(
 ) -> tuple[AnswerStream | None, bytes]:
     """Begin an answer of which `data` came with the head, and more will come: its state, and its first lines.
 
-    minor: of the client's HTTP version; 1.0 has no chunks, so there the end of the answer is that of the connection.
-    None: a length was announced, and there is nothing to remember.
+    minor: the minor number of the client's HTTP version; 1.0 has no chunks, so there the end of the answer is that of
+    the connection. None: a length was announced, and there is nothing to remember.
     """
     length = None if head.status == 204 else head.content_length
     if length is not None:

@@ -1,7 +1,7 @@
 """The public keys of every issuer: read from the documents at once, or fetched from an https URL in the background.
 
 One background task fetches a URL: at first use, every `refresh_s`, and early (at most every `EARLY_S`) when a token
-names an unknown key. Whether that key is a new one is known after the next fetch, so until then its holder is told to
+names an unknown key. Only the next fetch says if that key is a new one, so until then its holder is told to
 come back: strangers who invent keys cannot have holders of new ones refused. If a further fetch fails, the keys stay in
 use for `STALE_S`; a set that was fetched without any key has withdrawn them all. Redirects are not followed, an answer
 is bounded in bytes and time, and nothing that a client sends chooses an address.

@@ -26,7 +26,7 @@ def forwarded_for(head: RequestHead, peer: str, *, secure: bool, networks: Netwo
     """Return the client's address and the header lines for the next hop, each with its CRLF.
 
     peer: the address that has connected.
-    secure: whether it connected over TLS.
+    secure: True if it connected over TLS.
     An address is in its usual spelling, without a port.
     """
     peer = _parsed(peer) or peer

@@ -3,7 +3,7 @@
 Until it is known which pool a message is for, its client may send no more than a stream's window (64 KiB): the name of
 the model has to be in them. Then the limits of the tenant are view, once for a call. From then on what has come is on
 that pool's byte budget, and one window more: as much again as has come, at least 64 KiB and at most 4 MiB, which the
-client may send. Of a stream, one message is taken at a time; further ones wait at the client.
+client may send. One message of a stream is taken at a time; further ones wait at the client.
 """
 
 import asyncio

@@ -61,7 +61,7 @@ class GrpcView(View):
     status and the head of its refusal, if they are not those of every refusal. unknown: it was refused and its sender
     is not known.
     gate, holding: the pool whose byte budget holds the message before there is a call, and its part of it. sought,
-    granted_bytes: what the limits were asked for ahead, and for how many bytes.
+    granted_bytes: the answer of limits that were asked ahead, and the bytes it is for.
     """
 
     protocol = "grpc"

@@ -16,7 +16,7 @@ MAX_WINDOWS = 500_000
 class EmbeddedLimiter(MeteredLimiter):
     """Limits calls by meters in this process.
 
-    file: where quota counters are kept; None keeps them in memory only.
+    file: the file of quota counters; None keeps them in memory only.
     wall: the wall clock, in epoch seconds.
     max_windows: windows of forgotten quotas that are kept in memory.
     """
@@ -60,7 +60,7 @@ class EmbeddedLimiter(MeteredLimiter):
         return () if self._file is None else self._file.budgets
 
     def left(self, tenant: str, allowance: Allowance, now: float) -> list[tuple[Bound, float, float]]:
-        """See `MeteredLimiter.left`. What the file knows of a tenant counts before its first call."""
+        """See `MeteredLimiter.left`. The file's counters of a tenant count before its first call."""
         if self._file is not None and (tenant, allowance.name) not in self._accounts:
             self._account(tenant, allowance, now)
         return super().left(tenant, allowance, now)

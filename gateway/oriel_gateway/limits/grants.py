@@ -107,8 +107,8 @@ class Terms:
     """The facts that all calls with the same bounds share.
 
     policies: the value of the `RateLimit-Policy` header.
-    bytes: whether the bytes that pass are counted.
-    settles: whether the end of a call changes what was counted when it began.
+    bytes: True if the bytes that pass are counted.
+    settles: True if the end of a call changes what was counted when it began.
     """
 
     policies: str
@@ -197,10 +197,10 @@ class Grant:
         """Settle the grant of a call that is over. A grant that is not ready is given up: what its ledger grants goes
         back.
 
-        cost_us: what the call is charged.
+        cost_us: microseconds that the call is charged.
         executed: false if the call was refused before any server got it.
-        due: of a stream, the computing of each meter that is not counted yet.
-        messages: of a stream, the number of messages to learn the cost from.
+        due: for a stream, the computing of each meter that is not counted yet.
+        messages: for a stream, the number of messages to learn the cost from.
         """
         if not self.ready:
             self.undo(now)

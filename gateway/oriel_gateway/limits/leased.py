@@ -1,7 +1,7 @@
 """Meters on leases: they hand out units that come from a ledger which several gateways share.
 
 `balance` is what was granted and is not used yet; below zero it is what was used without a grant, which the next ask
-reports. Where this gateway's share of a limit is at least `MANY` calls per `LEASE_S`, units are leased ahead by demand
+reports. If this gateway's share of a limit is at least `MANY` calls per `LEASE_S`, units are leased ahead by demand
 and no call waits; below that every call asks for what it needs. Units that are idle for a lease go back.
 
 While the ledger cannot be asked (`LedgerClient.up`), a meter admits this gateway's share by itself. Rates use a GCRA of

@@ -56,7 +56,7 @@ class Ledger(Protocol):
     async def hello(self, share: float) -> Presence:
         """Announce this gateway and return who shares the ledger. Raises LedgerLost.
 
-        share: what this gateway would admit of every limit if it could not reach the ledger.
+        share: the part that this gateway would admit of every limit if it could not reach the ledger.
         """
 
     async def exchange(self, records: bytes, *, edge: bool = False) -> dict[str, tuple[bytes, float]]:

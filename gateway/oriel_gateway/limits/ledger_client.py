@@ -83,8 +83,8 @@ class LedgerClient:
     """Sends the asks of meters to a ledger. Single writer: the loop it is opened on.
 
     replicas: the number of gateways; at first the given one, then what the ledger reports.
-    share: what this gateway may admit of every limit alone while the ledger cannot be asked.
-    rest: what of every limit is left for the gateways that ask, because others have fallen silent.
+    share: the part that this gateway may admit of every limit alone while the ledger cannot be asked.
+    rest: the part of every limit that is left for the gateways that ask, because others have fallen silent.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """A limiter made of meters: every allowance that fits a call has an account, and every bound of it a meter.
 
-Whether the meters count in this process or in a shared ledger is decided by the subclass that makes them.
+The subclass that makes the meters decides if they count in this process or in a shared ledger.
 """
 
 from abc import ABC, abstractmethod
@@ -33,7 +33,7 @@ _FURTHER = Terms("", bytes=False, settles=True)
 class _Plan:
     """The facts that follow from the numbers of an allowance. Thousands of tenants share them.
 
-    even: whether every bound counts any call as 1. later: the bounds that no call has to be admitted by at
+    even: True if every bound counts any call as 1. later: the bounds that no call has to be admitted by at
     its head: of tokens, and budgets that stop nothing.
     """
 
@@ -96,7 +96,7 @@ def _together(all_terms: tuple[Terms, ...]) -> Terms:
 class MeteredLimiter(ABC):
     """Limits calls by accounts of meters.
 
-    asks: whether its meters may have to ask a ledger.
+    asks: True if its meters may have to ask a ledger.
     """
 
     asks = False
@@ -261,7 +261,7 @@ class MeteredLimiter(ABC):
 
     def left(self, tenant: str, allowance: Allowance, now: float) -> list[tuple[Bound, float, float]]:
         """Return each bound of an allowance with the units left, and the seconds until there are more, for people to
-        read. What nobody has used yet is whole.
+        read. A limit that nobody has used yet is whole.
         """
         account = self._accounts.get((tenant, allowance.name))
         if account is None:

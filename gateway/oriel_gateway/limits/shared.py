@@ -20,7 +20,7 @@ from oriel_policies.bounds.limits import Amounts, Bound
 class SharedLimiter(MeteredLimiter):
     """Limits calls together with other gateways.
 
-    ledger: what they share. replicas: their number until it reports it.
+    ledger: the counts that they share. replicas: their number until it reports it.
     """
 
     asks = True

@@ -71,7 +71,7 @@ class _Series:
 class Budgets:
     """All histories. Single writer: the gateway's loop.
 
-    keeps: whether somebody writes down what `take_unsaved` returns.
+    keeps: True if somebody writes down what `take_unsaved` returns.
     unshared: sums that the ledger has not got yet, None without a ledger.
     """
 

@@ -175,7 +175,7 @@ class Charge:
 class Cell:
     """The requests of one tenant for one target that ended in one second with one outcome.
 
-    second: of the monotonic clock. status: the first digit of their status.
+    second: a second of the monotonic clock. status: the first digit of their status.
     tenant, target: None if the requests were refused before they were known.
     opened: the requests became calls of the target's pool.
     answered: they got a good answer, in time or late.

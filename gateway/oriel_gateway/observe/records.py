@@ -29,9 +29,10 @@ Recall = Callable[[Address, str, bool], None]
 class Records:
     """Takes the record of each request that has ended. Single writer: the gateway's loop.
 
-    traced: whether spans go anywhere. scheme: of the clients' URLs. kept: traces kept so far, by `oriel.kept`. recall:
-    None if no server is asked for the spans of a trace that is kept only at its end. exemplars: traces of calls by the
-    series of their duration. bad_exemplars: of late and missed calls by the key that they are counted under and cause.
+    traced: True if spans go anywhere. scheme: the scheme of the clients' URLs. kept: traces kept so far, by
+    `oriel.kept`. recall: None if no server is asked for the spans of a trace that is kept only at its end. exemplars:
+    traces of calls by the series of their duration. bad_exemplars: of late and missed calls by the key that they are
+    counted under and cause.
     """
 
     __slots__ = (

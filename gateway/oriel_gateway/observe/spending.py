@@ -1,6 +1,6 @@
-"""What tenants have spent of their budgets: counted with the other use of a batch of calls, checked by the limiter.
+"""The spending of tenants on their budgets: counted with the other use of a batch of calls, checked by the limiter.
 
-A call is admitted while something is left (`limits`). What it used is known when it has ended, and is charged with its
+A call is admitted while something is left (`limits`). Its use is known when it has ended, and is charged with its
 batch, at least once a second: a budget is exceeded by what is used until then, and by the calls under way.
 """
 

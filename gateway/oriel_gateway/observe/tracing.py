@@ -44,7 +44,7 @@ class Mark:
     own: the gateway's span.
     onward: the span of the hop to the upstream; another one for each attempt.
     kept: why the trace is sampled from its beginning, "ratio" or "client"; "" if it is not.
-    flags: of the trace, as they are passed on.
+    flags: the flags of the trace, as they are passed on.
     attempts: the latest `MAX_ATTEMPTS` hops that were in vain or were dropped.
     """
 

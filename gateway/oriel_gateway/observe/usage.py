@@ -2,9 +2,9 @@
 
 Calls that have ended come added up (`observe.cube`): those that were answered, and what passed of those that their
 clients cut off. The servers behind the gateway record what they used themselves, so that the gateway writes to the
-ledger only bytes, requests, and an estimate of the device time of servers that do not report it. What the others
-report, and what was cut off, is written as lines of kind "seen", which nobody adds up: from them a restarted gateway
-knows what its tenants used.
+ledger only bytes, requests, and an estimate of the device time of servers that do not report it. Reports of the others,
+and use that was cut off, are written as lines of kind "seen", which nobody adds up: from them a restarted gateway knows
+what its tenants used.
 """
 
 from collections import Counter

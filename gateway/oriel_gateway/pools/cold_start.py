@@ -30,7 +30,7 @@ class Phase(StrEnum):
 class PoolColdStart:
     """The cold starts of one pool that scales, over HTTP and gRPC. Single writer: the gateway's loop.
 
-    starts: what was seen of them. refused: calls that could not be in time.
+    starts: their measured times. refused: calls that could not be in time.
     loading: bytes of model files that the most advanced server has loaded, and all that it has to; None while unknown.
     """
 

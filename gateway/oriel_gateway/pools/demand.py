@@ -11,7 +11,7 @@ from oriel_policies.scaling import DemandCounter, PoolRecord
 class PoolDemand:
     """The demand for one pool; a pool that does not scale has none. Single writer: the gateway's loop.
 
-    active: whether the latest plan has a use for a replica. capacity: devices of one replica.
+    active: True if the latest plan has a use for a replica. capacity: devices of one replica.
     plan_soon: called when the plan may not wait for its turn, because a call came to a pool that is not active, or is
     the first that waits for an endpoint.
     clock: monotonic seconds; another one than the machine's in simulations.

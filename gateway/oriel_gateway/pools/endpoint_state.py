@@ -37,12 +37,12 @@ class EndpointState:
     """The state of one address in its pool, whatever its protocol. Its connections are the endpoint's other half.
 
     outstanding: requests under way.
-    record: of all its answers.
+    record: the health record of all its answers.
     records: the same by model, for up to `MAX_RECORDS` of them; with one model its record is `record` itself.
     withheld_until: models whose calls go to other endpoints, and until when.
     trial: answers that are missing until the endpoint is trusted again after an ejection; 0 if it is trusted.
     doubted_s: the time until which the endpoint is suspected to be dying.
-    leaving: whether the discovery does not name the address any more.
+    leaving: True once the discovery no longer names the address.
     pod: the UID of the Kubernetes pod; "" if it is not known.
     lost_attempts: attempts to connect in a row that were given up.
     """

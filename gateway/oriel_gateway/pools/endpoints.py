@@ -110,7 +110,7 @@ class EndpointSet(Generic[E]):
         """Adopt these addresses. A member that stays keeps its connections and record; one that leaves finishes its
         calls.
 
-        listed: what Kubernetes says of the addresses. One that belongs to another pod than before becomes a new member.
+        listed: Kubernetes' facts about the addresses. One that belongs to another pod than before becomes a new member.
         """
         wanted = dict.fromkeys(addresses)
 
@@ -136,7 +136,7 @@ class EndpointSet(Generic[E]):
     def assign_listed(self, listed: tuple[Listed, ...], port: int, *, probed: bool) -> None:
         """Adopt the pods of a Kubernetes service.
 
-        probed: whether the pool has a probe. Pods that are not ready become members that wait for a good probe;
+        probed: True if the pool has a probe. Pods that are not ready become members that wait for a good probe;
         without probes only Kubernetes can say when they are, and until then they are left out.
         """
         self.listed = listed

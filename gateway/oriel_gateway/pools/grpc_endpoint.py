@@ -46,7 +46,7 @@ class GrpcEndpoint(H2Endpoint, EndpointState):
     ) -> None:
         """Probe the endpoint with `ServerReady`.
 
-        ready: whether the answer counts; False if a connection is enough.
+        ready: True if the answer counts; False if a connection is enough.
         done: called once with the result; None means no usable answer.
         attempt_s: without a connection after so long the attempt to connect ends; 0.0 for no such bound.
         """

@@ -56,7 +56,7 @@ class Watch:
 
     pools: returns the pools, and those that the documents do not name any more while calls may wait in them. It is
     called at each tick, so that a reload need not notify the monitor.
-    probed_once: whether every endpoint was probed once, or 3 s have passed: before that a gateway does not know which
+    probed_once: True once every endpoint was probed, or 3 s have passed: before that a gateway does not know which
     endpoints are usable.
     tick_s: between two checks of all endpoints.
     again_s: between two probes of an endpoint that refuses connections or is not ready.
@@ -346,7 +346,7 @@ def attempt_limit_s(these: EndpointSet[Any], member: PoolEndpoint, path: str) ->
     """Return how long an attempt to connect to an endpoint that is down may take; 0.0 for no bound of its own.
 
     A connection over HTTP that comes too late is kept for the next probe of a path, so that a long round trip does no
-    harm. Where it is not kept, the round trips that were seen in this pool are the measure.
+    harm. If it is not kept, the round trips that were seen in this pool are the measure.
     """
     longest_s = max((other.connect_s for other in these.members), default=0.0)
     if longest_s or (path and isinstance(member, HttpEndpoint)):

@@ -53,9 +53,9 @@ class PoolGate:
     """Admission to one pool, shared by HTTP and gRPC. Single writer: the gateway's loop.
 
     slow_s: a call with more time left than this is never refused as infeasible; infinite while calls are held.
-    cold_start: of a pool that scales.
+    cold_start: the starts of a pool that scales.
     streams: the slots of streaming calls whose answer has begun.
-    wants_load_report: whether the next request should ask its server for a load report.
+    wants_load_report: True if the next request should ask its server for a load report.
     most_s: how long calls may take in the pool so that its concurrency can be learned.
     demand: counts the demand for a pool that scales; None for others.
     clock: monotonic seconds; another one than the machine's in simulations.
@@ -340,8 +340,8 @@ class PoolGate:
 
         model: by which the permit is counted.
         held_s: seconds for which the call held the permit.
-        good: whether the call was answered; None if the caller ended it.
-        late: whether the deadline passed before the answer.
+        good: True if the call was answered; None if the caller ended it.
+        late: True if the deadline passed before the answer.
         """
         admission, now = self.admission, self._clock()
         admission.leave(held_s, model, now)

@@ -2,9 +2,9 @@
 
 The rules are in `oriel_policies.scaling`, the counts in `pools.demand`. A plan is made once a second, and at once when
 a call comes to a pool that was idle or waits because no endpoint is usable. Gateways with a ledger exchange their
-records through it at the same moments, and each plans from the sum of all. What cannot wait for the others' next second
-is an edge: the ledger tells them of it at once, and they read. KEDA asks for the plan and listens for the moment when a
-first replica is needed (`admin.external_scaler`).
+records through it at the same moments, and each plans from the sum of all. A change that cannot wait for the others'
+next second is an edge: the ledger tells them of it at once, and they read. KEDA asks for the plan and listens for the
+moment when a first replica is needed (`admin.external_scaler`).
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class PoolPlan:
     latest, demand: of the latest update.
     model_replicas: those whose memory the models in use fill; 0.0 while models are not placed.
     listeners: set whenever the pool needs a replica at once, and at the end.
-    over: whether this plan has ended.
+    over: True once this plan has ended.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class ScaledPools:
     """The plans of a gateway, by pool. Single writer: the gateway's loop.
 
     wall: reads epoch seconds, for the schedules.
-    followed: whether there is a scaler that follows the plans.
+    followed: True if there is a scaler that follows the plans.
     listen_again_s: the pause before the edges of the others are followed again after a failure.
     """
 

@@ -83,8 +83,8 @@ class StreamSlots:
 class StreamSlot:
     """One stream's slot, and the time that its server worked. `finish` it once.
 
-    has_slot: whether the call has released its permit and holds a slot in its place.
-    paused: whether the client has stopped reading.
+    has_slot: True once the call has released its permit and holds a slot in its place.
+    paused: True while the client has stopped reading.
     worked_s: seconds in which a server was at work for the stream. share_s: these divided by the calls at the servers.
     """
 

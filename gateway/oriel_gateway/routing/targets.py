@@ -94,25 +94,27 @@ _READABLE = (*_LENGTH, b"accept-encoding:")
 class Target:
     """One authorised thing to ask one pool for. line: the request line to send upstream; plan: its route.
 
-    tenant: who asks, by the tier that serves the call; where the route is not known yet, by the caller's own.
+    tenant: the caller's tenant, with the tier that serves the call; where the route is not known yet, by the caller's
+    own.
     allowances: those of the tenant that count the call.
     work: calls of one name here take about as long as one another; "": not worth timing.
     choices: not None when the call's headers or its id decide; then `choices.pick` gives the target to use.
-    side: of the split, "" without one; version: of the model, "" as the call asks.
+    side: the side of the split, "" without one; version: the version of the model, "" as the call asks.
     executes: a call to it runs something, and only such calls use a device.
     keepable: its answer may be kept where the route is deterministic.
     special: a call needs `Extras`. flex: what it is if its body asks for a lower tier, as the OpenAI API does; None: it
     cannot.
     tokens: the tokens of a call are counted, for limits or budgets of its tenant.
-    names: where the call names its model, or its answer models, and this tenant may not use every one: "json" or "form"
-    (of its body), "list" or "entry" (of its answer); "": they are not read.
-    sought: what an endpoint has or has not, as in `/v2/models/<sought>/ready`; "": every one has it.
+    names: the place at which the call names its model, or its answer models, and this tenant may not use every one:
+    "json" or "form" (of its body), "list" or "entry" (of its answer); "": they are not read.
+    sought: the name that an endpoint has or has not, as in `/v2/models/<sought>/ready`; "": every one has it.
     counted: by which its permits are counted: the model, or service and tenant, because calls of one tenant may take
     longer than those of another; "": they are not counted.
-    fallbacks: what the call asks of the pools after this one, in order; see `call.fallback`.
+    fallbacks: the targets that the call asks of the pools after this one, in order; see `call.fallback`.
     renames: the model that its body or its message has to name, "" if it stays as it is.
     spills: the pools that the call went on from.
-    copies_to: what copies of some of its calls ask, so that the answers are compared; None: the shadow of its route.
+    copies_to: the target of copies of some of its calls, so that the answers are compared; None: the shadow of its
+    route.
     stateless: its body may not name what earlier calls have stored on the servers.
     """
 
@@ -426,7 +428,7 @@ def _target(tenant: Tenant, route: Route, side: Split | None, wanted: _Wanted, f
 
 
 def _counts_tokens(tenant: Tenant, allowances: Sequence[Allowance]) -> bool:
-    """Whether a limit or a budget of the tenant depends on the tokens of its calls."""
+    """True if a limit or a budget of the tenant depends on the tokens of its calls."""
     return any(each.counts_tokens for each in allowances) or any(
         budget.unit not in ("cpu_seconds", "device_seconds") for budget in tenant.budgets
     )
@@ -438,7 +440,7 @@ def _with_fallbacks(
     """Add what the call asks of the further pools of its route, if it executes something.
 
     version: the one that the call names. other_model: returns `line`, `work` and `renames` of a call of another model.
-    in_body: whether a service's call names its model in its body.
+    in_body: True if a service's call names its model in its body.
     """
     plan, tenant = target.plan, target.tenant
     if not plan.fallback or not target.executes:

@@ -1,7 +1,7 @@
 """Counts the tokens of answers of the OpenAI API while they pass. Nothing of them is kept but their last bytes.
 
-A server reports what an answer used in `usage`, near the end of the JSON or in one of the last events of a stream. What
-is not reported is estimated: of a stream, an event is taken for a token; of other answers, four bytes are.
+A server reports what an answer used in `usage`, near the end of the JSON or in one of the last events of a stream. If
+it reports none, the tokens are estimated: of a stream, an event is taken for a token; of other answers, four bytes are.
 """
 
 from json import JSONDecoder
@@ -116,7 +116,7 @@ def _usage(text: str) -> tuple[int, int] | None:
 
 
 def _reported(usage: dict[str, Any]) -> tuple[int, int] | None:
-    """Return the tokens of one `usage`. Where its total is more than its parts, the answer had the rest."""
+    """Return the tokens of one `usage`. If its total is more than its parts, the answer had the rest."""
     tokens_in, tokens_out, total = _count(usage, _IN), _count(usage, _OUT), _count(usage, ("total_tokens",))
     if tokens_in is None or (tokens_out is None and total is None and any(name in usage for name in _OUT)):
         return None

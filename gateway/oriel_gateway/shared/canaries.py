@@ -141,8 +141,8 @@ class Canaries:
             work.add_done_callback(_written)
 
     def _write(self, path: Path) -> None:
-        """Write what has changed here since this gateway last read or wrote, in a thread. What other gateways wrote
-        meanwhile stays.
+        """Write what has changed here since this gateway last read or wrote, in a thread. Counts that other gateways
+        wrote meanwhile stays.
         """
         with self._writing, _alone(path):
             own = dict(self.rolled_back)

@@ -11,10 +11,10 @@ answer, if it is a 200 that may be shared, is kept; the oldest member takes the 
 times, as if it had made it, and the others get the same bytes with their own ids.
 
 An error is for the founder alone. The oldest of the rest then leads once more and the others follow it: all at once
-they would be what the flight was to keep from a server that has just failed. If that fails as well, each goes on its
-own: in line they would only pass their deadlines. A good answer that is not for all (streams, large ones, cookies) will
-not be next time either, so the rest go on their own at once. nginx (`proxy_cache_lock`) and Varnish (waiting lists,
-hit-for-miss) do much the same.
+they would be what the flight was to keep from a server that has just failed. If that fails as well, each goes on alone,
+because in line they would only pass their deadlines. A good answer that is not for all (streams, large ones, cookies)
+will not be next time either, so the rest go on their own at once. nginx (`proxy_cache_lock`) and Varnish (waiting
+lists, hit-for-miss) do much the same.
 """
 
 import asyncio
@@ -163,7 +163,7 @@ class _Work:
     def cost_of_leaving(self, member: Member, now: float) -> tuple[bool, float]:
         """Return whether the call was sent, and the seconds that `member` has to pay when it leaves now.
 
-        Who leaves last pays for the work, and the founder for work that failed; else leaving would make it free.
+        The last one to leave pays for the work, and the founder for work that failed; else leaving would make it free.
         """
         call = self._call
         if not call.sent_s:

@@ -34,7 +34,7 @@ class Ended:
 
     own: the position of its span. parent_id: the caller's span, 0 if there is none.
     request: method and path.
-    tokens: of a call of the OpenAI API, see `Visit`.
+    tokens: the tokens of a call of the OpenAI API, see `Visit`.
     """
 
     call: CallContext

@@ -112,11 +112,11 @@ class Allowance:
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether one of the limits is about tokens."""
+        """True if one of the limits is about tokens."""
         return any(KINDS[limit.field].counts is Counts.TOKENS for limit in self.limits)
 
     def counts(self, *, tokens: bool) -> bool:
-        """Whether a call has to be admitted by it. tokens: the call takes tokens."""
+        """True if a call has to be admitted by it. tokens: the call takes tokens."""
         if self.budgets:
             return any(budget.stop for budget in self.budgets)
         return tokens or any(KINDS[limit.field].counts is not Counts.TOKENS for limit in self.limits)

@@ -35,7 +35,7 @@ _FULL: Final = b'{"error":{"message":"8 viewers are connected already: close one
 
 
 class Source:
-    """Makes the snapshots of one gateway. What it counts exists from the first snapshot until `rest`."""
+    """Makes the snapshots of one gateway. Its counts exist from the first snapshot until `rest`."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway

@@ -37,7 +37,7 @@ class Tally:
     """Counts of calls. refused: those of the missed and excused ones that found no room or were over a limit.
 
     used_s: the time for which they held a permit.
-    durations: of answered calls, by `BOUNDS_MS`; None if they are not counted.
+    durations: counts of answered calls, by `BOUNDS_MS`; None if they are not counted.
     """
 
     met: int = 0

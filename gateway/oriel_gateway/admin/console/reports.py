@@ -1,6 +1,6 @@
 """Asks servers, while somebody looks, for what the gateway does not see: batches, providers, artefacts and versions.
 
-Of the busiest models and services of the last minute, one server each is asked: for the model's statistics (v2
+One server of each of the busiest models and services of the last minute is asked: for the model's statistics (v2
 protocol), so that unmodified Triton servers answer too, or for the description of the service. Answers are bounded in
 bytes, time and number.
 """

@@ -41,7 +41,7 @@ def tenant_report(gateway: Gateway, name: str, query: Mapping[str, str]) -> dict
 
 
 def _today(gateway: Gateway, tenant: Tenant) -> dict[str, Any]:
-    """What the tenant has used since midnight (UTC), and what that costs by the prices in force."""
+    """The tenant's use since midnight (UTC), and its cost by the prices in force."""
     day, use = gateway.records.stats.usage.today(tenant.name)
     return {
         "device_ms": round(sum(use.device_ns.values()) / 1e6, 3),
