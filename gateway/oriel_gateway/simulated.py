@@ -136,7 +136,7 @@ class _Call:
         if gate.demand is not None:
             gate.demand.arrived(self.tenant.tier.name, now)
         self._timer = self._gateway.clock.call_at(self._deadline, self._expired)
-        if gate.admission.enter(self._target.counted, now):
+        if gate.admission.acquire(self._target.counted, now):
             self.admitted()
             return
         try:
@@ -189,17 +189,17 @@ class _Call:
         now, executed, cost_s = self._gateway.clock.now(), self._permit_s >= 0.0, 0.0
         if executed:
             late = status != 200 and now >= self._deadline
-            gate, target, held_s, good = self._gate, self._target, now - self._permit_s, status < 500
-            share_s = held_s / gate.streams.at_servers
+            gate, target, took_s, good = self._gate, self._target, now - self._permit_s, status < 500
+            share_s = took_s / gate.streams.at_servers
             cost_s = cost_us * 1e-6 if cost_us >= 0 else share_s
-            charge_s = gate.charge(target, self.tenant, held_s, share_s, cost_s)
+            charge_s = gate.charge(target, self.tenant, took_s, share_s, cost_s)
             if self._ticket is not None:
                 gate.settle(self._ticket, charge_s)
             if good:
-                gate.note_answered(held_s, share_s, cost_us)
+                gate.note_answered(took_s, share_s, cost_us)
             if status < 300:
-                gate.note_time(target, self._size_bytes, held_s)
-            gate.release_permit(target.counted, held_s, good, late)
+                gate.note_time(target, self._size_bytes, took_s)
+            gate.release_permit(target.counted, took_s, good, late)
         if self._grant is not None:
             self._grant.settle(round(cost_s * 1e6), executed, now)
         end(status, reason, cost_us)

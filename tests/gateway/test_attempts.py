@@ -44,7 +44,7 @@ def reason(decision: Decision) -> tuple[type[Decision], Because]:
 
 def failed(attempts: Attempts, endpoint: HttpEndpoint, error: UpstreamError, **given: bool) -> Decision:
     facts = {"kept": True, "sent": True, "twice": True, **given}
-    return attempts.failed(endpoint, error, NOW, **facts)
+    return attempts.after_failure(endpoint, error, NOW, **facts)
 
 
 def full_budget(gate: PoolGate) -> None:
@@ -191,7 +191,7 @@ async def test_after_an_answer_that_was_not_executed(
     before(gate, attempts)
     if said is ABSENT:
         gate.endpoints.model_locations.note_denied(first, MODEL, NOW)
-    decision = attempts.answered(first, head_of(status, *fields), said, NOW, kept=kept, searched=True)
+    decision = attempts.after_answer(first, head_of(status, *fields), said, NOW, kept=kept, searched=True)
     assert reason(decision) == expected
     if isinstance(decision, Send):
         assert decision.endpoint is second and attempts.count == 2 and not decision.fresh
@@ -202,10 +202,10 @@ async def test_the_model_is_searched_for_first_also_for_the_sake_of_the_next_cal
     gate = gate_of(2)
     first = gate.endpoints[0]
     gate.endpoints.model_locations.note_denied(first, MODEL, NOW)
-    assert Attempts(gate.endpoints, gate.retries, MODEL).answered(first, head_of(404), said, NOW, kept=True) == Wait(
-        Because.MODEL
-    )
-    gone = Attempts(gate.endpoints, gate.retries, MODEL).answered(first, head_of(404), said, NOW, kept=False)
+    assert Attempts(gate.endpoints, gate.retries, MODEL).after_answer(
+        first, head_of(404), said, NOW, kept=True
+    ) == Wait(Because.MODEL)
+    gone = Attempts(gate.endpoints, gate.retries, MODEL).after_answer(first, head_of(404), said, NOW, kept=False)
     assert gone == GiveUp(Because.ATTEMPTS, search=True)
 
 
@@ -217,7 +217,7 @@ async def test_a_decision_starts_nothing() -> None:
     attempts = Attempts(gate.endpoints, gate.retries, MODEL)
     attempts.another(NOW, Because.FOUND)
     failed(attempts, first, UpstreamBroken("cut"))
-    attempts.answered(first, head_of(503), REFUSED, NOW, kept=True)
+    attempts.after_answer(first, head_of(503), REFUSED, NOW, kept=True)
     assert asyncio.all_tasks() == before and all(endpoint.outstanding == 0 for endpoint in gate.endpoints)
 
 

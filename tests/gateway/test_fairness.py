@@ -47,7 +47,7 @@ def test_a_tenants_turns_are_neither_free_nor_priceless(cost_us: int, least: int
 
     def come(who: str) -> None:
         call = Waiting(who, running)
-        if gate.admission.enter():
+        if gate.admission.acquire():
             running.append(call)
         else:
             more: dict[str, float] = {"received_s": 1e9, "deadline": 2e9}

@@ -75,5 +75,5 @@ def test_calls_that_are_held_keep_the_order_of_the_queue() -> None:
             house.call("slow", tenant)
     assert queue.items == 0 and queue.depths() == [(0, 9, 9), (1, 2, 2)] and house.running["slow"] == 7
     assert queue.slots.held == len(queue) == 11 and len(queue.waiting(0)) == 9
-    queue.let_go("slow")
+    queue.bring_back("slow")
     assert queue.items == 1 and queue.depths() == [(0, 9, 9), (1, 2, 2)] and queue.pop().band == 0  # type: ignore[union-attr]

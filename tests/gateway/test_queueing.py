@@ -262,11 +262,11 @@ def test_a_pool_that_is_not_full_gets_its_permits_back_after_an_incident() -> No
     assert gate.learned is not None
     for _ in range(2000):
         now += 0.1
-        gate.learned.ended(0.05, now, good=False, late=True)
+        gate.learned.note_finished(0.05, now, good=False, late=True)
     gate.admission.limit = gate.learned.limit
     assert gate.admission.limit == 3, "one for each server"
     for _ in range(100):
         now += 0.1
-        assert gate.admission.enter()
+        assert gate.admission.acquire()
         gate.release_permit(target.counted, 0.05, True)
     assert gate.admission.limit == 8

@@ -245,7 +245,7 @@ async def test_a_call_that_meets_a_thousand_servers_that_are_down_asks_each_once
     while isinstance(decision, Send):
         asked.append(decision.endpoint)
         note_failure(gate.endpoints, decision.endpoint, down, 1.0, "digits")
-        decision = attempts.failed(decision.endpoint, down, 1.0, kept=True, sent=False, twice=False)
+        decision = attempts.after_failure(decision.endpoint, down, 1.0, kept=True, sent=False, twice=False)
         assert len(attempts.tried) == 1
     assert len(asked) == len(set(asked)) == 1000
     # otherwise the memorised headers of all answers would fill a gigabyte

@@ -277,12 +277,12 @@ class Mixed:
 def test_an_answers_bytes_count_for_the_model_it_names() -> None:
     mixed = Mixed()
     now = mixed.desk.now
-    mixed.stream.answered(3000, "small", now)
+    mixed.stream.count_answer(3000, "small", now)
     assert mixed.bytes() == (3000, 0)
-    mixed.stream.answered(500, "big", now)
+    mixed.stream.count_answer(500, "big", now)
     assert mixed.bytes() == (3000, 500)
     for unknown in ("", "other"):
-        mixed.stream.answered(100, unknown, now)
+        mixed.stream.count_answer(100, unknown, now)
     assert mixed.bytes() == (3200, 700), "it may be of either"
 
 
@@ -296,7 +296,7 @@ def test_limits_of_a_streams_models_are_remembered_up_to_a_bound() -> None:
         assert isinstance(further, Grant)
         mixed.stream.add_message(further, f"m{n}", now)
     for n in range(MAX_MODELS + 2):
-        mixed.stream.answered(100, f"m{n}", now)
+        mixed.stream.count_answer(100, f"m{n}", now)
     assert len(mixed.stream._models) == MAX_MODELS
     assert mixed.bytes() == (400, 400), "the bytes of the models that are not remembered count for all"
 
@@ -346,7 +346,7 @@ def test_each_model_pays_for_the_time_that_it_was_at_work(operations: list[tuple
             at_work[model] += 1
         elif what == "answer" and at_work[model]:
             stream.worked(unanswered.models, 1.0, desk.now)
-            unanswered.answered(model, None)
+            unanswered.note_answer(model, None)
             at_work[model] -= 1
     stream.worked(unanswered.models, 1.0, desk.now)
     for used, true in zip(mixed.used(), truth.values(), strict=True):

@@ -19,7 +19,7 @@ class Stream:
     def __init__(self, slots: StreamSlots, admission: Admission, band: int = 0, tenant: str = "t") -> None:
         self._admission = admission
         self.slot = StreamSlot(slots, self, Holding(band, tenant, 1.0))
-        self.permit = admission.enter()
+        self.permit = admission.acquire()
         assert self.permit
         self.ended = ""
         self.now = 0.0
@@ -33,13 +33,13 @@ class Stream:
     def release_permit_for_slot(self, now: float) -> None:
         assert self.permit
         self.permit = False
-        self._admission.leave(0.0)
+        self._admission.release(0.0)
 
     def end(self, how: str = "answered") -> None:
         self.ended = how
         self.slot.finish(self.now)
         if self.permit:
-            self._admission.leave(0.0)
+            self._admission.release(0.0)
         self.permit = False
 
 
@@ -83,18 +83,18 @@ def test_only_the_time_in_which_a_server_works_and_the_client_reads_is_charged()
     slot = one.slot
     slot.begin_work(10.0)  # a message is at the server from here
     slot.begin_answer(11.0)
-    slot.answered(11.0, more=False)
+    slot.note_answer(11.0, more=False)
     assert slot.worked_s == 1.0
     slot.message_sent(15.0)
     slot.message_sent(16.0)
-    slot.answered(17.0, more=True)
-    slot.answered(18.0, more=False)
+    slot.note_answer(17.0, more=True)
+    slot.note_answer(18.0, more=False)
     assert slot.worked_s == 4.0, "messages that overlap count once"
-    slot.answered(20.0, more=False)  # a further answer to the same message
+    slot.note_answer(20.0, more=False)  # a further answer to the same message
     assert slot.worked_s == 6.0
     slot.message_sent(30.0)
     slot.pause(31.0)
-    slot.answered(35.0, more=True)  # it was under way when the client paused
+    slot.note_answer(35.0, more=True)  # it was under way when the client paused
     slot.resume(36.0)
     one.now = 38.0
     one.end()
@@ -109,10 +109,10 @@ def test_calls_at_the_servers_share_the_time_of_a_stream() -> None:
     assert slots.at_servers == 2
     busy.slot.begin_answer(1.0)
     idle.slot.begin_answer(1.0)
-    idle.slot.answered(4.0, more=False)
+    idle.slot.note_answer(4.0, more=False)
     assert (idle.slot.share_s, slots.at_servers) == (2.0, 1), "an idle stream takes nothing from others"
-    assert admission.enter() and slots.at_servers == 2
-    busy.slot.answered(6.0, more=True)
+    assert admission.acquire() and slots.at_servers == 2
+    busy.slot.note_answer(6.0, more=True)
     assert (busy.slot.worked_s, busy.slot.share_s) == (6.0, 3.0)
 
 
@@ -171,7 +171,7 @@ async def _do(count: int, operations: list[tuple[str, int, int]]) -> None:
             match what:
                 case "answer" | "last":
                     one.slot.begin_answer(now)
-                    one.slot.answered(now, more=what == "answer")
+                    one.slot.note_answer(now, more=what == "answer")
                 case "message":
                     one.slot.message_sent(now)
                 case "pause":

@@ -104,7 +104,7 @@ def run(
                 inflight -= 1
                 answered += now >= skip_s
                 if isinstance(limit, LearnedLimit):
-                    limit.ended(now - began, now)
+                    limit.note_finished(now - began, now)
             admit()
         # Whatever arrives at the same moment is in the same batch.
         while free and waiting and not (events and events[0][0] <= now + 1e-4 and events[0][2][0] < 0.0):

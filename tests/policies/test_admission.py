@@ -17,12 +17,12 @@ def admission(limit: int) -> Admission:
 
 def test_nobody_overtakes_a_waiting_ticket() -> None:
     gate = admission(1)
-    assert gate.enter() and not gate.enter()
+    assert gate.acquire() and not gate.acquire()
     waiting = Ticket(band=2, tenant="a", deadline=9.0)
-    gate.wait(waiting)
+    gate.join(waiting)
     assert gate.next_admitted() is None
-    gate.leave(0.1)
-    assert not gate.enter()
+    gate.release(0.1)
+    assert not gate.acquire()
     assert gate.next_admitted() is waiting and gate.inflight == 1
 
 
@@ -31,13 +31,13 @@ def test_permits_are_conserved(steps: list[str], limit: int) -> None:
     gate, held = admission(limit), 0
     for step in steps:
         if step == "enter":
-            held += gate.enter()
+            held += gate.acquire()
         elif step == "wait":
-            gate.wait(Ticket(band=0, tenant="a", deadline=1.0))
+            gate.join(Ticket(band=0, tenant="a", deadline=1.0))
         elif step == "next":
             held += gate.next_admitted() is not None
         elif held:
-            gate.leave(0.01)
+            gate.release(0.01)
             held -= 1
         assert gate.inflight == held <= limit
 
@@ -46,7 +46,7 @@ def test_retry_after_is_one_to_sixty_seconds() -> None:
     gate = admission(1)
     assert gate.retry_after_s() == 1
     for _ in range(400):
-        gate.leave(1000.0)
+        gate.release(1000.0)
     assert gate.retry_after_s() == 60
 
 

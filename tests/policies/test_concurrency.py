@@ -68,7 +68,7 @@ def test_a_pool_with_free_permits_learns_nothing() -> None:
         now += 0.01
         if number % 10 == 0:
             limit.calm()
-        assert not limit.ended(0.005, now)
+        assert not limit.note_finished(0.005, now)
     assert limit.limit == limit.base == 8
 
 
@@ -87,7 +87,7 @@ def test_a_quick_pool_that_is_full_only_for_moments_gets_more_permits() -> None:
         for _ in range(20):
             for _ in range(8):
                 now += 0.0001
-                limit.ended(held_s, now)
+                limit.note_finished(held_s, now)
             limit.calm()
         assert limit.limit == rungs
 
@@ -97,7 +97,7 @@ def test_where_nothing_is_answered_well_nothing_is_concluded() -> None:
     now = 1.0
     for _ in range(3000):
         now += 0.001
-        assert not limit.ended(0.0005, now, good=False)
+        assert not limit.note_finished(0.0005, now, good=False)
 
 
 def test_calls_that_pass_their_deadlines_in_the_pool_halve_its_limit_until_some_are_answered() -> None:
@@ -111,11 +111,11 @@ def test_calls_that_pass_their_deadlines_in_the_pool_halve_its_limit_until_some_
         began = held.popleft()
         good = now - began < 0.3
         answered += good
-        limit.ended(min(now - began, 0.3), now, good=good, late=not good)
+        limit.note_finished(min(now - began, 0.3), now, good=good, late=not good)
     assert limit.base <= 16 and answered >= 0.9 * 2000
     base = limit.base
     for _ in range(200):
-        limit.ended(0.0001, now := now + 0.01, good=False)  # errors are not late: they say nothing of the limit
+        limit.note_finished(0.0001, now := now + 0.01, good=False)  # errors are not late: they say nothing of the limit
     assert limit.base == base
 
 
@@ -145,7 +145,9 @@ def test_whatever_it_is_told_it_stays_within_its_bounds(told: list[tuple[object,
                 for _ in range(1 if how == "ended" else 60):
                     now += 0.003
                     before = limit.limit
-                    assert limit.ended(held_s, now, good=good, late=late and not good) is (limit.limit != before)
+                    assert limit.note_finished(held_s, now, good=good, late=late and not good) is (
+                        limit.limit != before
+                    )
             case ("calm",):
                 limit.calm()
                 assert limit.limit in (limit.base, limit.limit)
@@ -159,7 +161,7 @@ def after_an_incident(limit: LearnedLimit) -> float:
     now = 100.0
     for _ in range(2000):
         now += 0.1
-        limit.ended(0.05, now, good=False, late=True)
+        limit.note_finished(0.05, now, good=False, late=True)
     return now
 
 
@@ -192,6 +194,6 @@ def test_the_limit_is_never_below_the_number_of_servers(servers: int) -> None:
 def test_a_call_that_began_with_the_window_belongs_to_it_and_an_earlier_one_does_not() -> None:
     """The first limit of 8 is measured over sixteen calls."""
     limit = LearnedLimit(CEILING)
-    assert not limit.ended(1.0, 1.0)  # the window begins when the first call of the limit has ended
-    assert not any(limit.ended(0.75, 1.5) for _ in range(100)), "these began before it"
-    assert [limit.ended(0.5, 1.5) for _ in range(16)] == [False] * 15 + [True]
+    assert not limit.note_finished(1.0, 1.0)  # the window begins when the first call of the limit has ended
+    assert not any(limit.note_finished(0.75, 1.5) for _ in range(100)), "these began before it"
+    assert [limit.note_finished(0.5, 1.5) for _ in range(16)] == [False] * 15 + [True]

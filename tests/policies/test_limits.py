@@ -72,13 +72,13 @@ def test_slots_are_bounded_and_the_wait_is_learned(limit: int) -> None:
     assert [slots.take(limit, now) for _ in range(limit)] == [0.0] * limit
     assert slots.take(limit, now) > 0.0
     for _ in range(60):
-        slots.leave(4.0, now)
+        slots.release(4.0, now)
         assert slots.take(limit, now) == 0.0
     few = limit == 2  # of few the oldest is known, of many the mean time between two ends
     assert slots.take(limit, now) == slots.wait(limit, now) == pytest.approx(4.0 if few else 4.0 / limit, rel=0.01)
     assert not few or slots.take(limit, now + 2.5) == pytest.approx(1.5, rel=0.01)
     for _ in range(limit + 3):
-        slots.leave(1.0, now)
+        slots.release(1.0, now)
     assert slots.used == 0 and slots.wait(limit, now) == 0.0
 
 
@@ -90,7 +90,7 @@ def test_the_wait_for_a_slot_is_true_when_calls_take_their_time(limit: int, gaps
     for gap in gaps:
         now += gap
         while ends and ends[0] <= now:
-            slots.leave(5.0, ends.pop(0))
+            slots.release(5.0, ends.pop(0))
         wait_s = slots.take(limit, now)
         if wait_s == 0.0:
             ends.append(now + 5.0)

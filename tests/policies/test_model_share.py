@@ -33,13 +33,13 @@ class Pool:
 
     def arrive(self, model: str, band: int, tenant: str) -> None:
         """Make a call."""
-        if self.admission.enter(model, self.now):
+        if self.admission.acquire(model, self.now):
             assert not any(each.model == model for each in self.waiting), "a new call goes before those that wait"
             self._start(model, band)
             return
         ticket = Ticket(band=band, tenant=tenant, deadline=self.now + 1.0)
         ticket.model, ticket.late_s = model, self.now + 0.5
-        outcome, displaced = self.admission.wait(ticket)
+        outcome, displaced = self.admission.join(ticket)
         for each in displaced:
             self.waiting.remove(each)
         if outcome is Pushed.QUEUED:
@@ -50,9 +50,9 @@ class Pool:
         """End a call that has a permit, which it has used or not."""
         model = self.running.pop(which % len(self.running))
         if used:
-            self.admission.leave(TAKES_S[model], model, self.now)
+            self.admission.release(TAKES_S[model], model, self.now)
         else:
-            self.admission.decline(model)
+            self.admission.release_unused(model)
         self.pump()
 
     def cancel(self, which: int) -> None:
@@ -74,7 +74,7 @@ class Pool:
         depths = Counter(each.band for each in self.waiting)
         assert {band: items for band, items, _ in queue.depths() if items} == depths
         assert [*queue.waiting(0), *queue.waiting(1)] == sorted(self.waiting, key=lambda each: each.band)
-        assert all(apart.items for apart in queue.held.values())
+        assert all(apart.items for apart in queue.aside.values())
         for each in self.waiting:
             for model in ("", each.model):
                 _, waiting, behind = queue.backlog(each.band, each.tenant, model)
@@ -127,7 +127,7 @@ def test_no_permit_is_lost_or_kept_from_a_model_that_no_other_needs(steps: list[
         pool.check()
     while pool.running:
         pool.end(0, True)
-    assert not pool.waiting and not pool.admission.inflight and not pool.admission.queue.held
+    assert not pool.waiting and not pool.admission.inflight and not pool.admission.queue.aside
 
 
 def test_a_slow_model_leaves_what_a_quicker_one_needed_lately() -> None:

@@ -11,12 +11,12 @@ from oriel_policies.waiting.unanswered import MAX_MODELS, Unanswered
 def test_only_an_answer_that_others_may_not_follow_finishes_a_message() -> None:
     one = Unanswered()
     one.sent("a")
-    one.answered("a", False)
+    one.note_answer("a", False)
     assert one.models == {"a": 1}
     one.sent("a")
-    one.answered("a", True)
+    one.note_answer("a", True)
     assert one.models == {"a": 1}
-    one.answered("a", None)
+    one.note_answer("a", None)
     assert not one.models
 
 
@@ -25,13 +25,13 @@ def test_an_answer_without_a_name_takes_no_model_from_its_work() -> None:
     one = Unanswered()
     one.sent("dear")
     one.sent("broken")
-    one.answered("", True)
+    one.note_answer("", True)
     assert list(one.models) == ["dear", "broken"]
-    one.answered("dear", True)
+    one.note_answer("dear", True)
     one.sent("dear")
     assert set(one.models) == {"dear", "broken"}
-    one.answered("dear", True)
-    one.answered("", True)
+    one.note_answer("dear", True)
+    one.note_answer("", True)
     assert not one.models
 
 
@@ -62,7 +62,7 @@ def test_models_at_work_are_those_with_unfinished_messages(
             left.append(1 + answers if marks_last else 1)
         elif left:
             left[0] -= 1
-            one.answered(model, left[0] == 0 if marks_last else None)
+            one.note_answer(model, left[0] == 0 if marks_last else None)
             if not left[0]:
                 left.pop(0)
         assert one.models == {name: len(each) for name, each in under_way.items() if each}
@@ -83,5 +83,5 @@ def test_any_server_leaves_the_counts_sound(operations: list[tuple[bool, str, An
             one.sent(model)
             asked += 1
         else:
-            one.answered(model, final)
+            one.note_answer(model, final)
         assert all(count > 0 for count in one.models.values()) and sum(one.models.values()) <= asked

@@ -170,7 +170,7 @@ def sticky_endpoint(
 
 
 def decided_by_itself(kind: AnswerKind, status: int, *, copy: bool) -> Decision | None:
-    """Decide on an answer that needs no look at other endpoints; None: `Attempts.answered` decides.
+    """Decide on an answer that needs no look at other endpoints; None: `Attempts.after_answer` decides.
 
     copy: a second copy of the call is under way, and an answer that is not good is worth less than the copy's.
     """
@@ -211,7 +211,7 @@ class Attempts:
             Wait(Because.MODEL) if endpoints.model_locations.unknown(self._model, now) else GiveUp(Because.NOBODY_ELSE)
         )
 
-    def failed(
+    def after_failure(
         self, endpoint: HttpEndpoint, error: UpstreamError, now: float, *, kept: bool, sent: bool, twice: bool
     ) -> Decision:
         """Decide what to do when no answer came from `endpoint`; `note_failure` has been called for it.
@@ -239,7 +239,7 @@ class Attempts:
         other = None if self._stick else self._pick(now, (*self.tried, endpoint))
         return Send(other, Because.IDEMPOTENT, True) if other is not None else self.another(now, Because.IDEMPOTENT)
 
-    def answered(
+    def after_answer(
         self,
         endpoint: HttpEndpoint,
         head: Any,

@@ -147,7 +147,7 @@ class GatewayCall(Call):
         if self.side.streams and not self.as_stream().reserve():
             self.refuse_full("the pool has no slot for a further stream")
             return
-        if gate.admission.enter(self.target.counted, now):
+        if gate.admission.acquire(self.target.counted, now):
             self.permit_s = now
             self.state = SENDING
             self.send(now)
@@ -242,7 +242,7 @@ class GatewayCall(Call):
 
     def hold_timing(self) -> str:
         trouble = self.life.trouble
-        return "" if trouble is None or not trouble.phase else timing(trouble.phase, trouble.held_for_s())
+        return "" if trouble is None or not trouble.phase else timing(trouble.phase, trouble.parked_for_s())
 
     # To the upstream -------------------------------------------------------------------------------------------
 

@@ -450,7 +450,7 @@ class Receiver(Protocol):
     def refused(self, call: Call, refused: Refused) -> bool:
         """The call fails; who returns True has finished it. False: the client gets the error."""
 
-    def ended(self, call: Call) -> None:
+    def finished(self, call: Call) -> None:
         """The call is over, however it ended. Called once."""
 
 
@@ -477,5 +477,5 @@ class RouteHooks(Protocol):
     def abandoned(self, call: Call, now: float) -> tuple[bool, float]:
         """Return whether a call that leaves its flight was executed, and the seconds it has to pay for that."""
 
-    def ended(self, call: Call, record: Record | None) -> None:
+    def finished(self, call: Call, record: Record | None) -> None:
         """The call is over, however it ended. record: of the call; None if it has none, because it has no client."""

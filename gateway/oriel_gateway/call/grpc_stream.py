@@ -145,7 +145,7 @@ class GrpcStreamSide(Side):
     def count_bytes(self, call: Call, size_bytes: int, model: str) -> None:
         """Count the bytes of a message or an answer for the limits. model: the one that it names."""
         if self._grant is not None:
-            self._grant.answered(size_bytes, model, monotonic())
+            self._grant.count_answer(size_bytes, model, monotonic())
         elif call.grant is not None:
             call.grant.move(size_bytes, monotonic())
 
@@ -228,8 +228,8 @@ class GrpcStreamSide(Side):
             self._answering = model
             at_work = unanswered.models
             self._charge(call, at_work if (final and not model) or model in at_work else (*at_work, model))
-        unanswered.answered(model, final)
-        call.as_stream().answered(now, bool(unanswered.models))
+        unanswered.note_answer(model, final)
+        call.as_stream().note_answer(now, bool(unanswered.models))
         self.count_bytes(call, len(message), model)
 
     def trailers(self, call: Call, answer: GrpcAnswer) -> None:

@@ -269,11 +269,11 @@ class Lifecycle:
         if (client := call.client) is not None:
             client.call_finished()
             record = self._filled(call, error, call.response_s if unbounded else now, now)
-            if gateway.records.ended(record, call.tenant, call.target.route):
+            if gateway.records.finished(record, call.tenant, call.target.route):
                 gateway.records.trace(record, self._span_facts(call))
         if call.receiver is not None:
             receiver, call.receiver = call.receiver, None
-            receiver.ended(call)
+            receiver.finished(call)
         gate.calls -= 1
         if (holding := self.holding) is not None:
             gate.bytes.release(holding)
@@ -305,7 +305,7 @@ class Lifecycle:
         if ticket is not None:
             ticket.payload = None  # the queue may keep a dead ticket for a while, but not the body
         if call.extras is not None:
-            call.extras.ended(call, record)
+            call.extras.finished(call, record)
 
     def _release_permit(self, call: Call, now: float, good: bool | None, late: bool) -> float:
         """Release the permit or the slot. Returns what the call is charged, in seconds. See `PoolGate`."""
@@ -339,7 +339,7 @@ class Lifecycle:
         if call.grant is not None:
             record.limited_s = call.grant.limited_s
         if self.trouble is not None:
-            record.held_s, record.tried = self.trouble.held_for_s(), self.trouble.tried
+            record.held_s, record.tried = self.trouble.parked_for_s(), self.trouble.tried
         record.queued_s = call.queued_s
         record.permit_s = call.permit_s
         record.sent_s = call.sent_s
@@ -363,6 +363,6 @@ class Lifecycle:
             version="" if client is None else client.http_version,
             served_at=call.head.served_at if call.side.grpc else NOWHERE,
             code=-1 if call.answer is None else call.answer.code,
-            held=None if trouble is None or not trouble.phase else (trouble.phase, trouble.held_for_s()),
+            held=None if trouble is None or not trouble.phase else (trouble.phase, trouble.parked_for_s()),
             model=call.target.renames or ("" if extras is None else extras.model),
         )

@@ -60,7 +60,7 @@ class Trouble:
         "_attempts",
         "_call",
         "_hedge",
-        "_held_s",
+        "_parked_sum_s",
         "_parked_s",
         "_withheld",
         "counted",
@@ -84,7 +84,7 @@ class Trouble:
         self.target = call.target
         self.tenant = call.tenant
         self.counted = counted
-        self.deadline = self.due_s = self._parked_s = self._held_s = 0.0
+        self.deadline = self.due_s = self._parked_s = self._parked_sum_s = 0.0
         self.phase = ""
         self.held = self.parked = self.unsure = False
         self.tried: tuple[HttpEndpoint, ...] = ()
@@ -147,9 +147,9 @@ class Trouble:
                 self.due_s = call.deadline
         self.endpoints.park(self)
 
-    def held_for_s(self) -> float:
+    def parked_for_s(self) -> float:
         """Return the seconds that the call has waited for an endpoint."""
-        return self._held_s + (monotonic() - self._parked_s if self.parked else 0.0)
+        return self._parked_sum_s + (monotonic() - self._parked_s if self.parked else 0.0)
 
     def unpark(self) -> None:
         """The call leaves by itself."""
@@ -157,7 +157,7 @@ class Trouble:
 
     def unparked(self) -> None:
         """Join the queue, with the time waited so far, because an endpoint is usable again."""
-        self._held_s = self.held_for_s()
+        self._parked_sum_s = self.parked_for_s()
         self.parked = False
         call = self._call
         if not call.departed():
@@ -180,7 +180,9 @@ class Trouble:
             self._act(self.attempts.another(now, Because.FOUND), now)
             return
         head = withheld.head
-        decision = self.attempts.answered(withheld.endpoint, head, withheld.kind, now, kept=call.kept, searched=True)
+        decision = self.attempts.after_answer(
+            withheld.endpoint, head, withheld.kind, now, kept=call.kept, searched=True
+        )
         if isinstance(decision, Send):
             self._withheld = None
             self._resend(withheld.endpoint, decision, now)
@@ -220,7 +222,7 @@ class Trouble:
             self.in_vain(endpoint, why_failed(error))
             return True
         kept, sent = call.kept, call.sent_s > 0.0
-        decision = self.attempts.failed(endpoint, error, now, kept=kept, sent=sent, twice=call.may_run_twice)
+        decision = self.attempts.after_failure(endpoint, error, now, kept=kept, sent=sent, twice=call.may_run_twice)
         if isinstance(decision, GiveUp) and decision.because is not Because.NOBODY_ELSE:
             return False
         if isinstance(error, UpstreamUnread):
@@ -236,13 +238,13 @@ class Trouble:
         call, locations, model = self._call, self.endpoints.model_locations, self.target.sought
         decision = decided_by_itself(kind, head.status, copy=self._copy_flying)
         if decision is None:
-            decision = self.attempts.answered(endpoint, head, kind, now, kept=call.kept)
+            decision = self.attempts.after_answer(endpoint, head, kind, now, kept=call.kept)
             if isinstance(decision, Wait):
                 if locations.probe(model, self, now):
                     self._withheld = _Withheld(endpoint, head, data, kind)
                     call.connection = None
                     return True
-                decision = self.attempts.answered(endpoint, head, kind, now, kept=call.kept, searched=True)
+                decision = self.attempts.after_answer(endpoint, head, kind, now, kept=call.kept, searched=True)
             elif isinstance(decision, GiveUp) and decision.search:
                 locations.probe(model, None, now)
         if isinstance(decision, GiveUp):

@@ -139,9 +139,9 @@ class LeasedSlots(LeasedMeter):
         self.inflight -= units
         self._ledger_client.activate(self)
 
-    def release_slot(self, held_s: float, now: float) -> None:
+    def release_slot(self, took_s: float, now: float) -> None:
         self.undo(1, now)
-        self._hold_s += (0.1 if self._hold_s else 1.0) * (held_s - self._hold_s)
+        self._hold_s += (0.1 if self._hold_s else 1.0) * (took_s - self._hold_s)
         if not self._leases():
             self.return_balance(now)
 

@@ -53,7 +53,7 @@ class Meter(ABC):
         """Give back the units of a call that another bound refused."""
         self.charge(-units, now)
 
-    def release_slot(self, held_s: float, now: float) -> None:
+    def release_slot(self, took_s: float, now: float) -> None:
         """Release the slot of a call that is over; only for bounds of concurrency."""
         raise AssertionError("only slots are released")
 
@@ -126,8 +126,8 @@ class SlotMeter(Meter):
     def charge(self, units: int, now: float) -> None:
         raise AssertionError("slots are released, not charged")
 
-    def release_slot(self, held_s: float, now: float) -> None:
-        self._slots.leave(held_s, now)
+    def release_slot(self, took_s: float, now: float) -> None:
+        self._slots.release(took_s, now)
 
     def left(self, now: float) -> tuple[float, float]:
         return self.bound.limit - self._slots.used, 0.0

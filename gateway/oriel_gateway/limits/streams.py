@@ -84,7 +84,7 @@ class StreamGrant:
             found |= of
         return found
 
-    def answered(self, size_bytes: int, model: str, now: float) -> None:
+    def count_answer(self, size_bytes: int, model: str, now: float) -> None:
         """Count the bytes of an answer, or of part of it. model: the one it names; "" if it names none."""
         for meter in self._of((model,)):
             if meter.bound.counts is Counts.BYTES:

@@ -75,7 +75,7 @@ class Records:
                 self._note_bad(record, tenant)
                 self.sink.keep(spans_of, (record, why, self.scheme, SpanFacts(served_at=served_at)), 1)
 
-    def ended(self, record: Record, tenant: Tenant, route: str) -> bool:
+    def finished(self, record: Record, tenant: Tenant, route: str) -> bool:
         """Record a call that is over; return whether `trace` is to be asked about it. route: of its target."""
         if (
             record.answered_s - record.received_s > tenant.tier.target_s

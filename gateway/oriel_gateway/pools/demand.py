@@ -68,7 +68,7 @@ class PoolDemand:
         """A call waits for a permit or an endpoint, and should be answered by `due_s`."""
         self._counter.queued(tier, due_s)
 
-    def left(self, tier: str, due_s: float) -> None:
+    def left_queue(self, tier: str, due_s: float) -> None:
         """A call that was `queued` with this tier and time waits no more."""
         self._counter.left(tier, due_s)
 
@@ -76,7 +76,7 @@ class PoolDemand:
         """An operator wants so many replicas until then."""
         self._counter.wake(replicas, until_s)
 
-    def answered(self, device_s: float) -> None:
+    def note_work(self, device_s: float) -> None:
         """A call was answered. device_s: the time that it took of its server's device."""
         self._answers += 1
         self._seconds += device_s

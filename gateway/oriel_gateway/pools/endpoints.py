@@ -348,7 +348,7 @@ class EndpointSet(Generic[E]):
             return
         self.slots.release(holding)
         if self.demand is not None:
-            self.demand.left(waiter.tenant.tier.name, waiter.due_s)
+            self.demand.left_queue(waiter.tenant.tier.name, waiter.due_s)
 
     def lacking(self, model: str) -> str:
         """Return why no endpoint is usable. model: what the call asks for; "" if every server has it."""

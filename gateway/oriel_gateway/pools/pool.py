@@ -214,7 +214,7 @@ class PoolGate:
         """Return what this pool can do for a call now. usable: whether an endpoint of its protocol is."""
         admission, band = self.admission, tenant.tier.band
         queues = admission.inflight >= admission.limit or bool(admission.queue.items)
-        queues = queues or target.counted in admission.queue.held
+        queues = queues or target.counted in admission.queue.aside
         backlog, waiting, _ = admission.queue.backlog(band, tenant.name, target.counted)
         waits = queues and backlog is not None and waiting
         return Prospect(
@@ -232,7 +232,7 @@ class PoolGate:
     def join_queue(
         self, waiter: Waiter, tenant: Tenant, target: Target, *, received_s: float, deadline: float, size_bytes: int
     ) -> Ticket:
-        """Join the queue for a permit after `admission.enter` gave none; pass the ticket to `leave_queue` to stop
+        """Join the queue for a permit after `admission.acquire` gave none; pass the ticket to `leave_queue` to stop
         waiting.
 
         The target time of the tier orders calls of one tenant. Call `pump` when the ticket is stored. Raises Refused
@@ -269,7 +269,7 @@ class PoolGate:
             payload=waiter,
         )
         ticket.late_s, ticket.target_s, ticket.model = due - times.likely_s, tier.target_s, target.counted
-        outcome, displaced = admission.wait(ticket)
+        outcome, displaced = admission.join(ticket)
         if outcome is Pushed.FULL:
             retry_after_s = admission.retry_after_s()
             raise Refused(Outcome.QUEUE_FULL, "too much is waiting for this pool", retry_after_s=retry_after_s)
@@ -277,7 +277,7 @@ class PoolGate:
         if demand is not None:
             demand.queued(tier.name, due)
             for loser in displaced:
-                demand.left(loser.payload.tenant.tier.name, loser.deadline)
+                demand.left_queue(loser.payload.tenant.tier.name, loser.deadline)
         for loser in displaced:
             loser.payload.displaced()
         return ticket
@@ -286,7 +286,7 @@ class PoolGate:
         """Leave the queue. Returns False if the waiter has acquired a permit already."""
         left = self.admission.queue.remove(ticket)
         if left and self.demand is not None:
-            self.demand.left(ticket.payload.tenant.tier.name, ticket.deadline)
+            self.demand.left_queue(ticket.payload.tenant.tier.name, ticket.deadline)
         return left
 
     def charge(
@@ -321,10 +321,10 @@ class PoolGate:
         if demand is None:
             return
         if cost_us >= 0:
-            demand.answered(cost_us * 1e-6)
+            demand.note_work(cost_us * 1e-6)
         else:  # the devices of the usable endpoints share the calls that are at the servers
             devices = demand.capacity * max(len(self.endpoints.usable), len(self.grpc.usable), 1)
-            demand.answered(min(worked_s, share_s * devices))
+            demand.note_work(min(worked_s, share_s * devices))
 
     def note_time(self, target: Target, size_bytes: int, took_s: float) -> None:
         """Take the time of one answered call in `SAMPLE_EVERY` as a sample of how long such calls take.
@@ -335,24 +335,24 @@ class PoolGate:
         if answers % SAMPLE_EVERY == 0 and target.work:
             self._time(target.work, size_bytes, took_s)
 
-    def release_permit(self, model: str, held_s: float, good: bool | None, late: bool = False) -> None:
+    def release_permit(self, model: str, took_s: float, good: bool | None, late: bool = False) -> None:
         """Release a permit, and give it to a waiting call.
 
         model: by which the permit is counted.
-        held_s: seconds for which the call held the permit.
+        took_s: seconds for which the call had the permit.
         good: True if the call was answered; None if the caller ended it.
         late: True if the deadline passed before the answer.
         """
         admission, now = self.admission, self._clock()
-        admission.leave(held_s, model, now)
-        if (queue := admission.queue).items and not queue.held:  # else permits may be kept free for quicker models
+        admission.release(took_s, model, now)
+        if (queue := admission.queue).items and not queue.aside:  # else permits may be kept free for quicker models
             learned = self.learned
             if learned is not None:
                 if not self._full:
                     self._full = True
                     learned.calm()
                     admission.limit = learned.limit
-                if good is not None and learned.ended(held_s, now, good=good, late=late):
+                if good is not None and learned.note_finished(took_s, now, good=good, late=late):
                     admission.limit = learned.limit
                     self.wants_load_report = True
             self.pump()
@@ -361,16 +361,16 @@ class PoolGate:
             if self.learned is not None and self.learned.lowered and not queue.items:
                 self.learned.has_room(now)
                 admission.limit = self.learned.limit
-            if queue.held:
+            if queue.aside:
                 self.pump()
 
-    def _time(self, work: str, size_bytes: int, held_s: float) -> None:
+    def _time(self, work: str, size_bytes: int, took_s: float) -> None:
         times = self._times.get(work)
         if times is None:
             if len(self._times) >= MAX_WORKS:
                 del self._times[next(iter(self._times))]
             times = self._times[work] = AnswerTimes()
-        times.observe(size_bytes, held_s)
+        times.observe(size_bytes, took_s)
         if times.floor.ceiling_s > self._slowest_s:
             self._slowest_s = times.floor.ceiling_s
             self._usable_changed()
@@ -383,25 +383,25 @@ class PoolGate:
     def pump(self) -> None:
         """Hand out the permits that are free."""
         admission = self.admission
-        if not (admission.queue.items or admission.queue.held) or admission.inflight >= admission.limit:
+        if not (admission.queue.items or admission.queue.aside) or admission.inflight >= admission.limit:
             return
         now = self._clock()
         while (ticket := admission.next_admitted(now)) is not None:
             if self.demand is not None:
-                self.demand.left(ticket.payload.tenant.tier.name, ticket.deadline)
+                self.demand.left_queue(ticket.payload.tenant.tier.name, ticket.deadline)
             ticket.payload.admitted()
 
     def release_unused_permit(self, ticket: Ticket | None, model: str) -> None:
         """Release a permit that was not used because no endpoint was usable."""
         self.decline_permit(ticket, model)
-        if self.admission.queue.held:
+        if self.admission.queue.aside:
             self.pump()
 
     def decline_permit(self, ticket: Ticket | None, model: str) -> None:
         """Release the permit from within `Waiter.admitted`; the loop that hands out permits continues with the next
         call.
         """
-        self.admission.decline(model)
+        self.admission.release_unused(model)
         if ticket is not None:
             self.admission.queue.settle(ticket, 0.0)
 

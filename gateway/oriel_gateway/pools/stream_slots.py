@@ -154,7 +154,7 @@ class StreamSlot:
             self._since_s = now
             self._set(True, self.paused)
 
-    def answered(self, now: float, more: bool) -> None:
+    def note_answer(self, now: float, more: bool) -> None:
         """The server has answered. more: whether messages are unanswered."""
         self._count(now)
         self._set(more, self.paused)

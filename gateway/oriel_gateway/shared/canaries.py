@@ -102,7 +102,7 @@ class Canaries:
         found = [self.rolled_back[each] for each in self._digests.values() if each in self.rolled_back]
         return sorted(found, key=lambda each: -each.at)
 
-    def ended(self, target: Target, judged: Judged | None) -> None:
+    def finished(self, target: Target, judged: Judged | None) -> None:
         """Count a call of a split that is over. target: of the call. judged: see `Record`."""
         plan = target.plan
         watch = self._watches.get(plan)

@@ -45,7 +45,7 @@ class ModelList:
         """An error is for the client."""
         return False
 
-    def ended(self, call: Call) -> None:
+    def finished(self, call: Call) -> None:
         """The call is over."""
 
     def _gather(self, call: Call, data: bytes, complete: bool) -> None:

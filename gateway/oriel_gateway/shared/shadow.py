@@ -206,7 +206,7 @@ class _ShadowCopy:
         call.finish(refused.outcome)
         return True
 
-    def ended(self, call: Call) -> None:
+    def finished(self, call: Call) -> None:
         routing = self._routing
         routing.detached.pop(self, None)
         routing.shadows -= 1

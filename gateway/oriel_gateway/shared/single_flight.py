@@ -209,7 +209,7 @@ class _Work:
         self._go_on(members)
         return True
 
-    def ended(self, call: Call) -> None:
+    def finished(self, call: Call) -> None:
         self._routing.detached.pop(self, None)
 
     def _take(self, head: Any, data: bytes, complete: bool) -> None:

@@ -226,13 +226,13 @@ class Extras:
             member.work.cost_of_leaving(member, now) if member is not None and member.work is not None else (False, 0.0)
         )
 
-    def ended(self, call: Call, record: Record | None) -> None:
+    def finished(self, call: Call, record: Record | None) -> None:
         """The call is over, however it ended. record: see `RouteHooks`."""
         routing, target, member = self._routing, call.target, self._member
         if target.side:
             routing.took_side(target.plan.name, target.side)
             if target.plan.rollback is not None and record is not None:
-                routing.canaries.ended(target, record.judged)
+                routing.canaries.finished(target, record.judged)
         if member is not None:
             flight, work = member.flight, member.work
             # breaks the cycle of references between the work and its founder

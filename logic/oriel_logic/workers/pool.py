@@ -364,15 +364,15 @@ class WorkerPool:
         while self._idle and len(running := [each.job for each in self._workers.values() if each.job]) < most:
             now = self._clock()
             is_last = 0 < len(running) == most - 1 and self._long.fill(running, now)
-            if HELD in queue.held and not is_last:
-                queue.let_go(HELD)
+            if HELD in queue.aside and not is_last:
+                queue.bring_back(HELD)
             ticket = queue.peek()
             if ticket is None:
                 return
             job = self._job(ticket)
             if is_last and self._long.waits(job, running, now):
                 ticket.model = HELD
-                queue.hold_next()
+                queue.set_aside()
                 continue
             queue.pop()
             if ticket.deadline <= now:

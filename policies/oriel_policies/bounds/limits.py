@@ -150,13 +150,13 @@ class Slots:
         if self._since:
             self._since.pop()
 
-    def leave(self, held_s: float, now: float) -> None:
-        """Release a slot that was held for `held_s`."""
+    def release(self, took_s: float, now: float) -> None:
+        """Release a slot that was had for `took_s`."""
         self.used = max(0, self.used - 1)
         if self._since:
-            place = bisect_left(self._since, now - held_s - 1e-6)
+            place = bisect_left(self._since, now - took_s - 1e-6)
             del self._since[min(place, len(self._since) - 1)]
-        self.hold_s += (0.1 if self.hold_s else 1.0) * (held_s - self.hold_s)
+        self.hold_s += (0.1 if self.hold_s else 1.0) * (took_s - self.hold_s)
 
 
 class Window:

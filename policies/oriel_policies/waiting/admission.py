@@ -1,8 +1,8 @@
 """Admission of calls to one pool: a bounded number of permits, and the SLA queue for calls that find none free.
 
-A permit is acquired by `enter`, or granted to a waiting call by `next_admitted`, and released by `leave`, exactly once.
-A new call never overtakes waiting ones: `enter` then refuses, and the caller has to `wait`. Calls of a model that has
-all the permits it may have (`model_share`) are held apart in the queue.
+A permit is acquired by `acquire`, or granted to a waiting call by `next_admitted`, and released by `release`, exactly
+once. A new call never overtakes waiting ones: `acquire` then refuses, and the caller has to `join` the queue. Calls of
+a model that has all the permits it may have (`model_share`) are set aside in the queue.
 """
 
 from collections import OrderedDict
@@ -59,17 +59,17 @@ class Admission:
         self._mean_s = 0.0
         self._shares = ModelShares()
 
-    def enter(self, model: str = "", now: float = 0.0) -> bool:
+    def acquire(self, model: str = "", now: float = 0.0) -> bool:
         """Acquire a permit if one is free for the model and no call waits for it."""
         queue, free = self.queue, self.limit - self.inflight
-        if free <= 0 or queue.items or model in queue.held:
+        if free <= 0 or queue.items or model in queue.aside:
             return False
         if model and not self._shares.acquire(model, free, self.limit, now):
             return False
         self.inflight += 1
         return True
 
-    def wait(self, ticket: Ticket) -> tuple[Pushed, list[Ticket]]:
+    def join(self, ticket: Ticket) -> tuple[Pushed, list[Ticket]]:
         """Queue for a permit; see `SlaQueue.push`."""
         return self.queue.push(ticket)
 
@@ -78,24 +78,24 @@ class Admission:
         queue = self.queue
         if self.inflight >= self.limit:
             return None
-        for model in list(queue.held):
+        for model in list(queue.aside):
             if self._shares.allows(model, self.limit - self.inflight, self.limit, now):
-                queue.let_go(model, now)
+                queue.bring_back(model, now)
         while (ticket := queue.peek(now)) is not None:
             if not ticket.model or self._shares.acquire(ticket.model, self.limit - self.inflight, self.limit, now):
                 self.inflight += 1
                 return queue.pop(now)
-            queue.hold_next(now)
+            queue.set_aside(now)
         return None
 
-    def leave(self, held_s: float, model: str = "", now: float = 0.0) -> None:
-        """Release a permit that a call of `model` held for `held_s` seconds."""
+    def release(self, took_s: float, model: str = "", now: float = 0.0) -> None:
+        """Release a permit that a call of `model` had for `took_s` seconds."""
         self.inflight -= 1
-        self._mean_s += 0.05 * (held_s - self._mean_s)
+        self._mean_s += 0.05 * (took_s - self._mean_s)
         if model:
-            self._shares.release(model, held_s, now)
+            self._shares.release(model, took_s, now)
 
-    def decline(self, model: str) -> None:
+    def release_unused(self, model: str) -> None:
         """Release a permit that was not used."""
         self.inflight -= 1
         self._shares.release(model, 0.0, 0.0)

@@ -88,7 +88,7 @@ class LearnedLimit:
         self._settling = True
         self._count = self._good = self._late = 0
         self._sum_s = 0.0
-        self._held_s = 0.0  # of the latest call
+        self._took_s = 0.0  # of the latest call
 
     def __repr__(self) -> str:
         return f"<LearnedLimit {self.limit} base={self._rungs[self._base]}>"
@@ -103,7 +103,7 @@ class LearnedLimit:
 
         Before a quick server this can happen all the time. The limit then rises by one rung, if that is harmless.
         """
-        if 0.0 < 2.0 * self._held_s <= self._harmless_s and self._base + 1 < len(self._rungs):
+        if 0.0 < 2.0 * self._took_s <= self._harmless_s and self._base + 1 < len(self._rungs):
             self._move(self._base + 1, self._from)
         elif self._tried != self._base and not self._step:
             self._try(self._base, self._from)
@@ -132,15 +132,15 @@ class LearnedLimit:
         """Record a load report: the server has free capacity (1), too much work (-1), or neither (0)."""
         self._side = side
 
-    def ended(self, held_s: float, now: float, *, good: bool = True, late: bool = False) -> bool:
-        """Record a call that held its permit for `held_s` until `now`, while others waited. True if `limit` has
+    def note_finished(self, took_s: float, now: float, *, good: bool = True, late: bool = False) -> bool:
+        """Record a call that had its permit for `took_s` until `now`, while others waited. True if `limit` has
         changed.
 
         good: False if the server refused it or it was given up: it used capacity without being answered.
         late: its deadline passed in the pool. If most calls of a window are late, the limit is too high.
         """
-        self._held_s = held_s
-        began = now - held_s
+        self._took_s = took_s
+        began = now - took_s
         if began < self._from:
             return False
         if self._settling:
@@ -151,7 +151,7 @@ class LearnedLimit:
         self._count += 1
         self._good += good
         self._late += late
-        self._sum_s += held_s
+        self._sum_s += took_s
         if self._count < max(LEAST_CALLS, 2 * self.limit) or now - self._from < LEAST_S:
             return False
         before = self.limit

@@ -30,7 +30,7 @@ class Ticket(Holding):
     admitted: it was admitted by other bounds already, so it takes no room here.
     late_s: from this time on it cannot be answered in time, and goes behind the tickets of its flow that can.
     target_s: the longest time that such a call may take to be in time.
-    model: by which a permit is counted; "" if it is not. apart: whether the ticket is in `SlaQueue.held`.
+    model: by which a permit is counted; "" if it is not. apart: whether the ticket is in `SlaQueue.aside`.
     """
 
     __slots__ = (

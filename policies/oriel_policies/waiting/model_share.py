@@ -71,12 +71,12 @@ class ModelShares:
             use.most = count
         return True
 
-    def release(self, model: str, held_s: float, now: float) -> None:
-        """Count a permit that is free again. held_s: seconds that a call held it, 0.0 if it was not used."""
+    def release(self, model: str, took_s: float, now: float) -> None:
+        """Count a permit that is free again. took_s: seconds that a call had it, 0.0 if it was not used."""
         use = self._uses.get(model)
         if use is None or not use.count:
             return
         use.count -= 1
-        if held_s:
+        if took_s:
             use.ended_s = now
-            use.mean_s += (_ALPHA if use.mean_s else 1.0) * (held_s - use.mean_s)
+            use.mean_s += (_ALPHA if use.mean_s else 1.0) * (took_s - use.mean_s)

@@ -17,8 +17,8 @@ Rules, in this order:
 Bounds: `max_items` and `max_bytes`, both shared by the rule of `oriel_policies.waiting.shares`: when full, an arriving
 ticket displaces the newest ones of the least urgent bands, or of the tenant of its own band that has most above its
 share; otherwise it is refused and nothing changes. Each band keeps `floor_share` of both from the others. Tickets whose
-model may have no permit now are kept apart (`held`) by `hold_next`, in a queue of the same order for each model, but
-within the same bounds; `let_go` returns one of them. A ticket that was `admitted` elsewhere takes no room, is never
+model may have no permit now are kept apart (`aside`) by `set_aside`, in a queue of the same order for each model, but
+within the same bounds; `bring_back` returns one of them. A ticket that was `admitted` elsewhere takes no room, is never
 refused for it and never displaced.
 
 Ownership: one writer, the loop that owns the queue. A ticket is in exactly one state; each queued ticket leaves
@@ -106,7 +106,7 @@ def _number(ticket: Ticket) -> int:
 class SlaQueue:
     """Bounded queue of tickets in the order of this module's rules.
 
-    items: tickets that are not held. held: the queues of those that are, by model.
+    items: tickets that are not set aside. aside: the queues of those that are, by model.
     slots, bytes: the budgets of `max_items` and `max_bytes` over all bands, by `Ticket.size_bytes`.
     floor_share: turns per turn earned by each band that is passed over, and its part of both bounds, 0 <= share < 1.
     """
@@ -116,18 +116,18 @@ class SlaQueue:
         self.bytes = Shares(max_bytes, floor_share=floor_share)
         self.floor_share = floor_share
         self.items = 0
-        self.held: dict[str, SlaQueue] = {}
+        self.aside: dict[str, SlaQueue] = {}
         self._sequence = 0
         self._bands: dict[int, _Band] = {}
         self._waiting: list[int] = []  # numbers of the bands that hold tickets, most urgent first
         self._expiry = Expiry()
 
     def __len__(self) -> int:
-        return self.items + sum([apart.items for apart in self.held.values()])
+        return self.items + sum([apart.items for apart in self.aside.values()])
 
     def _all(self, number: int) -> list[_Band]:
         """The band of this number, and those of the tickets that are held."""
-        return [queue._bands[number] for queue in (self, *self.held.values()) if number in queue._bands]
+        return [queue._bands[number] for queue in (self, *self.aside.values()) if number in queue._bands]
 
     def waiting(self, band: int) -> list[Ticket]:
         """The tickets of `band` that take room, by arrival. O(n log n)."""
@@ -155,7 +155,7 @@ class SlaQueue:
     def backlog(self, band: int, tenant: str, model: str = "") -> tuple[Backlog | None, int, int]:
         """The measured turns of this tenant in `band`, the number of its tickets that wait there, and how many of them
         were found to be late; only those of `model` if some of its tickets are held."""
-        found = self.held.get(model, self)._bands.get(band)
+        found = self.aside.get(model, self)._bands.get(band)
         flow = found.flows.get(tenant) if found else None
         return (flow.backlog, flow.waiting, flow.behind) if flow else (None, 0, 0)
 
@@ -213,8 +213,8 @@ class SlaQueue:
             flow.virtual = max(flow.virtual, band.virtual)
             band.enter(flow)
 
-    def hold_next(self, now: float = 0.0) -> None:
-        """Hold the ticket that `pop` would return now."""
+    def set_aside(self, now: float = 0.0) -> None:
+        """Set the ticket aside that `pop` would return now."""
         band = self._choose()
         assert band is not None
         flow = band.next_flow()
@@ -222,21 +222,21 @@ class SlaQueue:
         assert ticket is not None
         flow.take_head(ticket)
         self._left(ticket, flow, band)
-        apart = self.held.get(ticket.model)
+        apart = self.aside.get(ticket.model)
         if apart is None:
-            apart = self.held[ticket.model] = SlaQueue(max_items=0, max_bytes=0, floor_share=self.floor_share)
+            apart = self.aside[ticket.model] = SlaQueue(max_items=0, max_bytes=0, floor_share=self.floor_share)
         ticket.apart = True
         apart._insert(ticket)
 
-    def let_go(self, model: str, now: float = 0.0) -> None:
-        """Return the next of the tickets that are held of this model to the others."""
-        apart = self.held[model]
+    def bring_back(self, model: str, now: float = 0.0) -> None:
+        """Return the next of the tickets of this model that are set aside to the others."""
+        apart = self.aside[model]
         band = apart._choose()
         assert band is not None
         ticket = apart._take(band, band.next_flow(), now)
         ticket.apart = False
         if not apart.items:
-            del self.held[model]
+            del self.aside[model]
         self._insert(ticket)
 
     def peek(self, now: float = 0.0) -> Ticket | None:
@@ -277,10 +277,10 @@ class SlaQueue:
         """Remove the ticket of a caller that left. False if it does not wait here."""
         if not ticket._queued:
             return False
-        queue = self.held[ticket.model] if ticket.apart else self
+        queue = self.aside[ticket.model] if ticket.apart else self
         queue._leave(ticket)
         if queue is not self and not queue.items:
-            del self.held[ticket.model]
+            del self.aside[ticket.model]
         self._free(ticket)
         return True
 
@@ -299,7 +299,7 @@ class SlaQueue:
 
     def _earliest(self) -> Ticket | None:
         first = self._expiry.earliest()
-        for apart in self.held.values():
+        for apart in self.aside.values():
             other = apart._expiry.earliest()
             if other is not None and (first is None or other.deadline < first.deadline):
                 first = other

@@ -26,7 +26,7 @@ class Unanswered:
             model = ""
         models[model] = models.get(model, 0) + 1
 
-    def answered(self, model: str, final: bool | None) -> None:
+    def note_answer(self, model: str, final: bool | None) -> None:
         """Count an answer. final: whether it is the last one to its message; None if it does not say."""
         models = self.models
         if final is False or not models:
