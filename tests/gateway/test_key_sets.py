@@ -437,3 +437,16 @@ async def test_a_proxy_that_cannot_be_used_ends_nothing_and_is_not_quoted(
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     assert "hun" not in caplog.text + sets.report()[0]["error"] and "proxy" in caplog.text
+
+
+async def test_a_connection_whose_tokens_nobody_can_check_ends_after_some_bytes() -> None:
+    padding = f"x-padding: {'a' * 6000}\r\n"
+    async with upstream() as up:
+        files = documents([up.port], extra=issuer_table(URL))
+        async with gateway(files) as (port, _), Client(port) as client:
+            for _ in range(60):  # half of the 512 KiB that are read of refused requests are 43 of them
+                reply = await client.ask(INFER, key=token(), headers=padding)
+                assert reply.status == 503
+                if reply.headers.get("connection") == "close":
+                    return
+    raise AssertionError("the connection takes any number of them")

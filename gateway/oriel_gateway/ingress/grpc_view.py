@@ -229,9 +229,9 @@ class GrpcView(View):
         else:
             turn_away(self, refused)
 
-    def count_unknown(self) -> None:
+    def count_unknown(self, *, at_fault: bool) -> None:
         """Count its metadata, and from now on its message."""
-        self.unknown = True
+        self.unknown = self.unknown or at_fault
 
     def answer_refusal(self, refused: Refused, mark: Mark, status: int) -> None:
         code = CODES[refused.outcome] if self.answer_code < 0 else self.answer_code

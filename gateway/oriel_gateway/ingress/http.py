@@ -84,9 +84,9 @@ class _Http1View(HttpView):
         assert self.head is not None
         self.connection.unwanted(self.head, size)
 
-    def count_unknown(self) -> None:
+    def count_unknown(self, *, at_fault: bool) -> None:
         assert self.head is not None
-        self.connection.strike(self.head, counts=True)
+        self.connection.strike(self.head, counts=at_fault)
 
     def write_own(self, answer: bytes) -> None:
         self.connection.write_own(answer)

@@ -156,9 +156,9 @@ class Http2Client(HttpView):
     def count_unpaid(self, size: int) -> None:
         self.connection.unwanted(size)
 
-    def count_unknown(self) -> None:
+    def count_unknown(self, *, at_fault: bool) -> None:
         """Count its head, and from now on its body."""
-        self._unknown = True
+        self._unknown = self._unknown or at_fault
 
     def write_own(self, answer: bytes) -> None:
         self._write(answer)

@@ -126,8 +126,8 @@ class View(ABC):
         """Make the call."""
 
     @abstractmethod
-    def count_unknown(self) -> None:
-        """Count a request that was refused and whose sender is not known."""
+    def count_unknown(self, *, at_fault: bool) -> None:
+        """Count a refused request whose sender is not known. at_fault: the refusal is the sender's fault."""
 
     @abstractmethod
     def answer_refusal(self, refused: Refused, mark: Mark, status: int) -> None:
@@ -232,6 +232,6 @@ def turn_away(view: View, refused: Refused, status: int = 0) -> None:
     record = Record(mark, view.method, view.received_s, tenant, view.target, refused.outcome)
     record.protocol = view.protocol
     view.gateway.records.turned_away(refused, record, status, view.served_at)
-    if tenant is None and status < 500:  # otherwise it is not the sender's fault
-        view.count_unknown()
+    if tenant is None:
+        view.count_unknown(at_fault=status < 500)
     view.answer_refusal(refused, mark, status)
