@@ -158,6 +158,7 @@ class ClientConnection(ServerConnection):
     def on_http2(self, data: bytes) -> bool:
         """The client begins with HTTP/2's preface: hand the connection over."""
         Http2Connection(self.server, self.gateway).take_over(self.transport, self.peer, self.peer_name, data)
+        self.view.lost()
         return True
 
     def on_head(self, head: RequestHead) -> None:
