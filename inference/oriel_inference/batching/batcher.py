@@ -360,8 +360,8 @@ class Batcher:
         (call,) = batch.calls
         session = cast(DecoupledSession, batch.session)  # checked when the model was loaded
         call.relay = relay = Relay(call, self._clock, self._fail, self.statistics)
-        spec, names, now, device = self.spec, self._output_names, self._clock.now, self._device(session)
-        return lambda: [(batch.calls, execute_stream(session, spec, names, call, relay, now, device))]
+        spec, now, device = self.spec, self._clock.now, self._device(session)
+        return lambda: [(batch.calls, execute_stream(session, spec, call, relay, now, device))]
 
     def _device(self, session: Session) -> Device:
         return self._device_of.get(id(session), self._devices.host)

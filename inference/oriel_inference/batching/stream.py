@@ -112,7 +112,6 @@ def deliver(
 def execute_stream(
     session: DecoupledSession,
     spec: ModelSpec,
-    names: Sequence[str],
     call: Call,
     relay: Relay,
     now: Callable[[], float],
@@ -127,7 +126,7 @@ def execute_stream(
     try:
         batch = concatenate([call.inputs], spec.inputs, batched=spec.batched)
         assembled = since = now()
-        with closing(session.stream(batch, names, relay.cancelled)) as responses:
+        with closing(session.stream(batch, [output.name for output in spec.outputs], relay.cancelled)) as responses:
             for arrays in responses:
                 computed = now()
                 used.pause()

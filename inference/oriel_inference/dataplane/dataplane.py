@@ -163,7 +163,6 @@ class Dataplane:
             fitted,
             ctx,
             request,
-            queued_s=now,
             size_bytes=size_bytes,
             finish=inference.finish,
         )
@@ -179,17 +178,16 @@ class Dataplane:
         ctx: CallContext,
         request: InferRequest,
         *,
-        queued_s: float,
         size_bytes: int,
         finish: Reply,
     ) -> Call:
         """Make the batcher's call of a request that fits its model.
 
-        queued_s: the time from which the request waits.
         size_bytes: memory that the request occupies while it waits.
         finish: called with the answer or the error.
         request: the client's request; its inputs may be missing.
         """
+        queued_s = self.now()
         policy = serving.spec.queue.of(fitted.level)
         deadline, give_up_s = policy.limits(queued_s, ctx.deadline, fitted.timeout_s)
         if _log.isEnabledFor(logging.DEBUG):

@@ -140,10 +140,9 @@ class _InferCall:
     The call knows this object through `on_leave`, and its end clears that.
     """
 
-    __slots__ = ("_call", "_known", "_queued_s", "_record", "_submitted", "_surface")
+    __slots__ = ("_call", "_known", "_record", "_submitted", "_surface")
 
     _known: _Known
-    _queued_s: float
     _submitted: Call
 
     def __init__(self, surface: Surface, call: GrpcCall, record: RequestRecord) -> None:
@@ -159,13 +158,11 @@ class _InferCall:
         dataplane = self._surface.dataplane
         inputs = head.arrays(data, pieces)
         self._known = known
-        self._queued_s = queued_s = dataplane.now()
         self._submitted = submitted = dataplane.call(
             known.serving,
             known.fitted,
             ctx,
             known.request,
-            queued_s=queued_s,
             size_bytes=len(data),
             finish=self._finish_known,
         )
@@ -177,9 +174,9 @@ class _InferCall:
         known = self._known
         serving = known.serving
         if isinstance(result, InferenceError):
-            self._finish(Completion(self._queued_s, serving, known.fitted.rows, error=result))
+            self._finish(Completion(self._submitted.arrived_s, serving, known.fitted.rows, error=result))
             return
-        completion = Completion(self._queued_s, serving, known.fitted.rows, answer=result)
+        completion = Completion(self._submitted.arrived_s, serving, known.fitted.rows, answer=result)
         outputs = result.outputs
         try:
             if type(outputs) is not Outputs or outputs.plain:
@@ -194,7 +191,9 @@ class _InferCall:
     def _leave(self) -> None:
         serving = self._known.serving
         if serving.batcher.leave(self._submitted):
-            self._record.left(Completion(self._queued_s, serving, self._known.fitted.rows, error=CallerLeft()))
+            self._record.left(
+                Completion(self._submitted.arrived_s, serving, self._known.fitted.rows, error=CallerLeft())
+            )
 
     # Any request ------------------------------------------------------------------------------------------------
 

@@ -83,7 +83,6 @@ class _HttpCall:
         "_exchange",
         "_front",
         "_plan",
-        "_queued_s",
         "_record",
         "_recognised",
         "_request",
@@ -92,7 +91,6 @@ class _HttpCall:
 
     _call: Call
     _completion: Completion
-    _queued_s: float
     _recognised: _Recognised
     _request: InferRequest
     _serving: ServingModel
@@ -143,13 +141,11 @@ class _HttpCall:
         dataplane = self._front.surface.dataplane
         self._recognised = recognised = template.note
         self._request = template.request
-        self._queued_s = queued_s = dataplane.now()
         self._call = dataplane.call(
             serving,
             recognised.fitted,
             self._ctx,
             template.request,
-            queued_s=queued_s,
             size_bytes=size,
             finish=self._answer_recognised,
         )
@@ -160,9 +156,9 @@ class _HttpCall:
     def _answer_recognised(self, result: Answer | InferenceError) -> None:
         serving, recognised = self._serving, self._recognised
         if isinstance(result, InferenceError):
-            self._finish(Completion(self._queued_s, serving, recognised.fitted.rows, error=result))
+            self._finish(Completion(self._call.arrived_s, serving, recognised.fitted.rows, error=result))
             return
-        completion = Completion(self._queued_s, serving, recognised.fitted.rows, answer=result)
+        completion = Completion(self._call.arrived_s, serving, recognised.fitted.rows, answer=result)
         outputs = result.outputs
         plain = type(outputs) is not Outputs or outputs.plain
         if plain and not (self._plan.accept_encoding and negotiate(self._plan.accept_encoding)):
@@ -180,7 +176,7 @@ class _HttpCall:
     def _leave(self) -> None:
         if self._serving.batcher.leave(self._call):
             rows = self._recognised.fitted.rows
-            self._record.left(Completion(self._queued_s, self._serving, rows, error=CallerLeft()))
+            self._record.left(Completion(self._call.arrived_s, self._serving, rows, error=CallerLeft()))
 
     # Any other text ---------------------------------------------------------------------------------------------
 
