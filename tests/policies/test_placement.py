@@ -67,13 +67,21 @@ def test_a_model_gets_servers_until_they_have_room_for_its_work(
         named = {each.name: each for each in servers}
         room = [FULL - sum(v for k, v in named[each].work.items() if k != name) for each in chosen]
         left = placement.work(name) - sum(max(0.0, each) for each in room)
-        assert left * PAYBACK_S <= load_s + 1e-6 or len(chosen) == len(able)
+        worthwhile = {each.name for each in able if (FULL - sum(each.work.values())) * PAYBACK_S > load_s}
+        assert left * PAYBACK_S <= load_s + 1e-6 or worthwhile <= set(chosen)
 
 
 def test_work_beyond_a_server_is_loaded_on_another_if_that_pays_for_the_load() -> None:
     servers = [server("a", m=FULL + 0.1), server("b")]
     assert Placement(servers, [model("m", load_s=0.09 * PAYBACK_S)]).next_loads() == {"b": "m"}
     assert Placement(servers, [model("m", load_s=0.11 * PAYBACK_S)]).next_loads() == {}
+
+
+def test_a_pool_whose_servers_are_all_full_loads_nothing() -> None:
+    servers = [server("a", m=0.9), server("b", n=0.85, o=0.1), server("c", p=0.79)]
+    models = [model(name) for name in "mnop"]
+    assert Placement(servers, models).next_loads() == {}
+    assert Placement([*servers, server("d")], models).next_loads() == {"d": "m"}
 
 
 def test_a_server_that_refused_a_model_is_passed_over() -> None:

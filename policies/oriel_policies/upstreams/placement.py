@@ -3,8 +3,8 @@
 Every model has an order of all servers, given by a hash of both names (rendezvous hashing): each gateway and each start
 computes the same, and a server that comes or goes changes the first places of few models. The first call for a model
 loads it on the first server of its order. A model in use gets further servers until they have room for its work beside
-the work of other models: those that have it already, then the rest of its order. Servers take models out of memory by
-their own budgets.
+the work of other models: those that have it already, then those of its order that have room. Servers take models out of
+memory by their own budgets.
 
 Work is measured in shares of a server: a model that keeps half of one server busy has a work of 0.5.
 """
@@ -67,6 +67,7 @@ class Placement:
         self._staying = [server for server in servers if server.stays] or servers
         self._table = Rendezvous([server.name for server in self._staying])
         self._busy = {server.name: sum(server.work.values()) for server in servers}
+        self._room = [FULL - self._busy[server.name] for server in self._staying]
 
     def first_server(self, model: str, able: Collection[str]) -> str | None:
         """Return the server that loads a model which none has: the first of its order whose name is among `able`."""
@@ -85,11 +86,13 @@ class Placement:
     def servers_for(self, model: PlacedModel) -> list[str]:
         """Return the names of the servers that shall have a model; none if all of them refused it."""
         order = [index for index, server in enumerate(self._staying) if model.name in server.has]
-        refused = [index for index, server in enumerate(self._staying) if model.name in server.refused]
+        passed = [index for index, server in enumerate(self._staying) if model.name in server.refused]
+        if order:  # a further server has to take over enough work; where all are full, a load would only cost more
+            passed += [index for index, room in enumerate(self._room) if room * PAYBACK_S <= model.load_s]
         left, chosen = self.work(model.name), 0
         while not chosen or left * PAYBACK_S > model.load_s:
             if chosen == len(order):
-                index = self._table.first(model.name, [*order, *refused])
+                index = self._table.first(model.name, [*order, *passed])
                 if index is None:
                     break
                 order.append(index)
