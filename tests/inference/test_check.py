@@ -66,6 +66,16 @@ def test_a_crash_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert check.pids == []
 
 
+@pytest.mark.parametrize("answer", [None, ["", True, 1], {"reason": ""}, [1, True], ["", "yes"]])
+def test_an_answer_of_another_form_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+    """The author of a model file may have taken over the process that tries it."""
+    path, check = put(tmp_path, models.double()), CheckPool(60)
+    monkeypatch.setattr(Helper, "ask", lambda *_, **__: (answer, []))
+    with pytest.raises(LoadFailed, match=r"crashes the runtime .* gave an answer that cannot be read\)"):
+        check.check(path, "m", "onnxruntime", OPTIONS)
+    assert check.pids == []
+
+
 def test_a_hang_is_a_reason(tmp_path: Path) -> None:
     path, check = put(tmp_path, models.double()), CheckPool(0.05)
     with pytest.raises(LoadFailed, match=r"could not be opened within 0.05 s"):

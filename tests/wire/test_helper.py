@@ -26,6 +26,13 @@ while given := requests.next():
         requests.answer(note, more=True)
     requests.answer(value["answer"], [body[::-1]])
 """
+DEEP = """
+import os
+from oriel_wire.process.helper import HEAD
+text = b"[" * 50_000
+os.write(1, HEAD.pack(False, len(text), 0) + text)
+os.read(0, 1 << 20)
+"""
 SLEEPS = "import time\ntime.sleep(600)"
 
 
@@ -77,6 +84,24 @@ def test_an_answer_beyond_its_bounds_is_not_read(made: Made, request_: dict[str,
         ask(helper, request_, b"four" if "body" in request_ else b"")
     assert helper.pid is None
     assert ask(helper, {"answer": 1}, b"abc") == (1, b"cba"), "another process answers"
+
+
+def test_an_answer_that_is_nested_too_deeply_ends_the_helper(made: Made) -> None:
+    helper = made(DEEP)
+    with pytest.raises(HelperEnded, match="an answer that cannot be read"):
+        ask(helper, 1)
+    assert helper.pid is None
+
+
+def test_a_helper_is_ended_when_its_note_cannot_be_used(made: Made) -> None:
+    helper = made(ECHO)
+
+    def fails(note: Any) -> None:
+        raise LookupError(note)
+
+    with pytest.raises(LookupError):
+        ask(helper, {"answer": 1, "notes": ["one", "two"]}, on_note=fails)
+    assert ask(helper, {"answer": 2}) == (2, b""), "not the rest of the answer before"
 
 
 @pytest.mark.parametrize("body", [b"", bytes(4 << 20)])

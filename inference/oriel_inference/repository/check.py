@@ -12,6 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions
 from oriel_wire.process.helper import Helper, HelperEnded, HelperLate, HelperUnwanted
@@ -23,6 +25,7 @@ BASE_MEMORY_BYTES = 2 << 30
 MEMORY_PER_BYTE = 4
 NICENESS = 10  # serving goes first
 _CHILD = "oriel_inference.repository.check_child"
+_UNREADABLE = "gave an answer that cannot be read"
 _BUILDS = "TensorrtExecutionProvider"
 _ahead: list[Helper] = []  # single writer: the process's main thread before it serves; taken by any thread
 
@@ -106,7 +109,8 @@ class CheckPool:
     def _ask(self, helper: Helper, request: dict[str, Any], wanted: Callable[[], bool]) -> tuple[str, bool]:
         shown = request["shown"]
         try:
-            (reason, runs), _ = helper.ask(request, timeout_s=self._timeout_s, wanted=wanted)
+            answer, _ = helper.ask(request, timeout_s=self._timeout_s, wanted=wanted)
+            return msgspec.convert(answer, tuple[str, bool])
         except HelperLate:
             raise LoadFailed(f"{shown} could not be opened within {self._timeout_s:g} s") from None
         except HelperUnwanted:
@@ -114,9 +118,10 @@ class CheckPool:
         except HelperEnded as ended:
             if self._closed:
                 raise LoadFailed(STOPPING) from None
-            crash = f"{shown} crashes the runtime (the process that tried it ended with {ended.code})"
-            raise LoadFailed(crash) from None
-        return reason, runs
+            how = _UNREADABLE if ended.code is None else f"ended with {ended.code}"
+            raise LoadFailed(f"{shown} crashes the runtime (the process that tried it {how})") from None
+        except msgspec.ValidationError:
+            raise LoadFailed(f"{shown} crashes the runtime (the process that tried it {_UNREADABLE})") from None
 
 
 def _request(path: Path, shown: str, backend: str, options: EngineOptions) -> dict[str, Any]:

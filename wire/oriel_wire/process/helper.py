@@ -154,12 +154,12 @@ class Helper:
         except TimeoutError:
             self.end()
             raise HelperLate from None
-        except HelperUnwanted:
-            self.end()
-            raise
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             code = self.end(ends=isinstance(error, BrokenPipeError))
             raise HelperEnded(code, self._last_words()) from None
+        except BaseException:  # the rest of its answer would be taken for that to the next request
+            self.end()
+            raise
 
     async def ask_once(self, value: Any, parts: Parts = (), *, timeout_s: float) -> tuple[Any, list[bytes]]:
         """Ask in a thread, and end the process. It has ended before this returns, also if this is cancelled."""
