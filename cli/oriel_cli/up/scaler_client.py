@@ -6,10 +6,11 @@ not answer, nothing is changed.
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
+from oriel_cli.up.scaled import ScaledUnit
 from oriel_wire.engine.grpc_client import GrpcClient
 from oriel_wire.errors import WireError
 from oriel_wire.h2.grpc import OK
@@ -21,23 +22,7 @@ _STREAM_S: Final = 3600.0
 _MAX_ANSWER_BYTES: Final = 64 * 1024
 
 
-class Scalable(Protocol):
-    """The processes of one pool.
-
-    minimum: how many of them always run.
-    """
-
-    pool: str
-    minimum: int
-
-    def want(self, count: int) -> None:
-        """Run so many processes, within the bounds of the pool."""
-
-    def wake(self) -> None:
-        """Run at least one process."""
-
-
-async def follow(host: str, port: int, units: Sequence[Scalable]) -> None:
+async def follow(host: str, port: int, units: Sequence[ScaledUnit]) -> None:
     """Scale `units` as the scaler says; does not return."""
     client = GrpcClient(host=host, port=port, max_message_bytes=_MAX_ANSWER_BYTES)
     try:
@@ -56,7 +41,7 @@ class _Follower:
     _wakes: how often the stream has reported that a process is needed.
     """
 
-    def __init__(self, client: GrpcClient, unit: Scalable) -> None:
+    def __init__(self, client: GrpcClient, unit: ScaledUnit) -> None:
         self._client = client
         self._unit = unit
         self._reference = messages.ScaledObjectRef(name=unit.pool, scalerMetadata={"target": unit.pool})

@@ -12,20 +12,11 @@ from typing import Protocol
 from oriel_gateway.errors import Refused
 from oriel_gateway.limits.error_text import MAX_ITEMS, states
 from oriel_gateway.limits.meters import Meter
+from oriel_gateway.routing.targets import Target
 from oriel_policies.bounds.kinds import Counts
 from oriel_policies.bounds.limits import Amounts, Bound
 from oriel_policies.documents import Allowance, Tenant
 from oriel_policies.metering.budgets import Budget
-
-
-class Limited(Protocol):
-    """The facts about a call's target that a limiter uses; see `routing.targets.Target`."""
-
-    @property
-    def route(self) -> str: ...
-
-    @property
-    def allowances(self) -> Sequence[Allowance]: ...
 
 
 class CostLearner(Protocol):
@@ -60,7 +51,7 @@ class Limiter(Protocol):
 
     used_before: Callable[[str, Budget], int]
 
-    def acquire(self, tenant: Tenant, target: Limited, size_bytes: int, now: float) -> "Grant | None":
+    def acquire(self, tenant: Tenant, target: Target, size_bytes: int, now: float) -> "Grant | None":
         """Count a call at the monotonic time `now`. Returns None if there is nothing to settle.
 
         size_bytes: the announced size of the body; 0 if it was not announced.
@@ -68,7 +59,7 @@ class Limiter(Protocol):
         counted anything.
         """
 
-    def reserve_tokens(self, grant: "Grant", tenant: Tenant, target: Limited, units: int, now: float) -> None:
+    def reserve_tokens(self, grant: "Grant", tenant: Tenant, target: Target, units: int, now: float) -> None:
         """Reserve tokens for a call that `acquire` has counted, when its body is known.
 
         The grant may not be ready afterwards. Raises Refused TOKENS_LIMITED with the true wait; the grant stays as it
@@ -78,14 +69,14 @@ class Limiter(Protocol):
     def spend(self, tenant: Tenant, units: Mapping[str, int], now: float) -> None:
         """Count what a tenant has used of its budgets, by their names, whether they admit it or not."""
 
-    def usual_tokens(self, tenant: Tenant, target: Limited) -> float:
+    def usual_tokens(self, tenant: Tenant, target: Target) -> float:
         """Return the tokens of an answer to this tenant on this target, by its earlier ones."""
 
-    def learn_tokens(self, tenant: Tenant, target: Limited, answer: int) -> None:
+    def learn_tokens(self, tenant: Tenant, target: Target, answer: int) -> None:
         """Note how many tokens an answer had."""
 
     def acquire_further(
-        self, tenant: Tenant, target: Limited, size_bytes: int, now: float, held: Container[Meter]
+        self, tenant: Tenant, target: Target, size_bytes: int, now: float, held: Container[Meter]
     ) -> "Grant | float":
         """Count a further message of a stream: one more request, perhaps of another model.
 

@@ -12,8 +12,9 @@ from time import monotonic
 
 from oriel_gateway.errors import Refused
 from oriel_gateway.limits.error_text import refusal
-from oriel_gateway.limits.grants import Grant, Limited, Terms
+from oriel_gateway.limits.grants import Grant, Terms
 from oriel_gateway.limits.meters import ASK, Meter
+from oriel_gateway.routing.targets import Target
 from oriel_policies.bounds.kinds import Counts
 from oriel_policies.bounds.limits import Amounts, Bound, bounds, bounds_of
 from oriel_policies.bounds.tokens import USUAL_TOKENS
@@ -114,7 +115,7 @@ class MeteredLimiter(ABC):
         """The number of accounts that are remembered."""
         return len(self._accounts)
 
-    def acquire(self, tenant: Tenant, target: Limited, size_bytes: int, now: float) -> Grant | None:
+    def acquire(self, tenant: Tenant, target: Target, size_bytes: int, now: float) -> Grant | None:
         """See `Limiter.acquire`."""
         allowances = target.allowances
         if not allowances:
@@ -164,7 +165,7 @@ class MeteredLimiter(ABC):
             self._ask(grant, undecided, amounts, now)
         return grant
 
-    def reserve_tokens(self, grant: Grant, tenant: Tenant, target: Limited, units: int, now: float) -> None:
+    def reserve_tokens(self, grant: Grant, tenant: Tenant, target: Target, units: int, now: float) -> None:
         """See `Limiter.reserve_tokens`."""
         taken: list[Meter] = []
         undecided: list[Meter] = []
@@ -198,16 +199,16 @@ class MeteredLimiter(ABC):
                 if used := units.get(meter.bound.name):
                     meter.charge(used, now)
 
-    def usual_tokens(self, tenant: Tenant, target: Limited) -> float:
+    def usual_tokens(self, tenant: Tenant, target: Target) -> float:
         """See `Limiter.usual_tokens`."""
         return self._answers.estimate(target.route, tenant.name)
 
-    def learn_tokens(self, tenant: Tenant, target: Limited, answer: int) -> None:
+    def learn_tokens(self, tenant: Tenant, target: Target, answer: int) -> None:
         """See `Limiter.learn_tokens`."""
         self._answers.learn(target.route, tenant.name, float(answer))
 
     def acquire_further(
-        self, tenant: Tenant, target: Limited, size_bytes: int, now: float, held: Container[Meter]
+        self, tenant: Tenant, target: Target, size_bytes: int, now: float, held: Container[Meter]
     ) -> Grant | float:
         """See `Limiter.acquire_further`."""
         name = tenant.name
