@@ -150,6 +150,11 @@ class State:
     def values(self, address: str) -> dict[str, Any]:
         return self.resources()[address]
 
+    def objects(self) -> list[dict[str, Any]]:
+        """Return every object of all releases of the carrier chart."""
+        texts = [text for each in self.resources("helm_release").values() for text in each["values"] or []]
+        return [each for text in texts if text for each in json.loads(text).get("objects", [])]
+
 
 @dataclass(slots=True)
 class Workspace:

@@ -1,5 +1,7 @@
 """The files of the Terraform modules, parsed."""
 
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import hcl2
@@ -14,10 +16,18 @@ VERSIONS = {
 
 
 class Module:
-    """The blocks of a folder's files; names and strings are without the quotes that the parser keeps."""
+    """The blocks of a folder's files; names and strings are without the quotes that the parser keeps.
 
-    def __init__(self, folder, files="*.tf"):
-        self.files = {file.name: _plain(hcl2.loads(file.read_text())) for file in sorted(folder.glob(files))}
+    The files are parsed when they are first asked for, which takes up to a second.
+    """
+
+    def __init__(self, folder: Path, files: str = "*.tf") -> None:
+        self._paths = sorted(folder.glob(files))
+
+    @cached_property
+    def files(self) -> dict[str, Any]:
+        """Return name of the file -> its document."""
+        return {file.name: _plain(hcl2.loads(file.read_text())) for file in self._paths}
 
     def blocks(self, kind: str) -> dict[str, Any]:
         """Return name -> body for the kinds variable, output and module; "type.name" -> body for resource and data."""

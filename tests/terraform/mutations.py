@@ -3,6 +3,7 @@
 PYTHONPATH=tests python -m terraform.mutations      # the table for the docs
 """
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,7 @@ MUTATIONS = (
         "gcp/models.tf",
         "  depends_on = [google_kms_crypto_key_iam_member.this]\n",
         "",
-        "test_lifecycle.py::test_apply_change_and_destroy[gcp-cpu-zero]",
+        "test_lifecycle.py::test_apply_change_and_destroy[gcp-cpu-one]",
     ),
     Mutation(
         "a taint's effect as Kubernetes spells it, given to EKS",
@@ -308,6 +309,24 @@ MUTATIONS = (
         f"{_MODELS}[True]",
     ),
 )
+
+
+def run_test(words: list[str], root: Path, tree: Path, printed: Path) -> None:
+    """Run pytest in this process and exit with its status.
+
+    words: pytest's arguments.
+    root: the folder of the checkout, in which pytest starts.
+    tree: the copy of terraform/ that the tests read.
+    printed: the file for what pytest and the tests print.
+    """
+    with printed.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.chdir(root)
+    os.environ["ORIEL_TERRAFORM_TREE"] = str(tree)
+    import pytest
+
+    raise SystemExit(int(pytest.main(words)))
 
 
 def table() -> str:

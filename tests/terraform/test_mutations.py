@@ -1,15 +1,17 @@
 """Every mistake of mutations.py is put into a copy of terraform/, and the test that is named has to turn red."""
 
-import os
+import multiprocessing
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 
 from .harness import HERE
-from .mutations import MUTATIONS, table
+from .mutations import MUTATIONS, run_test, table
+
+# A process that has imported what the tests import, and does nothing else: each mistake is judged in a copy of it.
+JUDGES = multiprocessing.get_context("forkserver")
+JUDGES.set_forkserver_preload(["pytest", "pytest_asyncio.plugin", "hypothesis", "hcl2", "oriel_gateway.app", "uvloop"])
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.name.replace(" ", "-"))
@@ -17,21 +19,22 @@ def test_is_caught(mutation, tree, terraform, tmp_path, record_property):
     copy = tmp_path / "terraform"
     shutil.copytree(tree, copy, ignore=shutil.ignore_patterns(".terraform*"))
     mutation.apply(copy)
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "pytest", "-m", "", "-x", "-q", "-rfE", "--tb=line", "--no-header",
-            "-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={tmp_path / 'inner'}",
-            str(HERE / mutation.caught_by),
-        ],
-        cwd=HERE.parents[1],
-        env=os.environ | {"ORIEL_TERRAFORM_TREE": str(copy)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )  # fmt: skip
-    red = re.findall(r"^(?:FAILED|ERROR) \S*?(test_\w+\.py::\w+)", done.stdout, re.M)
+    printed = tmp_path / "printed"
+    words = [
+        "-m", "", "-x", "-q", "-rfE", "--tb=line", "--no-header",
+        "-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={tmp_path / 'inner'}",
+        "-W", "ignore::pytest.PytestAssertRewriteWarning",  # plug-ins are imported already
+        str(HERE / mutation.caught_by),
+    ]  # fmt: skip
+    judge = JUDGES.Process(target=run_test, args=(words, HERE.parents[1], copy, printed))
+    judge.start()
+    judge.join(200)
+    if judge.exitcode is None:
+        judge.kill()
+    output = printed.read_text()
+    red = re.findall(r"^(?:FAILED|ERROR) \S*?(test_\w+\.py::\w+)", output, re.M)
     # 1: tests failed. A test that is not there, or files that do not even import, end otherwise.
-    assert done.returncode == 1, f"{mutation.name}: nobody noticed\n{done.stdout[-3000:]}{done.stderr[-2000:]}"
+    assert judge.exitcode == 1, f"{mutation.name}: nobody noticed\n{output[-3000:]}"
     assert red == [mutation.caught_by.partition("[")[0]]
     record_property("caught_by", red[0])
 
