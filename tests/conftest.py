@@ -28,6 +28,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# Collecting the tests makes a million objects that stay: nothing is looked for among them until all are there.
+gc.disable()
+
 # grpcio's fork handlers crash a child of uvloop's fork, before its exec, about once in 3,000 forks while gRPC is busy.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
@@ -216,3 +219,4 @@ def pytest_collection_finish() -> None:
     """Keep the tests themselves, some million objects, out of every later collection of garbage."""
     gc.collect()
     gc.freeze()
+    gc.enable()
