@@ -10,6 +10,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = ("wire", "policies", "gateway", "logic", "inference", "cli", "tools")
 ANCHORED = {"match", "fullmatch"}
+_IMPORTS = re.compile(r"^\s*(import re\b|from re import)", re.MULTILINE)
 _USES = ANCHORED | {"search", "findall", "finditer", "sub", "subn", "split"}
 
 
@@ -35,7 +36,11 @@ def sources() -> list[Path]:
 def regexes() -> list[Regex]:
     """All of them. Each file is imported, so that patterns made of names are whole."""
     found = []
-    trees = {path: ast.parse(path.read_text()) for path in sources()}
+    texts = {path: path.read_text() for path in sources()}
+    # Only these make patterns, or import them.
+    homes_of_patterns = {_module(path) for path, text in texts.items() if _IMPORTS.search(text)}
+    named = re.compile("|".join(rf"from {re.escape(name)} import" for name in sorted(homes_of_patterns)))
+    trees = {path: ast.parse(text) for path, text in texts.items() if _IMPORTS.search(text) or named.search(text)}
     used: dict[tuple[str, str], set[str]] = {}  # by module and name
     for path, tree in trees.items():
         homes = {
