@@ -136,6 +136,23 @@ async def test_a_client_that_does_not_read_has_a_while_to_go_on_without_a_slot()
     assert not slots.shares.held and not admission.inflight
 
 
+async def test_a_client_that_does_not_read_takes_the_slot_of_whoever_has_more_than_a_share() -> None:
+    slots, admission = pool(2)
+    slots.most_unread_s = 0.001
+    bronze = [Stream(slots, admission, 2, "b") for _ in range(3)]
+    others = [Stream(slots, admission, 2, "c"), Stream(slots, admission, 0, "g")]
+    for number, each in enumerate([*bronze, *others]):
+        each.slot.begin_work(1.0)
+        each.slot.pause(2.0)
+        if number >= 2:
+            await until(lambda each=each: each.ended or not each.permit)
+    assert [each.ended for each in bronze] == ["displaced", "displaced", "unread"], "its own tenant has all slots"
+    assert [each.ended for each in others] == ["", ""]
+    for each in others:
+        each.end()
+    assert not slots.shares.held and not admission.inflight and not slots.working
+
+
 OPERATIONS = ["begin", "begin", "reserve", "answer", "last", "message", "pause", "resume", "end"]
 
 

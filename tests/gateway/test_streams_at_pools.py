@@ -109,6 +109,23 @@ async def test_a_client_that_does_not_read_is_cut_while_no_slot_is_free() -> Non
         assert {each.outcome.value for each in core.records.decisions.where(tenant="b")} == {"queue_full"}
 
 
+async def test_clients_that_do_not_read_cut_no_answer_of_a_more_urgent_tier() -> None:
+    async with upstream() as up, gateway(few_streams(up.port, 2)) as (port, core):
+        up.answer = big_or_small
+        gate = core.pools["p"]
+        gate.streams.most_unread_s = 0.01
+        async with slow_client(port, BRONZE), slow_client(port, BRONZE):
+            await until(lambda: gate.streams.shares.held == 2)
+            async with slow_client(port, GOLD) as raw:
+                await until(lambda: core.records.decisions.where())
+                assert [each.outcome.value for each in core.records.decisions.where()] == ["displaced"]
+                loop, got = asyncio.get_running_loop(), 0
+                while got < SIZE:
+                    assert (piece := await loop.sock_recv(raw, 1 << 20)), "it was cut"
+                    got += len(piece)
+        await until(lambda: idle(core) and not gate.streams.shares.held and not gate.calls)
+
+
 async def test_answers_without_a_length_wait_for_a_slot_with_their_permits() -> None:
     """One slot and one permit: two answers are under way, and the third call waits in the queue for the first end."""
     go = asyncio.Semaphore(0)

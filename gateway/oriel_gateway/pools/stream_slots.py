@@ -8,7 +8,7 @@ reading.
   of the tenant that has most above its share, is displaced by the rule of `oriel_policies.waiting.shares`; if there is
   none of these, the new stream is refused.
 - Any other stream is recognised by its answer. It takes a free slot, or keeps its permit until one is free. If its
-  client does not read for `MOST_UNREAD_S` meanwhile, the call ends.
+  client does not read for `MOST_UNREAD_S` meanwhile, it displaces another stream by the same rule, or else it ends.
 
 A stream is charged for the time in which a server is at work for it and its client reads, divided by the calls at the
 servers. The server of a gRPC stream is at work from a message to its answer, and between the answers of a model that
@@ -16,6 +16,7 @@ sends several.
 """
 
 import asyncio
+from time import monotonic
 from typing import Final, Protocol
 
 from oriel_policies.waiting.admission import Admission
@@ -36,7 +37,7 @@ class Streaming(Protocol):
         """The call has a slot now: release its permit."""
 
     def unread(self) -> None:
-        """The client does not read, and no slot became free: end the call."""
+        """The client does not read, and there is no slot for the call: end it."""
 
 
 class StreamSlots:
@@ -114,7 +115,7 @@ class StreamSlot:
         self.worked_s = self.share_s = 0.0
 
     def reserve(self) -> bool:
-        """Acquire a slot before the stream begins; other streams may be displaced. Returns whether there is one."""
+        """Acquire a slot, for which other streams may be displaced. Returns whether there is one."""
         if self._holding.held:
             return True
         displaced = self._slots.shares.take(self._holding, 1)
@@ -168,7 +169,15 @@ class StreamSlot:
         self._set(self._busy, True)
         self.begin_answer(now)
         if not self.has_slot:
-            self._timer = asyncio.get_running_loop().call_later(self._slots.most_unread_s, self._call.unread)
+            self._timer = asyncio.get_running_loop().call_later(self._slots.most_unread_s, self._stayed_paused)
+
+    def _stayed_paused(self) -> None:
+        """The client has not read for too long to keep the permit: displace others for a slot, or end the call."""
+        self._timer = None
+        if self.reserve():
+            self.acquire_free(monotonic())
+        else:
+            self._call.unread()
 
     def resume(self, now: float) -> None:
         """The client reads on."""
