@@ -76,6 +76,19 @@ def test_an_answer_of_another_form_is_a_reason(tmp_path: Path, monkeypatch: pyte
     assert check.pids == []
 
 
+def test_a_child_that_is_slow_to_end_holds_up_no_other_check_and_no_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that waits for a disk or a GPU in the kernel ends only when that answers."""
+    path, check = put(tmp_path, models.double()), CheckPool(60)
+    locked = []
+    monkeypatch.setattr(Helper, "ask", lambda *_, **__: (("bad", False), []))
+    monkeypatch.setattr(Helper, "end", lambda _: locked.append(check._lock.locked()))
+    with pytest.raises(LoadFailed, match="bad"):
+        check.check(path, "m", "onnxruntime", OPTIONS)
+    assert locked == [False]
+
+
 def test_a_hang_is_a_reason(tmp_path: Path) -> None:
     path, check = put(tmp_path, models.double()), CheckPool(0.05)
     with pytest.raises(LoadFailed, match=r"could not be opened within 0.05 s"):

@@ -83,10 +83,11 @@ class CheckPool:
         finally:
             with self._lock:
                 self._busy.remove(helper)
-                if keep and not self._closed:
+                keep = keep and not self._closed
+                if keep:
                     self._idle.append(helper)
-                else:
-                    helper.end()
+            if not keep:
+                helper.end()  # a child that hangs in the kernel holds up nobody else
         if reason:
             raise LoadFailed(reason)
         return runs
