@@ -83,7 +83,7 @@ def test_processes_come_with_calls_go_without_them_and_leave_nothing(asleep: Sta
     wait_until(lambda: not asleep.processes())
 
 
-def test_a_killed_supervisor_leaves_no_scaled_or_spare_process(asleep: Stack) -> None:
-    assert infer(asleep) == 200
+def test_a_killed_supervisor_leaves_no_unit_scaled_or_spare_process(asleep: Stack) -> None:
+    assert served(asleep) == 200
     os.kill(asleep.process.pid, signal.SIGKILL)
     wait_until(lambda: not asleep.processes())
