@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol
 
 import msgspec
 
@@ -105,6 +105,9 @@ def _nobody(_: Answer | InferenceError) -> None:
     pass
 
 
+_NO_TICKET = Ticket(band=0, tenant="", deadline=0.0)
+
+
 class Call(msgspec.Struct, kw_only=True, eq=False):
     """A request as the batcher sees it.
 
@@ -151,7 +154,7 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
     keep: frozenset[str] = NOTHING_KEPT
     started_s: float = 0.0
     finished: bool = False
-    ticket: Ticket = cast(Ticket, None)
+    ticket: Ticket = _NO_TICKET
 
     def __post_init__(self) -> None:
         deadline, level = self.deadline, self.level
