@@ -7,6 +7,7 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
+from shutil import copytree
 
 import msgspec
 import pytest
@@ -17,6 +18,7 @@ from oriel_cli.policies.key_documents import add_key, key_table
 from oriel_cli.policies.keys import expiry
 from oriel_policies.documents import Snapshot, compile_documents
 
+ROOT = Path(__file__).parents[2]
 TOML = (
     """# Our tenants. Do not lose this line.
 [tiers.gold]
@@ -76,6 +78,7 @@ def test_a_key_is_written_into_a_document(tmp_path: Path, capsys: pytest.Capture
 
 def test_a_key_is_written_into_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "tenants.ndjson"
+    (tmp_path / "tiers.toml").write_text("[tiers.gold]\nband = 0\ntarget_ms = 100\n")
     lines = ['{"name":"a","tier":"gold"}', "", '{"name":"b","tier":"gold","keys":[{"sha256":"%s"}]}' % ("1" * 64)]
     path.write_text("\n".join(lines))
     assert main(["keys", "new", "--tenant", "b", "--expires", "2099-01-01", "--write", str(path)]) == 0
@@ -120,6 +123,32 @@ def test_a_key_of_a_lower_tier(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert (key.tenant.name, key.tenant.tier.name) == ("t", "b")
 
 
+@pytest.mark.parametrize(
+    ("tier", "reason"),
+    [
+        ("gold", "tenants.toml: tenants.cedar.keys[0].tier: 'gold' is above the tenant's 'bronze'"),
+        ("platinum", "tenants.toml: tenants.cedar.keys[0].tier: no tier is named 'platinum'"),
+    ],
+)
+def test_a_key_with_which_the_policies_are_refused_is_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tier: str, reason: str
+) -> None:
+    copytree(ROOT / "policies" / "examples", tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "tenants.toml"
+    before = path.read_bytes()
+    assert main(["keys", "new", "--tenant", "cedar", "--tier", tier, "--write", str(path)]) == 1
+    out, err = capsys.readouterr()
+    assert reason in err and "oriel_" not in out and path.read_bytes() == before
+
+
+def test_a_second_key_of_a_name_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "tenants.toml"
+    path.write_text(TOML)
+    words = ["keys", "new", "--tenant", "none", "--name", "ci", "--write", str(path)]
+    assert main(words) == 0 and "named" not in capsys.readouterr().out
+    assert main(words) == 0 and "tenant none now has 2 keys named 'ci'" in capsys.readouterr().out
+
+
 def test_expiry() -> None:
     now = datetime(2026, 1, 1, 12, 0, 0, 5, tzinfo=UTC)
     assert expiry("12h", now) == datetime(2026, 1, 2, tzinfo=UTC)
@@ -151,6 +180,7 @@ def test_keys_written_at_the_same_time_are_all_there(tmp_path: Path) -> None:
 
 def test_line_ends_stay_as_they_are(tmp_path: Path) -> None:
     path = tmp_path / "tenants.toml"
+    (tmp_path / "tiers.toml").write_text("[tiers.gold]\nband = 0\ntarget_ms = 100\n")
     path.write_bytes(b'[tenants.a]\r\ntier = "gold"\r\n# last\r\n')
     add_key(path, "a", key_table("0" * 64))
     assert path.read_bytes().endswith(b'tier = "gold"\r\n# last\r\n')

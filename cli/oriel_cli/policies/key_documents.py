@@ -18,6 +18,8 @@ from typing import Any
 import msgspec
 
 from oriel_cli.errors import CommandFailed
+from oriel_policies.documents import Snapshot, compile_documents
+from oriel_policies.errors import BadDocument
 
 
 def key_table(digest: str, *, name: str = "", expires: datetime | None = None, tier: str = "") -> dict[str, Any]:
@@ -35,10 +37,13 @@ def in_toml(key: dict[str, Any]) -> str:
     return f"{{ {', '.join(fields)} }}"
 
 
-def add_key(path: Path, tenant: str, key: dict[str, Any]) -> None:
-    """Add a `key_table` to `tenant` in the document `path`, at once or not at all. Raises CommandFailed."""
+def add_key(path: Path, tenant: str, key: dict[str, Any]) -> int:
+    """Add a `key_table` to `tenant` in the document `path`, at once or not at all. Return how many keys of its name the
+    tenant has now. Raises CommandFailed, also if a gateway would refuse the document's folder with the key in it.
+    """
     with _alone(path):
-        _add_key(path, tenant, key)
+        after = _add_key(path, tenant, key)
+    return sum(other.tenant.name == tenant and other.name == key.get("name", "") for other in after.keys.values())
 
 
 @contextmanager
@@ -55,7 +60,7 @@ def _alone(path: Path) -> Iterator[None]:
         os.close(folder)
 
 
-def _add_key(path: Path, tenant: str, key: dict[str, Any]) -> None:
+def _add_key(path: Path, tenant: str, key: dict[str, Any]) -> Snapshot:
     try:
         with path.open(encoding="utf-8", newline="") as file:  # line ends as they are
             text = file.read()
@@ -67,7 +72,19 @@ def _add_key(path: Path, tenant: str, key: dict[str, Any]) -> None:
             f"'{path}' has no tenant {tenant!r} in a form that can be edited safely: run this without --write and add "
             "the line by hand"
         )
+    after = _compiled(path, changed)
     _replace(path, changed)
+    return after
+
+
+def _compiled(path: Path, text: str) -> Snapshot:
+    """Compile the document's folder with this text in the document's place. Raises CommandFailed."""
+    from oriel_gateway.documents.source import FolderSource
+
+    try:
+        return compile_documents({**FolderSource(path.parent).read(), path.name: text.encode()})
+    except BadDocument as bad:
+        raise CommandFailed(f"{bad} (the key is not written: a gateway would refuse these policies)") from bad
 
 
 def _in_lines(text: str, tenant: str, key: dict[str, Any]) -> str | None:

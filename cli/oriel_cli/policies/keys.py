@@ -37,14 +37,17 @@ def run(args: argparse.Namespace) -> int:
         raise CommandFailed(f"--tier {args.tier[:40]!r} cannot be the name of a tier")
     key, digest = new_key()
     table = key_table(digest, name=args.name, expires=expires, tier=args.tier)
+    namesakes = 0
     if args.write is not None:
         if not args.tenant:
             raise CommandFailed("--write needs --tenant NAME: whose key is it?")
         # Before the key is shown: what was shown has to work.
-        add_key(args.write, args.tenant, table)
+        namesakes = add_key(args.write, args.tenant, table)
     print(f"key (shown once, give it to the tenant):\n  {key}\n")
     if args.write is not None:
         print(f"added to tenant {args.tenant} in {args.write}; a gateway that watches it takes it within a second")
+        if args.name and namesakes > 1:
+            print(f"tenant {args.tenant} now has {namesakes} keys named {args.name!r}: remove those that are not used")
         return 0
     whose = f"[tenants.{args.tenant}]" if args.tenant else "the tenant"
     print(f"for {whose} in tenants.toml:\n  keys = [{in_toml(table)}]")
