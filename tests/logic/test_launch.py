@@ -103,6 +103,7 @@ import os
 from oriel_logic import service
 
 def hang():
+    {close}
     gate = os.open({gate!r}, os.O_WRONLY)
     os.write(gate, b"here")
     while True:
@@ -129,13 +130,14 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("where", ["import", "setup"])
+@pytest.mark.parametrize("where", ["import", "setup", "setup without descriptors"])
 def test_what_hangs_ends_with_a_logic_process_that_is_killed(
     services: Callable[..., Path], tmp_path: Path, where: str
 ) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    folder = services(hangs=HANGS.format(gate=str(gate), where="hang()" if where == "import" else ""))
+    close = "os.closerange(3, 1024)" if "without" in where else ""
+    folder = services(hangs=HANGS.format(gate=str(gate), close=close, where="hang()" if where == "import" else ""))
     reading = os.open(gate, os.O_RDONLY | os.O_NONBLOCK)
     try:
         with subprocess.Popen([sys.executable, "-c", KILLED, str(folder)], start_new_session=True) as logic:

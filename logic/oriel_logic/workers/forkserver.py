@@ -9,8 +9,9 @@ threads. This one has no threads, so that forking is safe, and workers share the
 (the heap is frozen before the first fork so that the collector does not touch them).
 
 No process outlives the logic process: its end is the end of their lifeline, upon which the kernel kills the fork server
-and its workers, each with its group, so with what its services have started (`oriel_wire.process.start`). SIGINT and
-SIGTERM are ignored: a service manager sends them to all processes, while requests still need their workers.
+and its workers, each with its group, so with what its services have started (`oriel_wire.process.start`). A worker
+whose service has closed all descriptors ends with the fork server. SIGINT and SIGTERM are ignored: a service manager
+sends them to all processes, while requests still need their workers.
 """
 
 import gc
@@ -32,7 +33,7 @@ from oriel_logic.services.definition import Definition, describe
 from oriel_logic.services.serving import Services
 from oriel_logic.workers import child
 from oriel_logic.workers.records import EXITED, RECORD, STARTED, kill_group
-from oriel_wire.process.start import end_group_with
+from oriel_wire.process.start import end_group_with, end_with_parent
 
 # The loop answers all callers, a worker one: if both want a core the loop goes first. That took the 99th
 # percentile of its lag, beside two busy workers on two cores, from 4 ms to 1. Nice counts inside a container, or a
@@ -84,6 +85,7 @@ def imported(files: Sequence[HandlerFile]) -> tuple[list[Definition], child.Repo
 
 def serve(control: socket.socket, lifeline: int) -> socket.socket | None:
     """Fork on request until the control socket ends, and return None then; in a forked worker return its socket."""
+    server = os.getpid()
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_read, False)
     os.set_blocking(wake_write, False)
@@ -102,7 +104,7 @@ def serve(control: socket.socket, lifeline: int) -> socket.socket | None:
                 _, token, _ = RECORD.unpack(data)
                 pid = os.fork()
                 if pid == 0:
-                    become_worker(control, lifeline, descriptors[1], wake_read, wake_write)
+                    become_worker(server, control, lifeline, descriptors[1], wake_read, wake_write)
                     os.set_inheritable(descriptors[0], False)
                     return socket.socket(fileno=descriptors[0])
                 for descriptor in descriptors:
@@ -122,8 +124,9 @@ def reap(control: socket.socket) -> None:
             control.sendall(RECORD.pack(EXITED, pid, status))
 
 
-def become_worker(control: socket.socket, lifeline: int, output: int, *pipes: int) -> None:
+def become_worker(server: int, control: socket.socket, lifeline: int, output: int, *pipes: int) -> None:
     os.setpgid(0, 0)
+    end_with_parent(server)
     if sys.platform == "linux":
         # Opened anew, because one opened file ends one group: that of the fork server.
         end_group_with(os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY), os.getpid())

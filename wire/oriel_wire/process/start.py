@@ -5,6 +5,7 @@ this process has. Once that end is closed, and be it because this process was ki
 is so on Linux; elsewhere a child whose parent was killed ends when it next reads from its parent or writes to it.
 """
 
+import ctypes
 import fcntl
 import os
 import signal
@@ -27,6 +28,18 @@ def end_group_with(lifeline: int, group: int) -> None:
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, -group)
         fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def end_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends, although code in it may close its lifeline.
+
+    parent: process id of the parent, which may have ended already.
+    """
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(0)
 
 
 class Lifeline:
