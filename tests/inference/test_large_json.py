@@ -299,6 +299,20 @@ async def test_what_waits_is_bounded_in_number_and_bytes() -> None:
         await asyncio.to_thread(made.close)
 
 
+async def test_an_unexpected_error_fails_one_text_and_the_next_is_converted(
+    large: LargeJson, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("unexpected")
+
+    for lane in large._lanes:
+        monkeypatch.setattr(lane.helper, "ask", fails)
+    with pytest.raises(BackendFailed, match="failed on this JSON"):
+        await large.convert(Task.REQUEST, [SMALL])
+    monkeypatch.undo()
+    assert (await large.convert(Task.REQUEST, [SMALL]))[1] > 0
+
+
 async def test_single_text_may_be_larger_than_what_may_wait() -> None:
     made = LargeJson(LoopClock(asyncio.get_running_loop()), 64 << 20, max_waiting_bytes=1)
     assert (await made.convert(Task.REQUEST, [SMALL]))[1] > 0

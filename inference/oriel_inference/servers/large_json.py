@@ -306,6 +306,10 @@ class _Lane:
                 return ServerStopping()
             _log.warning("the process that converts large JSON failed in the middle of a request: it %s", ended)
             return BackendFailed("the process that converts large JSON ended")
+        except Exception:  # the thread goes on: jobs wait behind this one
+            _log.exception("large JSON could not be converted")
+            self.helper.end()
+            return BackendFailed("the server failed on this JSON")
         result, found = answer
         if result == Result.DONE:
             return pieces if job.task is Task.RESPONSE else [b"".join(pieces)], found
