@@ -185,7 +185,8 @@ async def test_a_cold_start_without_the_store_says_why(
     server: ObjectServer, network: BadNetwork, tmp_path: Path
 ) -> None:
     network.mode = "dead"
-    settings = Settings(repositories=(f"{server.url}/cold",), model_cache=tmp_path, http_port=0, grpc_port=None)
+    ports: dict[str, Any] = {"http_port": 0, "grpc_port": None, "metrics_port": None}
+    settings = Settings(repositories=(f"{server.url}/cold",), model_cache=tmp_path, **ports)
     with pytest.raises(BaseException) as caught:
         async with open_unit(settings, sink=ListSink()):
             pass

@@ -188,7 +188,7 @@ def test_apply_change_and_destroy(workspace, cloud, gpu, zero):
     assert addresses | set(map(name_of, external)) <= ADDRESSES
     only_the_gateway_is_public(state.objects())
 
-    assert not one.plan(**given).changes, "the second plan is not empty"
+    # Nothing else changes: that a plan without a change is empty is tested by the file of each cloud.
     if gpu:
         assert one.plan(**given, cpu_pool={"max_size": 7}).actions() == {CPU_POOL[cloud]: "update"}
     else:
