@@ -131,7 +131,7 @@ async def test_a_spent_quota_and_a_late_call_are_not_to_be_repeated(up: Upstream
         ("/v1/services/digits/", GOLD, 404, "invalid_request_error", "not_found", "no slash at its end"),
         ("/v1/nothing/", GOLD, 404, "invalid_request_error", "not_found", "served at this path"),
         ("/v1/models", "day", 200, "", "", ""),
-        ("/v1/models", "day", 429, "insufficient_quota", "insufficient_quota", "this key may"),
+        ("/v1/models", "day", 429, "insufficient_quota", "insufficient_quota", "this tenant may"),
     ],
 )
 async def test_errors_have_the_members_that_clients_of_the_openai_api_read(

@@ -49,7 +49,15 @@ Left.__abstractmethods__ = frozenset()
             rate(),
             0.25,
             Outcome.RATE_LIMITED,
-            "this key may send 2 requests per second (bursts of 4); the next is possible in 0.25 s",
+            "this tenant may send 2 requests per second (bursts of 4); the next is possible in 0.25 s",
+            1,
+            '"requests";r=0;t=1',
+        ),
+        (
+            rate(per_s=1.0),
+            0.25,
+            Outcome.RATE_LIMITED,
+            "this tenant may send 1 request per second (bursts of 4); the next is possible in 0.25 s",
             1,
             '"requests";r=0;t=1',
         ),
@@ -57,7 +65,8 @@ Left.__abstractmethods__ = frozenset()
             rate(Counts.BYTES, "model:big*/bytes"),
             1.01,
             Outcome.RATE_LIMITED,
-            "this key's calls of model:big* may send 2 bytes per second (bursts of 4); the next is possible in 1.01 s",
+            "this tenant's calls of model:big* may send 2 bytes per second (bursts of 4); the next is possible in "
+            "1.01 s",
             2,
             '"model:big*/bytes";r=3;t=2',
         ),
@@ -65,7 +74,7 @@ Left.__abstractmethods__ = frozenset()
             rate(Counts.TOKENS, "tokens"),
             2.0,
             Outcome.TOKENS_LIMITED,
-            "this key may use 120 tokens per minute (bursts of 4); those for the prompt and the longest answer that "
+            "this tenant may use 120 tokens per minute (bursts of 4); those for the prompt and the longest answer that "
             "this one asks for are free in 2.00 s",
             2,
             '"tokens";r=3;t=2',
@@ -74,7 +83,7 @@ Left.__abstractmethods__ = frozenset()
             Bound(name="concurrency", counts=Counts.REQUESTS, limit=7, slots=True),
             0.0,
             Outcome.CONCURRENCY_LIMITED,
-            "this key may have 7 at once, and as many are under way",
+            "this tenant may have 7 calls at once, and as many are under way",
             1,
             '"concurrency";r=0',
         ),
@@ -82,7 +91,7 @@ Left.__abstractmethods__ = frozenset()
             quota(Counts.REQUESTS, 9),
             61.5,
             Outcome.QUOTA_EXCEEDED,
-            "this key may use 9 requests per day (UTC), and that is used up or promised to calls under way",
+            "this tenant may use 9 requests per day (UTC), and that is used up or promised to calls under way",
             62,
             '"q";r=0;t=62',
         ),
@@ -90,7 +99,8 @@ Left.__abstractmethods__ = frozenset()
             quota(Counts.COMPUTE_US, 1_999_999, Period.MONTH),
             61.0,
             Outcome.QUOTA_EXCEEDED,
-            "this key may use 1999 ms of computing per month (UTC), and that is used up or promised to calls under way",
+            "this tenant may use 1999 ms of computing per month (UTC), and that is used up or promised to calls under "
+            "way",
             61,
             '"q";r=0;t=61',
         ),
@@ -98,7 +108,7 @@ Left.__abstractmethods__ = frozenset()
             quota(Counts.BUDGET, EUROS.amount, budget=EUROS),
             5.0,
             Outcome.BUDGET_SPENT,
-            "the budget of this key's tenant is spent: 12.5 EUR per day (UTC)",
+            "the budget of this tenant is spent: 12.5 EUR per day (UTC)",
             5,
             '"q";r=0;t=5',
         ),
@@ -149,6 +159,27 @@ def test_headers_about_tokens_are_never_negative(left: float, full_s: float, rem
 )
 def test_a_limit_is_shown_with_what_is_left(bound: Bound, left: float, found: dict[str, Any]) -> None:
     assert shown(bound, left, 0.25) == {"name": "requests", "limit": 4, "more_in_s": 1, **found}
+
+
+@pytest.mark.parametrize(
+    ("budget", "left", "header", "shown_left"),
+    [
+        (Budget(unit="tokens", amount=30, period=Period.DAY), 30, 30, "30"),
+        (Budget(unit="tokens", amount=30, period=Period.DAY), 15, 15, "15"),
+        (Budget(unit="EUR", amount=30 * 10**9, period=Period.DAY), 30 * 10**9, 30, "30"),
+        (Budget(unit="EUR", amount=1000, period=Period.DAY), 1000, 1, "0.000001"),
+        (Budget(unit="EUR", amount=1000, period=Period.DAY), 1, 1, "0.000000001"),
+        (Budget(unit="EUR", amount=2 * 10**9, period=Period.DAY), 10**9 - 1, 1, "0.999999999"),
+    ],
+)
+def test_an_answer_and_the_list_of_limits_say_the_same_of_a_budget(
+    budget: Budget, left: int, header: int, shown_left: str
+) -> None:
+    """The call of the answer has taken one unit of `left`, and gives it back when it ends."""
+    bound = quota(Counts.BUDGET, budget.amount, budget=budget)
+    assert states([Left(bound, left - 1)], 100.0) == f'"q";r={header}'
+    assert shown(bound, left, 0.0)["left"] == shown_left
+    assert bound.policy.startswith(f'"q";q={max(1, budget.amount // budget.scale)};')
 
 
 def test_quotas_and_budgets_are_shown_in_their_units() -> None:

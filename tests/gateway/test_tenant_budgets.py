@@ -99,7 +99,8 @@ async def test_tokens_are_spent_by_whole_answers_and_by_streams(up: Upstream) ->
     )
     async with gateway(files) as (port, _), Client(port) as client:
         up.answer = whole
-        assert (await client.ask(CHAT, chat(), key="key-t", headers=JSON)).status == 200
+        reply = await client.ask(CHAT, chat(), key="key-t", headers=JSON)
+        assert reply.status == 200 and reply.headers["ratelimit"].startswith('"budget-tokens-day";r=100;')
         tokens, money = await shown(client)
         assert (tokens["left"], money["left"]) == ("70", "0.03"), "20 tokens of an answer cost 0.02"
 

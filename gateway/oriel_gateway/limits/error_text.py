@@ -21,8 +21,9 @@ def refusal(meter: Meter, wait_s: float, now: float) -> Refused:
     outcome = Outcome.RATE_LIMITED
     if bound.counts is Counts.TOKENS and rate is not None:
         outcome = Outcome.TOKENS_LIMITED
+        per_minute = counted(rate.requests_per_s * 60, "tokens")
         message = (
-            f"{_whose(bound.name)} use {rate.requests_per_s * 60:g} tokens per minute (bursts of {rate.burst}); those "
+            f"{_whose(bound.name)} use {per_minute} per minute (bursts of {rate.burst}); those "
             f"for the prompt and the longest answer that this one asks for are free in {wait_s:.2f} s"
         )
     elif rate is not None:
@@ -30,23 +31,23 @@ def refusal(meter: Meter, wait_s: float, now: float) -> Refused:
         message = f"{rate_text}the next is possible in {wait_s:.2f} s"
     elif bound.slots:
         outcome = Outcome.CONCURRENCY_LIMITED
-        message = f"{_whose(bound.name)} have {bound.limit} at once, and as many are under way"
+        message = f"{_whose(bound.name)} have {counted(bound.limit, 'calls')} at once, and as many are under way"
     elif bound.budget is not None:
         outcome = Outcome.BUDGET_SPENT
         message = (
-            f"the budget of this key's tenant is spent: {amount_text(bound.limit, bound.budget)} {bound.budget.unit} "
+            f"the budget of this tenant is spent: {amount_text(bound.limit, bound.budget)} {bound.budget.unit} "
             f"per {bound.period} (UTC)"
         )
     else:
         outcome = Outcome.QUOTA_EXCEEDED
         unit = UNITS[bound.counts]
-        of = f"{bound.limit // unit.scale} {unit.plural}"
+        of = counted(bound.limit // unit.scale, unit.plural)
         message = (
             f"{_whose(bound.name)} use {of} per {bound.period} (UTC), "
             "and that is used up or promised to calls under way"
         )
     left = 0.0
-    if bound.counts is not Counts.REQUESTS:  # what is left may be too little for this call, and is shown
+    if bound.counts not in (Counts.REQUESTS, Counts.BUDGET):  # what is left may be too little for this call
         left = meter.left(now)[0]
     headers: tuple[tuple[str, str], ...] = (
         ("ratelimit-policy", bound.policy),
@@ -59,12 +60,17 @@ def refusal(meter: Meter, wait_s: float, now: float) -> Refused:
 
 @lru_cache(maxsize=1024)
 def _rate(name: str, per_s: float, burst: int, what: str) -> str:
-    return f"{_whose(name)} send {per_s:g} {what} per second (bursts of {burst}); "
+    return f"{_whose(name)} send {counted(per_s, what)} per second (bursts of {burst}); "
 
 
 def _whose(name: str) -> str:
     scope, _, _ = name.rpartition("/")
-    return f"this key's calls of {scope} may" if scope else "this key may"
+    return f"this tenant's calls of {scope} may" if scope else "this tenant may"
+
+
+def counted(amount: float, plural: str) -> str:
+    """Return the amount and its unit, as "1 request" or "2.5 requests"."""
+    return f"{amount:.15g} {plural.removesuffix('s') if amount == 1 and plural.endswith('s') else plural}"
 
 
 def amount_text(units: int, budget: Budget) -> str:

@@ -62,8 +62,11 @@ class Meter(ABC):
         raise AssertionError("only quotas have windows")
 
     def state(self, now: float) -> str:
-        """Return what is left as a member of `RateLimit`."""
-        return state_item(self.bound, *self.left(now))
+        """Return what is left as a member of `RateLimit`, for the answer to a call that this meter has counted."""
+        left, more_s = self.left(now)
+        if self.bound.budget is not None:  # the call has only asked whether something is left, with one unit
+            left = min(left + 1, self.bound.limit)
+        return state_item(self.bound, left, more_s)
 
 
 class RateMeter(Meter):

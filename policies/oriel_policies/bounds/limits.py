@@ -228,7 +228,9 @@ def state_item(bound: Bound, remaining: float, wait_s: float) -> str:
 
 
 def _whole(bound: Bound, units: int) -> int:
-    """Return units of a bound as whole ones of the unit in which headers name them."""
+    """Return units of a bound as whole ones of the unit in which headers name them; 1 for less than one of a budget,
+    because calls pass while any of it is left.
+    """
     if bound.budget is not None:
-        return units // bound.budget.scale
+        return units // bound.budget.scale or min(units, 1)
     return units // UNITS[bound.counts].scale
