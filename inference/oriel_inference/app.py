@@ -124,15 +124,17 @@ async def open_unit(
         raise StartFailed(wrong)
     spans = sink if sink is not None else open_sink("inference")
     models = await open_models(settings, backends, spans)
+    peers = TrustedPeers(settings.trusted_peers)
+    meter = Meter(models.catalog, AccessLog(settings.access_log) if settings.access_log else None)
     log = LogSettings(settings.log_file)  # nothing may fail from here until `cleanup` owns it
     surface = Surface(
         catalog=models.catalog,
         control=models.control,
         dataplane=models.dataplane,
-        peers=TrustedPeers(settings.trusted_peers),
+        peers=peers,
         sink=spans,
         log=log,
-        meter=Meter(models.catalog, AccessLog(settings.access_log) if settings.access_log else None),
+        meter=meter,
         devices=models.machine.devices,
         quality=models.quality,
         default_timeout_s=settings.default_timeout_s,

@@ -66,7 +66,7 @@ async def test_the_trace_of_a_late_call_is_two_clicks_from_the_first_screen(tmp_
                 assert "total" in page.run("document.querySelector('.line').innerText")
                 # The second click, for those who have a store of traces.
                 link = page.run("document.querySelector('#details a.link').href")
-                assert link == "https://traces.example.com/" + it.gateway.records.decisions.latest(1)[0][1].trace
+                assert link == "https://traces.example.com/" + it.gateway.records.decisions.latest(1)[0].mark.trace
                 assert all(url.startswith((base, "about:", "data:")) for url in page.requested)
                 assert not page.complaints
 
