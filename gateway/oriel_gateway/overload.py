@@ -120,11 +120,11 @@ class Overload:
         self._start()
 
     def refuses(self, rank: int) -> bool:
-        """Return whether a request of this rank, the only one of its connection, is refused."""
+        """Return whether to refuse a request of this rank that has its connection to itself."""
         return self._rule.refuses(rank)
 
     def refuses_stream(self, rank: int) -> bool:
-        """Return whether a request of this rank is refused that came on a connection with others."""
+        """Return whether to refuse a request of this rank that shares its connection with others."""
         self._start()  # the count of a turn ends with it
         return self._rule.crowds(rank) or self._rule.refuses(rank)
 

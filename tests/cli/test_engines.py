@@ -118,7 +118,7 @@ def test_a_refused_build_ends_with_1_and_is_listed_until_it_is_removed(
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["rm"], "name fingerprints, or pass --refused or --all"),
+        (["rm"], "say which artefacts to remove: fingerprints, --refused or --all"),
         (["rm", "abc"], "give at least 6 characters"),
         (["verify", "abcdef"], "there is none"),
         (["build", "--model-repository", "/nowhere"], "is not a folder"),

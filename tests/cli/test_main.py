@@ -139,3 +139,5 @@ def test_a_bad_document_is_named_with_path_and_reason(capsys: pytest.CaptureFixt
 def test_a_folder_without_documents_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, line = refused(capsys, "policies", "check", str(tmp_path))
     assert code == 1 and "holds no .toml document" in line
+    code, line = refused(capsys, "policies", "explain", "--tenant", "t", "--model", "m", "--policies", str(tmp_path))
+    assert code == 1 and "holds no .toml document; say with --policies where the documents are" in line

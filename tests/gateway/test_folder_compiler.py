@@ -42,6 +42,13 @@ async def test_a_byte_order_mark_before_a_document_is_no_part_of_it(tmp_path: Pa
     assert snapshot.tiers.keys() == {"gold", "bronze"}
 
 
+def test_a_folder_that_cannot_be_used_is_named_by_its_path(tmp_path: Path) -> None:
+    for folder, reason in ((tmp_path / "nope", "the folder cannot be read: "), (tmp_path, "the folder holds no .toml")):
+        with pytest.raises(BadDocument) as caught:
+            FolderSource(folder).read()
+        assert str(caught.value).startswith(f"{folder}: {reason}")
+
+
 async def test_too_many_documents_are_refused(tmp_path: Path) -> None:
     for number in range(257):
         (tmp_path / f"{number}.toml").touch()

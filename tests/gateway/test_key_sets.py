@@ -302,7 +302,7 @@ async def test_the_client_of_key_sets_follows_no_redirect_and_waits_5_s_for_an_a
 
 async def test_a_compressed_set_is_not_read() -> None:
     provider, issuer = Provider(), the_issuer()
-    for encoding, error in (("gzip", "the server sends it compressed"), ("identity", "")):
+    for encoding, error in (("gzip", "the key set came compressed; that is not accepted"), ("identity", "")):
         coded = {"content-encoding": encoding}
         provider.answer = lambda coded=coded: answer(key_set(jwk("ES256")), **coded)  # type: ignore[misc]
         async with fetching(provider, issuer) as (sets, _):

@@ -66,7 +66,7 @@ async def test_a_mistake_in_another_file_does_not_keep_a_dropped_key_alive(
             assert await statuses() == (401, 200)
             write(tmp_path, {"one.toml": keyed["one"]})
             await reloader.poll()
-            assert await statuses() == (200, 200) and "there again" in caplog.text
+            assert await statuses() == (200, 200) and "are back and accepted" in caplog.text
             (tmp_path / "two.toml").unlink()
             await reloader.poll()
             assert await statuses() == (200, 401)

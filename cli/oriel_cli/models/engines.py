@@ -322,7 +322,7 @@ def _print_copied(args: argparse.Namespace, copied: Sequence[Any]) -> int:
 
 def _rm(folder: Folder, args: argparse.Namespace) -> int:
     if not (args.fingerprints or args.refused or args.all):
-        raise CommandFailed("name fingerprints, or pass --refused or --all")
+        raise CommandFailed("say which artefacts to remove: fingerprints, --refused or --all")
     known = _known(folder)
     chosen = known if args.all else _chosen(known, args.fingerprints)
     if args.refused:

@@ -76,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         documents = read(args.policies)
         snapshot = compile_documents(documents)
+    except CommandFailed as failed:
+        raise CommandFailed(f"{failed}; say with --policies where the documents are") from failed
     except BadDocument as bad:
         raise CommandFailed(f"{bad} (`oriel policies check` names all mistakes)") from bad
     headers = {}

@@ -309,7 +309,7 @@ def _touch(path: Path, now: float) -> None:
         path.touch(mode=0o600)
         os.utime(path, (now, now))
     except OSError as error:
-        _log.warning("when the store confirmed its policies cannot be kept: %s", error.strerror)
+        _log.warning("the time of the last confirmation cannot be saved: %s", error.strerror)
 
 
 def _home(location: Location, state: Path | None) -> tuple[Path, int | None]:

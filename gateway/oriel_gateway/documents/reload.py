@@ -172,7 +172,7 @@ class Reloader:
         self._gateway.adopt(bad.remaining, good=False)
         self._gateway.documents.withdrawn_keys = bad.keys
         if not bad.mark:
-            _log.warning("what the policies on disk had dropped is there again and counts")
+            _log.warning("keys, tenants or issuers that had been removed are back and accepted")
             return
         _log.warning(
             "the policies on disk have mistakes, but what they drop is refused from now on, %d keys in all: %s",

@@ -56,11 +56,11 @@ class FolderSource:
         try:
             paths = self._paths()
         except OSError as error:
-            raise BadDocument(self._folder.name, "", f"the folder cannot be read: {error.strerror}") from error
+            raise BadDocument(str(self._folder), "", f"the folder cannot be read: {error.strerror}") from error
         if not any(path.suffix == ".toml" for path in paths):
-            raise BadDocument(self._folder.name, "", "the folder holds no .toml document")
+            raise BadDocument(str(self._folder), "", "the folder holds no .toml document")
         if len(paths) > MAX_DOCUMENTS:
-            raise BadDocument(self._folder.name, "", f"more than {MAX_DOCUMENTS} documents")
+            raise BadDocument(str(self._folder), "", f"more than {MAX_DOCUMENTS} documents")
         documents: dict[str, bytes] = {}
         unreadable: list[BadDocument] = []
         for path in paths:

@@ -165,7 +165,7 @@ class LedgerClient:
                 for start in range(0, len(questions), self._limits.max_batch):
                     await self._ledger.ask(questions[start : start + self._limits.max_batch])
         except (LedgerLost, TimeoutError):
-            _log.info("what this gateway had leased was not given back: it runs out by itself")
+            _log.info("units reserved in Redis could not be returned; they expire")
         for task in self._tasks:
             task.cancel()
         if self._tasks:

@@ -266,7 +266,10 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """One side of a canary. until: this side's upper edge in [0, 1); version: "" as asked."""
+    """One side of a canary.
+
+    until: calls whose draw in [0, 1) is below this go here, unless a side before has taken them. version: "" as asked.
+    """
 
     pool: str
     version: str

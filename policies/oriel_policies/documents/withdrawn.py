@@ -142,5 +142,5 @@ def _without(packed: memoryview, block: Parts, before: _Named, after: _Named) ->
 def _certainly(found: tuple[bytes, list[int]] | None) -> tuple[bytes, list[int]]:
     """The value, or ValueError for None: the block does not contain what its documents name."""
     if found is None:
-        raise ValueError("not the block of its documents")
+        raise ValueError("the compiled block lacks a name that its documents have")
     return found

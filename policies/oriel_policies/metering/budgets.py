@@ -36,7 +36,7 @@ class Budget:
 
     @property
     def scale(self) -> int:
-        """How many units of `amount` are one of `unit`."""
+        """How many counted units make 1 of `unit`, such as 1 EUR."""
         return scale_of(self.unit)
 
 
@@ -57,7 +57,7 @@ def is_budget(bound: str) -> bool:
 
 
 def scale_of(unit: str) -> int:
-    """Return how many units of a budget's amount are one of `unit`."""
+    """Return how many counted units make 1 of `unit`, such as 1 EUR."""
     return 1 if unit == "tokens" else NANO
 
 

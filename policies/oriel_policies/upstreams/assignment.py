@@ -47,7 +47,7 @@ class Sides:
 
 
 class Rendezvous:
-    """Candidates by name. Each name is hashed once, each key once per look-up; a draw then costs one multiplication."""
+    """Candidates by name. A name is hashed once, a key once per look-up, and neither again for each pair."""
 
     __slots__ = ("_numbers", "names")
 
