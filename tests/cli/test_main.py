@@ -130,6 +130,19 @@ def test_good_documents_are_summed_up(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out.startswith("good: 3 tenants")
 
 
+@pytest.mark.parametrize(("classes", "hints"), [([""], 1), (["cpu"], 0), (["", "gpu"], 0)])
+def test_a_price_of_devices_without_a_class_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, classes: list[str], hints: int
+) -> None:
+    text = "".join(
+        f'[prices.x{at}]\nclass = "{name}"\ncurrency = "EUR"\nvalid_from = 2026-01-01\ndevice_hour = 4\n'
+        for at, name in enumerate(classes)
+    )
+    (tmp_path / "prices.toml").write_text(text)
+    assert main(["policies", "check", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("prices.x0: device_hour without a class is only for servers") == hints
+
+
 def test_a_bad_document_is_named_with_path_and_reason(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "tenants.toml").write_text('[tenants.a]\ntier = "platinum"\nkeys = []\n')
     assert main(["policies", "check", str(tmp_path)]) == 1

@@ -84,4 +84,17 @@ def _summary(snapshot: Snapshot) -> list[str]:
         f"good: {len(tenants)} tenants, {len(snapshot.routes)} routes, {len(snapshot.pools)} pools",
         "",
         *columns(("tier", "band", "target ms", "give up ms", "tenants"), rows, right={1, 2, 3, 4}),
+        *_hints(snapshot),
+    ]
+
+
+def _hints(snapshot: Snapshot) -> list[str]:
+    """Return a sentence for each price that leaves the device time of servers that report it without a price."""
+    prices = snapshot.prices.values()
+    classed = {price.currency for price in prices if price.device_class and price.device_hour}
+    return [
+        f"prices.{price.name}: device_hour without a class is only for servers that do not report their device time; "
+        'add class = "cpu" if it is meant for those that do'
+        for price in prices
+        if price.device_hour and not price.device_class and price.currency not in classed
     ]
