@@ -291,6 +291,35 @@ JOBS = """
     def greedy(megabytes):
         return len(bytearray(megabytes << 20))
 
+    def uses(array, megabytes):
+        return int(array.sum()) + len(bytearray(megabytes << 20))
+
+    def uses_outputs(array, megabytes, models):
+        first = models.infer("double", array)
+        again = models.infer("double", array)
+        return int(first.sum() + again.sum()) + len(bytearray(megabytes << 20))
+
+    def uses_outputs_in_turn(array, times, models):
+        for _ in range(times):
+            array = models.infer("double", array)
+        return len(bytearray(2 * array.nbytes + (40 << 20)))
+
+    def ends_in_a_frame(last_byte):
+        from oriel_wire.process import messages
+
+        def send(sock, pieces):
+            sock.sendall(b"".join(pieces)[:last_byte])
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        messages.send = send
+        return bytes(1_000_000)
+
+    def sends_nonsense(head):
+        from oriel_wire.process import messages
+
+        send = messages.send
+        messages.send = lambda sock, pieces: send(sock, messages.frame(head))
+
     def crash():
         os.kill(os.getpid(), signal.SIGSEGV)
 

@@ -1,7 +1,10 @@
-import os
+import gc
 import socket
+import struct
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -10,11 +13,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oriel_logic.bodies.messages import Request
-from oriel_logic.workers.frames import HEADER, SHARED_FROM, Frame, FrameTooLarge, Kind, Unframer, head, offsets, pack
+from oriel_logic.workers.frames import (
+    HEAD,
+    LONG_FROM,
+    MAX_BUFFERS,
+    FrameTooLarge,
+    Kind,
+    body_bound,
+    decoded,
+    encoded,
+    offsets,
+    pack,
+    unpack,
+)
 from oriel_logic.workers.link import Link
-from oriel_logic.workers.segments import drop, unpack, written
+from oriel_logic.workers.memory import MemoryBound
+from oriel_wire.process.messages import ALIGN, Assembler, FrameError
 
-SIZES = st.sampled_from([0, 1, 100, SHARED_FROM - 1, SHARED_FROM, SHARED_FROM + 1, 300_000])
+SIZES = st.sampled_from([0, 1, 100, LONG_FROM - 1, LONG_FROM, LONG_FROM + 1, 300_000])
 LONG_OR_SHORT = st.one_of(
     st.binary(max_size=40),
     SIZES.map(lambda size: bytes(range(251)) * (size // 251) + bytes(size % 251)),
@@ -41,57 +57,45 @@ def same(left: Any, right: Any) -> bool:
     return type(left) is type(right) and bool(left == right)
 
 
-@given(MESSAGES, st.lists(st.integers(1, 70_000), min_size=1))
-def test_any_values_in_any_chunks_come_out_as_they_went_in(
-    messages: list[tuple[Kind, Any, int]], sizes: list[int]
-) -> None:
-    stream, descriptors = b"", []
-    for kind, value, cpu_us in messages:
-        data, shared = head(kind, pack(value, limit_bytes=1 << 24), cpu_us=cpu_us)
-        if shared:
-            descriptors.append((len(stream), written(shared)))
-        assert len(data) <= SHARED_FROM + HEADER.size + 8 * len(shared)
-        stream += data
-    unframer, frames, position, turn = Unframer(1 << 24), [], 0, 0
-    while position < len(stream):
-        end = min(len(stream), position + sizes[turn % len(sizes)])
-        came = [each for start, each in descriptors if position <= start < end]  # with the frame's first byte
-        frames += unframer.feed(stream[position:end], came)
-        position, turn = end, turn + 1
+@given(MESSAGES)
+def test_any_values_come_out_as_they_went_in(messages: list[tuple[Kind, Any, int]]) -> None:
+    stream = b"".join(
+        piece
+        for kind, value, cpu_us in messages
+        for piece in encoded(kind, pack(value, limit_bytes=1 << 24), cpu_us=cpu_us)
+    )
+    assembler, frames = Assembler(body_bound(1 << 24)), []
+    while stream:
+        into = assembler.buffer()
+        count = min(len(into), len(stream))
+        into[:count], stream = stream[:count], stream[count:]
+        frames += [decoded(head, body) for head, body in assembler.received(count)]
     assert [frame.kind for frame in frames] == [kind for kind, _, _ in messages]
     assert [frame.cpu_us for frame in frames] == [min(cpu_us, 2**32 - 1) for _, _, cpu_us in messages]
     assert all(same(unpack(frame), value) for frame, (_, value, _) in zip(frames, messages, strict=True))
-    assert unframer.left_over() == []
 
 
 @given(st.lists(st.integers(0, 10_000), min_size=1, max_size=20))
-def test_buffers_do_not_overlap_in_their_segment(sizes: list[int]) -> None:
+def test_buffers_do_not_overlap_in_their_body(sizes: list[int]) -> None:
     *starts, end = offsets(sizes)
-    assert all(start % 64 == 0 for start in starts)
+    assert all(start % ALIGN == 0 for start in starts)
     ends = [start + size for start, size in zip(starts, sizes, strict=True)]
     assert all(before <= after for before, after in zip(ends, [*starts[1:], end], strict=True))
 
 
-def test_a_length_over_the_bound_is_refused_before_its_bytes_come() -> None:
-    with pytest.raises(FrameTooLarge):
-        Unframer(10).feed(HEADER.pack(11, Kind.RESULT, 0, 0, 0))
-    with pytest.raises(FrameTooLarge):
-        Unframer(10).feed(HEADER.pack(1, Kind.RESULT, 0, 0, 1025))
-    with pytest.raises(FrameTooLarge):
-        Unframer(10).feed(HEADER.pack(0, Kind.RESULT, 0, 0, 1) + (2**60).to_bytes(8, "big"))
-
-
 @pytest.mark.parametrize(
-    ("header", "why"),
+    ("head", "why"),
     [
-        (HEADER.pack(0, 99, 0, 0, 0), "99"),
-        (HEADER.pack(0, Kind.RESULT, 0, 0, 1) + bytes(8), "segment"),
-        (HEADER.pack(0, Kind.RESULT, 1, 0, 0), "no payload"),
+        (b"", "requires a buffer"),
+        (HEAD.pack(99, 0), "99"),
+        (HEAD.pack(Kind.RESULT, 0) + b"half", "12 bytes"),
+        (HEAD.pack(Kind.RESULT, 0) + bytes(8 * (MAX_BUFFERS + 1)), "8208 bytes"),
+        (HEAD.pack(Kind.RESULT, 0) + struct.pack("<Q", 2**60), "longer than its body"),
     ],
 )
-def test_what_is_no_frame_is_said(header: bytes, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        Unframer(10).feed(header)
+def test_a_message_that_cannot_be_read_is_refused_before_it_is_unpacked(head: bytes, why: str) -> None:
+    with pytest.raises(FrameError, match=why):
+        decoded(memoryview(head), memoryview(bytes(10)))
 
 
 def test_values_over_the_bound_are_not_packed_and_out_of_band_bytes_count() -> None:
@@ -114,42 +118,31 @@ class Ordinary:
     body: bytes
 
 
+def test_more_long_buffers_than_a_frame_may_have_travel_too() -> None:
+    value = [np.zeros(LONG_FROM, np.uint8)] * 3 + [np.full(LONG_FROM, n % 251, np.uint8) for n in range(MAX_BUFFERS)]
+    packed = pack(value, limit_bytes=1 << 28)
+    assert len(packed.buffers) == MAX_BUFFERS
+    head, *body = encoded(Kind.RESULT, packed)
+    frame = decoded(memoryview(head)[16 : 16 + HEAD.size + 8 * MAX_BUFFERS], memoryview(b"".join(body)))
+    assert same(unpack(frame), value)
+
+
 def test_arrays_arrive_as_writable_views_and_the_memory_ends_with_the_last_of_them() -> None:
     here, there = socket.socketpair()
     with here, there:
-        before = mapped()
-        Link(here, limit_bytes=1 << 24).send(Kind.RESULT, (np.ones(500_000, np.float32), Ordinary(bytes(70_000))))
-        array, plain = unpack(Link(there, limit_bytes=1 << 24).receive())
-        array += 1
-        part = array[:10]
-        assert plain == Ordinary(bytes(70_000)) and mapped() > before
-        del array
-        assert part.sum() == 20
-        del part
-        assert mapped() == before
-
-
-def mapped() -> int:
-    """Segments that this process maps or holds open."""
-    with open("/proc/self/maps") as maps:
-        held = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if is_open(name)]
-        return sum("memfd:oriel" in line for line in [*maps, *held])
-
-
-def is_open(name: str) -> bool:
-    return os.path.lexists(f"/proc/self/fd/{name}")
-
-
-def test_a_frame_that_nobody_wants_leaves_nothing_behind() -> None:
-    data, shared = head(Kind.RESULT, pack(bytes(100_000), limit_bytes=1 << 20))
-    (frame,) = Unframer(1 << 20).feed(data, [written(shared)])
-    drop(frame)
-    drop(frame)
-    assert frame.descriptor == -1
-    assert isinstance(frame, Frame)
-
-
-def test_a_segment_that_is_shorter_than_it_says_is_not_mapped() -> None:
-    frame = Frame(Kind.RESULT, 0, b"", (100_000,), written([memoryview(b"short")]), True)
-    with pytest.raises(ValueError, match="length"):
-        unpack(frame)
+        sending = Thread(
+            target=Link(here, MemoryBound(), limit_bytes=1 << 24).send,
+            args=(Kind.RESULT, (np.ones(500_000, np.float32), Ordinary(bytes(70_000)))),
+        )
+        sending.start()
+        frame = Link(there, MemoryBound(), limit_bytes=1 << 24).receive()
+        sending.join()
+    memory = weakref.ref(frame.body.obj)  # type: ignore[arg-type]  # an array, as the frame is large
+    array, plain = unpack(frame)
+    array += 1
+    part = array[:10]
+    del array
+    assert plain == Ordinary(bytes(70_000)) and part.sum() == 20 and memory() is not None
+    del part
+    gc.collect()
+    assert memory() is None, "neither the frame nor the link keeps it"

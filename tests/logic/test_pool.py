@@ -116,6 +116,28 @@ async def test_a_killed_worker_loses_only_its_own_job_and_is_replaced(
     await until(lambda: f"worker process {pid} ended (signal 9)" in caplog.text)
 
 
+@pytest.mark.parametrize("last_byte", [5, 20, 100_000, -1])
+async def test_a_worker_that_ends_in_the_middle_of_a_frame_loses_only_its_own_job(
+    pool: PoolMaker, call: CallMaker, gate: str, last_byte: int
+) -> None:
+    made = await pool(workers=2)
+    other = submit(made, call(), "hold", gate)
+    with pytest.raises(WorkerDied):
+        await value(made, call(), "ends_in_a_frame", last_byte)
+    await released(gate)
+    assert await other == "open"
+    assert made.tally.died == 1
+
+
+@pytest.mark.parametrize("head", [b"", bytes([99] * 8), bytes([3] + [0] * 7 + [255] * 8), bytes([1] + [0] * 7)])
+async def test_a_worker_that_sends_what_cannot_be_read_is_killed(pool: PoolMaker, call: CallMaker, head: bytes) -> None:
+    made = await pool()
+    with pytest.raises(WorkerDied):
+        await value(made, call(), "sends_nonsense", head)
+    assert made.tally.killed == {"protocol": 1}
+    assert await value(made, call(), "echo", 1) == 1
+
+
 async def test_a_dead_fork_server_is_replaced_with_its_workers(pool: PoolMaker, call: CallMaker) -> None:
     made = await pool()
     before = list(made.pids)
@@ -361,6 +383,33 @@ async def test_a_job_over_its_memory_says_so_and_the_next_has_a_new_process(pool
         await made.call(Work(ref("greedy"), (100,), call(), "pre", memory_mb=50))
     assert await value(made, call(), "greedy", 100) == 100 << 20, "without a limit there is none"
     assert before[0] not in made.pids
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA")
+async def test_arrays_that_a_job_is_given_are_not_part_of_its_memory(pool: PoolMaker, call: CallMaker) -> None:
+    made = await pool()
+    array = np.ones(40 << 20, np.uint8)
+    work = Work(ref("uses"), (array, 30), call(), "pre", memory_mb=50)
+    assert (await made.call(work)).value == 70 << 20
+    with pytest.raises(MemoryExceeded):
+        await made.call(Work(ref("uses"), (array, 60), call(), "pre", memory_mb=50))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA")
+async def test_outputs_of_models_are_not_part_of_a_jobs_memory_while_they_live(
+    pool: PoolMaker, call: CallMaker
+) -> None:
+    made = await pool()
+    array = np.ones(40 << 20, np.uint8)
+
+    def work(name: str, number: int) -> Work:
+        return Work(ref(name), (array, number), call(), "pre", memory_mb=50, models=Doubling())
+
+    assert (await made.call(work("uses_outputs", 30))).value == (4 * 40 + 30) << 20
+    with pytest.raises(MemoryExceeded):
+        await made.call(work("uses_outputs", 60))
+    with pytest.raises(MemoryExceeded):
+        await made.call(work("uses_outputs_in_turn", 8))
 
 
 # -- models and ctx in a worker -------------------------------------------------------------------------------------

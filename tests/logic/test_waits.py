@@ -21,7 +21,7 @@ async def test_a_job_that_waited_for_a_worker_says_for_how_long(waited_s: float)
         reference="r", stage="work", request_id="i", prepare=lambda: None, ticket=ticket, future=future, queued_s=7.0
     )
     job.began_s = 7.0 + waited_s
-    job.answer(Frame(Kind.RESULT, 900, pickle.dumps((42, [("rank", 8.0, 8.5)]))))
+    job.answer(Frame(Kind.RESULT, 900, (), memoryview(pickle.dumps((42, [("rank", 8.0, 8.5)])))))
     done = await future
     ledger = Ledger(TraceContext(1, 2, False))
     with ledger.stage("work") as timed:

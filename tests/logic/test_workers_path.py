@@ -1,8 +1,6 @@
 """What runs in workers, through the server's port: calls of models, batches, limits, and what is left behind."""
 
 import asyncio
-import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -53,18 +51,6 @@ GREEDY = """
     async def greedy_run(request: Request, ctx) -> dict:
         return {"bytes": await ctx.run(twice, int(request.body))}
 """
-HELD = """
-    import os
-    from oriel_logic import Answer, Request, service
-
-    @service
-    def held(request: Request) -> Answer:
-        with open(request.query, "w") as gate:
-            gate.write(str(os.getpid()))
-        with open(request.query) as gate:
-            gate.read()
-        return Answer(body=request.body)
-"""
 
 
 async def test_a_plain_handler_calls_models_under_its_requests_deadline_and_in_its_trace(
@@ -101,24 +87,3 @@ async def test_a_services_memory_is_bounded_and_says_so(stack: Any, services: Se
     answer = await made.post(name, b"200")
     assert (answer.status_code, answer.json()["error"]["reason"]) == (500, "memory_exceeded")
     assert (await made.post(name, b"10")).status_code == 200
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="memfd")
-async def test_a_killed_worker_leaves_no_shared_memory(stack: Any, services: Services, tmp_path: Path) -> None:
-    made = await stack(services(held=HELD))
-    gate = str(tmp_path / "gate")
-    os.mkfifo(gate)
-    before = segments()
-    waiting = asyncio.create_task(made.client.post(f"/v1/services/held?{gate}", content=bytes(1_000_000)))
-    pid = int(await asyncio.to_thread(Path(gate).read_text))
-    os.kill(pid, signal.SIGKILL)
-    assert (await waiting).json()["error"]["reason"] == "worker_died"
-    assert segments() == before
-
-
-def segments() -> int:
-    """That this process holds open or maps; they have no names, so nobody else can have one by accident."""
-    with open("/proc/self/maps") as maps:
-        mapped = sum("memfd:oriel" in line for line in maps)
-    paths = [f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd")]
-    return mapped + sum("memfd:oriel" in os.readlink(path) for path in paths if os.path.lexists(path))

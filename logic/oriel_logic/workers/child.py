@@ -14,7 +14,6 @@ from oriel_logic.services.serving import Services
 from oriel_logic.workers.frames import Kind
 from oriel_logic.workers.link import Link
 from oriel_logic.workers.memory import MemoryBound
-from oriel_logic.workers.segments import drop
 from oriel_logic.workers.work import JobRunner
 
 
@@ -42,20 +41,19 @@ def run(
     """Run the worker. Never returns: the process ends with its socket."""
     code = 1
     try:
-        link = Link(sock, limit_bytes=limit_bytes)
         report["pid"] = os.getpid()
         report["problems"] |= set_up(services, definitions)
         gc.collect()
         gc.freeze()  # what the services have loaded lives until the end: no collection walks it
+        memory = MemoryBound()
+        link = Link(sock, memory, limit_bytes=limit_bytes)
         link.send(Kind.READY, report)
-        runner = JobRunner(link, services, MemoryBound())
+        runner = JobRunner(link, services, memory)
         more = True
         while more:
             frame = link.receive()
-            if frame.kind is Kind.JOB:
+            if frame.kind is Kind.JOB:  # others came too late for the previous job
                 more = runner.work(frame)
-            else:  # it came too late for the previous job
-                drop(frame)
         code = 0
     except OSError:
         code = 0  # the logic process has ended

@@ -1,18 +1,15 @@
-"""The bytes between the pool and a worker.
+"""The messages between the pool and a worker, as frames of `oriel_wire.process.messages`.
 
-    length u32 | kind u8 | flags u8 | cpu_us u32 | buffers u16 | buffers x size u64 | payload
+    head: kind u8 | 3 zero bytes | cpu_us u32 | buffers x size u64       body: buffers, each padded | payload
 
-All numbers are big endian. A payload is a pickle: both ends run the same code for the same user, joined by a socket
+Numbers are little endian. A payload is a pickle: both ends run the same code for the same user, joined by a socket
 pair that no other process can open. Arrays and long byte strings are not in the pickle (protocol 5, out-of-band
-buffers, PEP 574) but one after another in shared memory, whose descriptor comes with the frame's first byte; see
-`segments`. A pickle that is long itself is there too, before the others, so little goes through the socket.
-
-`length` and the sizes are checked against the bound before anything is read, mapped or allocated.
+buffers, PEP 574) but before it: they are sent from where they are, received into their final place, and arrays there
+are views of the frame, whose memory ends with the last of them.
 """
 
 import pickle
 import struct
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -20,13 +17,14 @@ from io import BytesIO
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-HEADER = struct.Struct("!IBBIH")
+from oriel_wire.process.messages import ALIGN, Buffer, FrameError, frame, padded
+
+HEAD = struct.Struct("<B3xI")
 MAX_U32 = 2**32 - 1
-IN_SEGMENT = 1  # flag: the payload is the first buffer
-SHARED_FROM = 64 << 10  # bytes; shorter ones are copied through the socket, which costs less than a mapping
+NO_BODY = memoryview(b"")
+LONG_FROM = 64 << 10  # bytes; shorter ones are copied into the pickle
 MAX_BUFFERS = 1024
 MAX_LOOKED_AT = 64  # entries of a list; later ones are copied into the pickle
-ALIGNED = 64  # bytes: where a buffer may begin in its segment, for vector instructions
 
 
 class Kind(IntEnum):
@@ -96,7 +94,7 @@ class OutOfBand:
 
 
 def is_long(value: object) -> bool:
-    return type(value) is bytes and len(value) >= SHARED_FROM
+    return type(value) is bytes and len(value) >= LONG_FROM
 
 
 def has_long(value: object, levels: int = 3) -> bool:
@@ -130,7 +128,7 @@ def pack(value: Any, *, limit_bytes: int) -> Packed:
 
     def in_band(buffer: pickle.PickleBuffer) -> bool:
         view = buffer.raw()
-        if view.nbytes < SHARED_FROM or len(buffers) >= MAX_BUFFERS - 1:
+        if view.nbytes < LONG_FROM or len(buffers) >= MAX_BUFFERS:
             return True
         buffers.append(view)
         return False
@@ -148,84 +146,59 @@ def pack(value: Any, *, limit_bytes: int) -> Packed:
     return packed
 
 
-def head(kind: Kind, packed: Packed, *, cpu_us: int = 0) -> tuple[bytes, list[memoryview]]:
-    """Return the bytes for the socket, and the buffers for the segment, in this order."""
-    shared = list(packed.buffers)
-    payload, flags = packed.payload, 0
-    if len(payload) >= SHARED_FROM:
-        shared.insert(0, memoryview(payload))
-        payload, flags = b"", IN_SEGMENT
-    header = HEADER.pack(len(payload), kind, flags, min(cpu_us, MAX_U32), len(shared))
-    if not shared:
-        return header + payload, shared
-    return b"".join((header, *(buffer.nbytes.to_bytes(8, "big") for buffer in shared), payload)), shared
+def encoded(kind: Kind, packed: Packed, *, cpu_us: int = 0) -> list[Buffer]:
+    """Return the pieces of a frame, which refer to the memory of the packed value."""
+    body: list[Buffer] = []
+    sizes = [padded(buffer, body) for buffer in packed.buffers]
+    body.append(packed.payload)
+    head = HEAD.pack(kind, min(cpu_us, MAX_U32)) + struct.pack(f"<{len(sizes)}Q", *sizes)
+    return frame(head, body)
 
 
-def offsets(sizes: Iterable[int]) -> list[int]:
-    """Return the offsets of buffers of these sizes in their segment, and its end."""
-    return [0, *accumulate(-(-size // ALIGNED) * ALIGNED for size in sizes)]
+def body_bound(limit_bytes: int) -> int:
+    """Return the bytes of the longest body that a value of `limit_bytes` has."""
+    return limit_bytes + MAX_BUFFERS * ALIGN
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Frame:
     """One received message. cpu_us: processor time the worker has spent on its job, 0 from the pool.
 
-    descriptor: the file descriptor of the segment, -1 if there is none; the owner of the frame closes it.
+    sizes: those of the buffers in the body, in bytes. body: empty once the frame has been unpacked.
     """
 
     kind: Kind
     cpu_us: int
-    payload: bytes
-    sizes: tuple[int, ...] = ()
-    descriptor: int = -1
-    in_segment: bool = False
+    sizes: Sequence[int]
+    body: memoryview
 
 
-class Unframer:
-    """Splits received bytes into frames.
+def decoded(head: memoryview, body: memoryview) -> Frame:
+    """Return the frame with this head and body. Raises FrameError."""
+    count = (len(head) - HEAD.size) // 8
+    try:
+        kind, cpu_us = HEAD.unpack_from(head)
+        if count > MAX_BUFFERS or len(head) != HEAD.size + 8 * count:
+            raise ValueError(f"its head has {len(head)} bytes")
+        sizes = struct.unpack_from(f"<{count}Q", head, HEAD.size)
+        if offsets(sizes)[-1] > len(body):
+            raise ValueError("its buffers are longer than its body")
+        return Frame(Kind(kind), cpu_us, sizes, body)
+    except (struct.error, ValueError) as error:
+        raise FrameError(f"a message cannot be read: {error}") from error
 
-    Descriptors come in the order of their frames, and never later than those.
-    Raises FrameTooLarge as soon as a head announces too much, ValueError if it is inconsistent.
-    """
 
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self._buffer = bytearray()
-        self._descriptors: deque[int] = deque()
+def offsets(sizes: Iterable[int]) -> list[int]:
+    """Return the offsets of buffers of these sizes in their body, and of the payload."""
+    return [0, *accumulate(-(-size // ALIGN) * ALIGN for size in sizes)]
 
-    def feed(self, data: bytes | memoryview, descriptors: Iterable[int] = ()) -> list[Frame]:
-        buffer = self._buffer
-        buffer += data
-        self._descriptors.extend(descriptors)
-        frames: list[Frame] = []
-        while len(buffer) >= HEADER.size:
-            length, kind, flags, cpu_us, count = HEADER.unpack_from(buffer)
-            if length > self.limit_bytes or count > MAX_BUFFERS:
-                raise FrameTooLarge(length, self.limit_bytes)
-            start = HEADER.size + 8 * count
-            end = start + length
-            if len(buffer) < end:
-                break
-            with memoryview(buffer) as view:
-                sizes = struct.unpack_from(f"!{count}Q", view, HEADER.size)
-                payload = bytes(view[start:end])
-            if length + sum(sizes) > self.limit_bytes:
-                raise FrameTooLarge(length + sum(sizes), self.limit_bytes)
-            if count and not self._descriptors:
-                raise ValueError("a frame came without its segment")
-            in_segment = bool(flags & IN_SEGMENT)
-            if in_segment and not count:
-                raise ValueError("a frame has no payload")
-            descriptor = self._descriptors.popleft() if count else -1
-            frames.append(Frame(Kind(kind), cpu_us, payload, sizes, descriptor, in_segment))
-            del buffer[:end]
-        return frames
 
-    def left_over(self) -> list[int]:
-        """Return the descriptors that no frame has claimed; the caller owns them."""
-        rest = list(self._descriptors)
-        self._descriptors.clear()
-        return rest
+def unpack(frame: Frame) -> Any:
+    """Take the value out of a frame, once; its arrays are writable views. Raises whatever unpickling raises."""
+    body, frame.body = frame.body, NO_BODY
+    *starts, end = offsets(frame.sizes)
+    buffers = [body[start : start + size] for start, size in zip(starts, frame.sizes, strict=True)]
+    return pickle.loads(body[end:], buffers=buffers)
 
 
 WINDOW = 8  # pieces of a stream that may be sent before its reader has taken one

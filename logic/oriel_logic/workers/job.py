@@ -9,10 +9,9 @@ from typing import Any, Protocol
 
 from oriel_logic.errors import LogicError, Outcome
 from oriel_logic.services.context import Spent, uncounted
-from oriel_logic.workers.frames import Frame, Kind, Packed
+from oriel_logic.workers.frames import Frame, Kind, Packed, unpack
 from oriel_logic.workers.model_calls import ModelCalls
 from oriel_logic.workers.outcomes import failure, raised
-from oriel_logic.workers.segments import drop, unpack
 from oriel_policies.waiting.flows import Ticket
 
 _log = logging.getLogger(__name__)
@@ -61,8 +60,7 @@ class Pieces:
 
     def drop(self) -> None:
         """Release the pieces that were not read."""
-        while self._waiting:
-            drop(self._waiting.popleft())
+        self._waiting.clear()
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
@@ -118,9 +116,8 @@ class Job:
             self.pieces.end()
 
     def answer(self, frame: Frame) -> None:
-        """Finish the job with a worker's last frame. If no caller waits for it, the frame is dropped."""
+        """Finish the job with a worker's last frame, unless no caller waits for it."""
         if self.future.done():
-            drop(frame)
             return
         try:
             value = unpack(frame)

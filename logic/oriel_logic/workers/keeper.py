@@ -6,7 +6,6 @@ than may work is kept ready as a spare. If the fork server has ended, so have it
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable
 
 from oriel_logic.workers.launch import Broken, Exited, ForkServer, Started
@@ -23,7 +22,7 @@ class Keeper:
     """The workers of one pool.
 
     launch: makes a fork server; `server` is the first one.
-    make: makes the loop's end of a worker from token, socket, and the pipe with its output.
+    make: makes the loop's end of a worker from its token and the pipe with its output.
     on_broken: called when workers can never be started.
     workers: by token, ready or not.
     failed_starts: workers in a row that ended before they were ready.
@@ -37,7 +36,7 @@ class Keeper:
         count: int,
         *,
         launch: Callable[[], ForkServer],
-        make: Callable[[int, socket.socket, int], Worker],
+        make: Callable[[int, int], Worker],
         on_broken: Callable[[], None],
     ) -> None:
         self.server: ForkServer | None = server
@@ -145,7 +144,13 @@ class Keeper:
                 while self.server is not None and len(self.workers) < self._wanted():
                     await self._back_off()
                     self._tokens += 1
-                    self.workers[self._tokens] = self._make(self._tokens, *self.server.spawn(self._tokens))
+                    sock, output = self.server.spawn(self._tokens)
+                    worker = self.workers[self._tokens] = self._make(self._tokens, output)
+                    try:
+                        await worker.open(sock)
+                    except OSError:
+                        self.gone(worker)
+                        raise
             except OSError as error:
                 _log.error("a worker process cannot be started: %s", error)
                 self.failed_starts += 1

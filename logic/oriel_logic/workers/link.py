@@ -1,38 +1,27 @@
-"""A worker's end of its socket: frames with their segments, blocking by default."""
+"""A worker's end of its socket, blocking by default."""
 
-import os
 import select
 import socket
-import struct
 from collections import deque
 from typing import Any
 
-from oriel_logic.workers.frames import Frame, Kind, Unframer, head, pack
-from oriel_logic.workers.segments import written
-
-CHUNK = 64 << 10
-ONE_DESCRIPTOR = socket.CMSG_SPACE(struct.calcsize("i"))
-CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-
-
-def descriptors_in(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    """Return the descriptors that came with `recvmsg`."""
-    found: list[int] = []
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            found += struct.unpack_from(f"{len(data) // 4}i", data)
-    return found
+from oriel_logic.workers.frames import Frame, Kind, body_bound, decoded, encoded, pack
+from oriel_logic.workers.memory import MemoryBound
+from oriel_wire.process import messages
 
 
 class Link:
     """The socket. Used by the worker's main thread only. Every method raises OSError once the logic process has
     ended.
+
+    memory: the bound of this process; received frames do not use it up.
     """
 
-    def __init__(self, sock: socket.socket, *, limit_bytes: int) -> None:
+    def __init__(self, sock: socket.socket, memory: MemoryBound, *, limit_bytes: int) -> None:
         self._sock = sock
+        self._memory = memory
         self._limit_bytes = limit_bytes
-        self._unframer = Unframer(limit_bytes)
+        self._assembler = messages.Assembler(body_bound(limit_bytes))
         self._frames: deque[Frame] = deque()
         self._gone: OSError | None = None
 
@@ -45,18 +34,12 @@ class Link:
 
     def send(self, kind: Kind, value: Any, *, cpu_us: int = 0) -> None:
         """Send a value. Raises FrameTooLarge, and whatever pickling `value` raises; nothing was sent then."""
-        data, shared = head(kind, pack(value, limit_bytes=self._limit_bytes), cpu_us=cpu_us)
-        descriptor = written(shared) if shared else -1
+        pieces = encoded(kind, pack(value, limit_bytes=self._limit_bytes), cpu_us=cpu_us)
         try:
-            sent = socket.send_fds(self._sock, [data], [descriptor]) if shared else 0
-            if sent < len(data):
-                self._sock.sendall(memoryview(data)[sent:])
+            messages.send(self._sock, pieces)
         except OSError as error:
             self._gone = error
             raise
-        finally:
-            if shared:
-                os.close(descriptor)
 
     def receive(self) -> Frame:
         """Wait for the next frame. Raises OSError at the end."""
@@ -74,10 +57,11 @@ class Link:
 
     def _read(self) -> None:
         try:
-            data, ancillary, _, _ = self._sock.recvmsg(CHUNK, ONE_DESCRIPTOR, CLOEXEC)
-            if not data:
+            count = self._sock.recv_into(self._assembler.buffer())
+            if not count:
                 raise ConnectionResetError("the logic process is gone")
         except OSError as error:
             self._gone = error
             raise
-        self._frames.extend(self._unframer.feed(data, descriptors_in(ancillary)))
+        received = self._memory.receive(self._assembler, count)
+        self._frames.extend([decoded(head, body) for head, body in received])

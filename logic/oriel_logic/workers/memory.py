@@ -1,12 +1,20 @@
 """Bounds the memory of a job, beyond what its worker had when it was ready.
 
-RLIMIT_DATA (Linux) counts private memory that was requested by Python, numpy or a native library, not shared segments
-or the pages of loaded files. The soft limit is set per job. Allocations past it fail, which Python and numpy raise as
-MemoryError. A native library that does not expect that may crash: then the job fails like any whose worker died.
+RLIMIT_DATA (Linux) counts private memory that was requested by Python, numpy or a native library, not the pages of
+loaded files. The soft limit is set per job. Allocations past it fail, which Python and numpy raise as MemoryError. A
+native library that does not expect that may crash: then the job fails like any whose worker died.
+
+The arrays that a job is given are private memory too, views of the frames that brought them. The bound is larger by
+these bytes while they live.
 """
 
 import resource
 import sys
+import weakref
+
+import numpy as np
+
+from oriel_wire.process.messages import Assembler, Frame
 
 
 class MemoryBound:
@@ -14,20 +22,42 @@ class MemoryBound:
 
     def __init__(self) -> None:
         self._base = private_bytes()
-        self._set = 0
+        self._memory_mb = 0
+        self._soft = 0  # the limit that is set; 0 for none
+        self._memory: list[weakref.ref[np.ndarray]] = []  # of frames that did not fit the assembler's scratch buffer
 
     def set(self, memory_mb: int) -> None:
         """Set the bound of the next job; 0 for none."""
-        if memory_mb == self._set or not sys.platform.startswith("linux"):
+        self._memory_mb = memory_mb
+        soft = 0
+        if memory_mb:
+            frames = sum([array.nbytes for each in self._memory if (array := each()) is not None])
+            soft = self._base + (memory_mb << 20) + frames
+        if soft == self._soft or not sys.platform.startswith("linux"):
             return
-        self._set = memory_mb
+        self._soft = soft
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        soft = self._base + (memory_mb << 20) if memory_mb else hard
-        resource.setrlimit(resource.RLIMIT_DATA, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+        bounded = soft and (hard == resource.RLIM_INFINITY or soft < hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (soft if bounded else hard, hard))
 
     def lift(self) -> None:
         """Remove the bound while the answer is made."""
         self.set(0)
+
+    def receive(self, assembler: Assembler, count: int) -> list[Frame]:
+        """Return the frames that end with `count` bytes in the assembler's buffer. Their memory, and that of a frame
+        under way, is added to the bound. Raises FrameError.
+        """
+        memory_mb = self._memory_mb
+        self.lift()
+        try:
+            frames = assembler.received(count)
+            memory = assembler.buffer().obj
+            if isinstance(memory, np.ndarray) and not any(each() is memory for each in self._memory):
+                self._memory = [*(each for each in self._memory if each() is not None), weakref.ref(memory)]
+            return frames
+        finally:
+            self.set(memory_mb)
 
 
 def private_bytes() -> int:

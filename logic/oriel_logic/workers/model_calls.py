@@ -2,13 +2,12 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from oriel_logic.errors import HandlerFailed, LogicError, Saturated
-from oriel_logic.workers.channel import Channel
-from oriel_logic.workers.frames import Frame, FrameTooLarge, Kind, Packed, pack
+from oriel_logic.workers.frames import Frame, FrameTooLarge, Kind, Packed, pack, unpack
 from oriel_logic.workers.outcomes import facts_of
-from oriel_logic.workers.segments import unpack
 
 _log = logging.getLogger(__name__)
 METHODS = ("infer", "metadata", "ready")
@@ -23,11 +22,14 @@ class ModelCalls(Protocol):
 
 
 class CallServer:
-    """Answers the model calls of one job. `cancel` it when the job has ended."""
+    """Answers the model calls of one job. `cancel` it when the job has ended.
 
-    def __init__(self, models: ModelCalls | None, channel: Channel, *, limit_bytes: int) -> None:
+    send: sends a frame to the job's worker.
+    """
+
+    def __init__(self, models: ModelCalls | None, send: Callable[[Kind, Packed], None], *, limit_bytes: int) -> None:
         self._models = models
-        self._channel = channel
+        self._send = send
         self._limit_bytes = limit_bytes
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -58,11 +60,7 @@ class CallServer:
         except Exception as error:  # wrong arguments, or a bug of ours: the job gets an error and goes on
             _log.error("a worker's call of a model failed", exc_info=error)
             packed = self._sorry(number, f"{type(error).__name__}: {error}")
-        try:
-            self._channel.send(Kind.CALLED, packed)
-        except OSError as error:
-            _log.error("a model's outputs cannot be handed to a worker: %s", error)
-            self._channel.lose()
+        self._send(Kind.CALLED, packed)
 
     @staticmethod
     def _sorry(number: int, why: str) -> Packed:

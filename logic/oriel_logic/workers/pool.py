@@ -10,7 +10,6 @@ its own job alone; the keeper replaces it.
 
 import asyncio
 import logging
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from math import inf
@@ -20,12 +19,11 @@ from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, Satu
 from oriel_logic.services.batching import BatchLimits, WrongRows, group_of, rows_in, size_of
 from oriel_logic.services.context import Work
 from oriel_logic.workers.batcher import Batcher
-from oriel_logic.workers.frames import Frame, FrameTooLarge, Kind, Packed, Terms, pack
+from oriel_logic.workers.frames import Frame, FrameTooLarge, Kind, Packed, Terms, pack, unpack
 from oriel_logic.workers.job import Done, Job, Pieces
 from oriel_logic.workers.keeper import Keeper
 from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.long_jobs import LongJobs
-from oriel_logic.workers.segments import drop, unpack
 from oriel_logic.workers.tally import Tally
 from oriel_logic.workers.worker import NOTHING, PoolLimits, Worker
 from oriel_policies.waiting.flows import Ticket
@@ -158,7 +156,6 @@ class WorkerPool:
                 yield piece
             await job.future
         finally:
-            pieces.drop()
             self._leave(job)
 
     async def batched(self, work: Work, limits: BatchLimits) -> Done:
@@ -277,7 +274,6 @@ class WorkerPool:
         else:
             self._rests(worker)
         if broken and job.may_repeat and not job.future.done():
-            drop(frame)
             job.may_repeat, job.started = False, False
             job.ticket = _queued_again(job.ticket)
             self._queue.push(job.ticket)
@@ -389,14 +385,10 @@ class WorkerPool:
             if packed is None:
                 job.future.set_result(Done([], 0))
                 return False
-            worker.begin(job, packed, left_s=left_s)
         except LogicError as error:
             job.fail(error)
             return False
-        except OSError as error:
-            _log.error("request %s: a job cannot be handed to a worker: %s", job.request_id, error)
-            job.fail(HandlerFailed(f"stage '{job.stage}' cannot be handed to a worker: the server lacks memory"))
-            return False
+        worker.begin(job, packed, left_s=left_s)
         self._idle.pop()
         job.worker = worker
         job.began_s = worker.began_s
@@ -415,15 +407,8 @@ class WorkerPool:
             self._timer.cancel()
         self._timer = loop.call_later(delay_s, self.expire)
 
-    def _make(self, token: int, sock: socket.socket, output: int) -> Worker:
-        return Worker(
-            self,
-            token,
-            sock,
-            output,
-            self._limits,
-            self._clock,
-        )
+    def _make(self, token: int, output: int) -> Worker:
+        return Worker(self, token, output, self._limits, self._clock)
 
     def _tell(self) -> None:
         self._news_came.set()

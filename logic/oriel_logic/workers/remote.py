@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from oriel_logic.workers.frames import Frame, Kind, Terms
+from oriel_logic.workers.frames import Frame, Kind, Terms, unpack
 from oriel_logic.workers.link import Link
 from oriel_logic.workers.outcomes import raised
-from oriel_logic.workers.segments import drop, unpack
 
 
 class JobAbandoned(BaseException):
@@ -92,8 +91,6 @@ class Mailbox:
             self._answers[number] = answer
             if number in self._waiting and not self._waiting[number].done():
                 self._waiting[number].set_result(None)
-        else:
-            drop(frame)
 
 
 def value_of(answer: Any) -> Any:

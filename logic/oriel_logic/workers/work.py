@@ -13,12 +13,11 @@ from oriel_logic.errors import LogicError, Outcome
 from oriel_logic.loading.handlers import one_line
 from oriel_logic.services.batching import merge, rows_in, split
 from oriel_logic.services.serving import Services
-from oriel_logic.workers.frames import WINDOW, Frame, FrameTooLarge, Kind, Terms
+from oriel_logic.workers.frames import WINDOW, Frame, FrameTooLarge, Kind, Terms, unpack
 from oriel_logic.workers.link import Link
 from oriel_logic.workers.memory import MemoryBound
 from oriel_logic.workers.outcomes import facts_of
 from oriel_logic.workers.remote import AsyncContext, AsyncModels, JobAbandoned, JobContext, JobModels, Mailbox
-from oriel_logic.workers.segments import unpack
 
 MAX_TRACEBACK = 8000
 Result = tuple[Any, list[tuple[str, float, float]]]
@@ -47,7 +46,7 @@ class JobRunner:
             self._link.send(kind, answer, cpu_us=cpu_us)
         except FrameTooLarge as error:
             self._fail(f"its result is too large: {error}", "", cpu_us)
-        except Exception as error:  # whatever pickling a user's value raises, or no memory for a segment
+        except Exception as error:  # whatever pickling a user's value raises
             if self._link.is_gone(error):
                 raise
             self._fail(*described(error), cpu_us)

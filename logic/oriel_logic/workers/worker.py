@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, HandlerTimedOut
-from oriel_logic.workers.channel import Channel
-from oriel_logic.workers.frames import Frame, Kind, Packed, pack
+from oriel_logic.workers.frames import Frame, Kind, Packed, body_bound, decoded, encoded, pack
 from oriel_logic.workers.job import Job
 from oriel_logic.workers.model_calls import CallServer
 from oriel_logic.workers.records import cpu_ns, kill_group
-from oriel_logic.workers.segments import drop
+from oriel_wire.process.messages import FrameError, MessageStream
 from oriel_wire.process.output import OutputPipe
 
 ANSWERS = (Kind.RESULT, Kind.REFUSED, Kind.FAILED, Kind.UNFIT, Kind.EXHAUSTED)
@@ -83,7 +82,6 @@ class Worker:
         self,
         owner: Owner,
         token: int,
-        sock: socket.socket,
         output: int,
         limits: PoolLimits,
         clock: Callable[[], float],
@@ -103,18 +101,21 @@ class Worker:
         self._limits = limits
         self._clock = clock
         self._spawned_s = clock()
-        self._channel = Channel(sock, limit_bytes=limits.max_frame_bytes, on_frame=self._took, on_lost=self._lost)
+        self._stream = MessageStream(
+            max_body_bytes=body_bound(limits.max_frame_bytes), on_frame=self._took, on_lost=self._lost
+        )
         self._output = OutputPipe(output, _show)
         self._calls: CallServer | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, job: Job, packed: Packed, *, left_s: float) -> None:
-        """Send `job`, whose caller waits for another `left_s`.
+    async def open(self, sock: socket.socket) -> None:
+        """Take over the socket of the process. Raises OSError."""
+        await self._stream.open(sock)
 
-        Raises OSError if it cannot be sent; the worker is unchanged then.
-        """
+    def begin(self, job: Job, packed: Packed, *, left_s: float) -> None:
+        """Send `job`, whose caller waits for another `left_s`."""
         assert self.job is None
-        self._channel.send(Kind.JOB, packed)
+        self._send(Kind.JOB, packed)
         self.job = job
         self.began_s = self._clock()
         self._began_cpu_ns = cpu_ns(self.pid)
@@ -128,7 +129,7 @@ class Worker:
         if self.job is job:
             if job.pieces is not None:
                 job.pieces.drop()
-            self._channel.send(Kind.CANCEL, NOTHING)
+            self._send(Kind.CANCEL, NOTHING)
             if self._calls is not None:
                 self._calls.cancel()
             self._arm_sooner(max(self._limits.grace_min_s, min(self.setup_s, self._limits.overrun_s)), "abandoned")
@@ -136,7 +137,7 @@ class Worker:
     def more(self, job: Job) -> None:
         """Allow another piece of the stream `job`, because one has been read."""
         if self.job is job:
-            self._channel.send(Kind.MORE, NOTHING)
+            self._send(Kind.MORE, NOTHING)
             self._arm(self._limits.stream_idle_s, "stalled")
 
     def kill(self, reason: str) -> None:
@@ -153,7 +154,7 @@ class Worker:
             self.job.fail(DeadlineExceeded(self.job.stage))
         self._measure()
         kill_group(self.pid)
-        self._channel.lose()
+        self._stream.close()
 
     def judge(self, job: Job, kind: Kind) -> bool:
         """Record the answer of a job; return whether the process may be broken, because jobs of several services have
@@ -168,44 +169,45 @@ class Worker:
 
     def close(self) -> None:
         """Let an idle process end by closing its socket."""
-        self._channel.lose()
+        self._stream.close()
 
-    def _took(self, frame: Frame) -> None:
-        job = self.job
+    def _send(self, kind: Kind, packed: Packed) -> None:
+        self._stream.send(encoded(kind, packed))
+
+    def _took(self, head: memoryview, body: memoryview) -> None:
+        frame, job = decoded(head, body), self.job
         if frame.kind is Kind.READY:
             self.is_ready = True
             self.setup_s = self._clock() - self._spawned_s
             self._owner.ready(self, frame)
         elif job is None:
-            drop(frame)
+            return
         elif frame.kind is Kind.PIECE:
             if job.pieces is None:
-                drop(frame)
                 job.fail(HandlerFailed(f"the service gave a stream in its stage '{job.stage}' where one value belongs"))
                 self.abandon(job)
-            elif job.future.done():  # it was abandoned
-                drop(frame)
-            else:
+            elif not job.future.done():  # else it was abandoned
                 self._arm(self._limits.stream_idle_s, "stalled")
                 job.pieces.put(frame)
         elif frame.kind is Kind.CALL:
             if self._calls is None:
-                self._calls = CallServer(job.models, self._channel, limit_bytes=self._limits.max_frame_bytes)
+                self._calls = CallServer(job.models, self._send, limit_bytes=self._limits.max_frame_bytes)
             self._calls.answer(frame)
         elif frame.kind in ANSWERS:
             self.job = None
             self._rest()
             self._owner.answered(self, job, frame)
         else:
-            drop(frame)
-            self.kill("protocol")
+            raise FrameError(f"a worker sent {frame.kind.name}")
 
     def _measure(self) -> None:
         if self.job is not None and not self.spent_us:
             ran_s, used_ns = self._clock() - self.began_s, cpu_ns(self.pid)
             self.spent_us = max(0, used_ns - self._began_cpu_ns) // 1000 if used_ns else int(ran_s * 1e6)
 
-    def _lost(self) -> None:
+    def _lost(self, problem: str) -> None:
+        if problem:
+            self.kill("protocol")
         self._measure()
         job, self.job = self.job, None
         self._rest()
