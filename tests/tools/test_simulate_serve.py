@@ -269,9 +269,10 @@ def test_what_cannot_be_simulated_is_refused(stream: dict[str, Any], why: str) -
         simulated(scenario(stream, rate=1.0), BATCHED)
 
 
-def test_a_key_of_nobody_is_refused() -> None:
-    with pytest.raises(CommandFailed, match="belongs to no tenant"):
-        simulated(scenario({"key": "silver"}, rate=1.0), snapshot=documents())
+@pytest.mark.parametrize(("key", "why"), [("silver", "belongs to no tenant"), ("", "has no key, .*: pass --key")])
+def test_calls_of_nobody_are_refused(key: str, why: str) -> None:
+    with pytest.raises(CommandFailed, match=why):
+        simulated(scenario({"key": key}, rate=1.0), snapshot=documents())
 
 
 @pytest.mark.parametrize(

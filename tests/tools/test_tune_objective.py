@@ -67,7 +67,11 @@ def test_any_other_text_is_refused_in_one_line_that_shows_the_form(text: str) ->
     ("text", "why"),
     [
         ("", "a percentile such as 'p99 <=', or a share such as '99 % within', is expected. The form is"),
-        ("p99 < 50 ms at 300/s", "a percentile such as 'p99 <=', or a share such as '99 % within', is expected, not"),
+        ("p99 < 50 ms at 300/s", "objective 'p99 < 50 ms at 300/s': write <= in place of <. The form is"),
+        (
+            "p99 50 ms at 300/s",
+            "a percentile such as 'p99 <=', or a share such as '99 % within', is expected. The form is",
+        ),
         ("99 % within50 ms at 300/s", "a percentile such as 'p99 <='"),
         ("p99 <= 50 at 300/s", "a bound such as '50 ms' or '0.05 s' is expected, not '50 at 300/s'"),
         ("p99 <= 50 min at 300/s", "a bound such as"),

@@ -89,6 +89,7 @@ class MadeUpMachine:
     """Executes a model in virtual time, by the true times of its engines. All that it does takes time of its own clock.
 
     profiled: the times that a calibration sees. refused: why artefacts do not serve, by a part of the configuration.
+    objection: why no measurement may be quoted.
     """
 
     url = "http://made-up"
@@ -100,6 +101,7 @@ class MadeUpMachine:
         profiled: Mapping[Engine, Sequence[Size]],
         load: Load,
         refused: Mapping[str, str],
+        objection: str,
     ) -> None:
         self.now = 0.0
         self.loads: list[str] = []
@@ -107,6 +109,7 @@ class MadeUpMachine:
         self._profiled = profiles_of(profiled)
         self._simulator = Simulator(load, profiles_of(true))
         self._refused = refused
+        self._objection = objection
 
     def clock(self) -> float:
         """Return the time; each question takes some as well, so that a search in virtual time ends."""
@@ -135,7 +138,7 @@ class MadeUpMachine:
         text = self.loads[-1]
         setting = Subject(model="m", text=text, completed=completed(text), cores=2).present.on(self._engine())
         record, _ = self._simulator.record(setting, seconds)
-        return record.tallies[-1], ""
+        return record.tallies[-1], self._objection
 
     def _engine(self) -> Engine:
         text = self.loads[-1]

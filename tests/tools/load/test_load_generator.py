@@ -17,7 +17,7 @@ from oriel_cli.demo import closed_loop
 from oriel_tools.load import generator, report
 from oriel_tools.load.command import offer
 from oriel_tools.load.lag import LagRule
-from oriel_tools.load.report import as_document, as_text
+from oriel_tools.load.report import as_document, as_text, progress_line
 from oriel_tools.load.scenario import Phase, Scenario, Stream
 from oriel_wire.engine.buffered import Exchange, serve
 from oriel_wire.engine.client import HttpClient
@@ -146,6 +146,14 @@ async def test_a_stall_is_charged_to_every_request_it_delayed() -> None:
     assert stalling.delayed <= 1
     assert 250 < gold["latency_ms"]["p99"]
     assert gold["attainment"] < 0.85, "about a quarter of the arrivals fell into the stall"
+
+
+async def test_progress_without_a_good_answer_has_no_percentile() -> None:
+    async with serving(lambda exchange: None) as port:
+        asked = scenario(port, timeout_s=0.1, seconds=0.1, rate=50)
+        record = await offer(asked)
+    line = progress_line(asked, record, 1.0, 0)
+    assert " 0 good, " in line and "; p99 -, own lag p99 " in line
 
 
 async def test_a_generator_that_lags_is_found_out_and_still_charges_the_schedule() -> None:

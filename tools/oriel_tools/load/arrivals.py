@@ -137,7 +137,7 @@ def _written(lines: Iterator[tuple[int, str]], stream: str) -> list[float]:
         except ValueError:
             raise ValueError(f"line {number}: {text.strip()[:40]!r} is not a number of seconds") from None
         if not math.isfinite(offset) or offset < last:
-            raise ValueError(f"line {number}: times are finite, from 0 and ascending")
+            raise ValueError(f"line {number}: times must be finite, from 0 and ascending")
         last = offset
         if name.strip() in ("", stream):
             found.append(offset)

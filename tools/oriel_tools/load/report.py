@@ -211,8 +211,9 @@ def progress_line(scenario: Scenario, record: Record, offset_s: float, under_way
     refused = sum(whole.refused.values())
     failed = sum(whole.failed.values()) + sum(whole.unsent.values())
     lag_ms = whole.lag.percentile_s(0.99) * 1e3
+    p99 = f"{whole.latency.percentile_s(0.99) * 1e3:.1f} ms" if whole.latency.count else "-"
     return (
         f"{offset_s:6.1f} s  {scenario.phase[record.phase].name}: {whole.scheduled} scheduled, {whole.good} good, "
         f"{refused} refused, {failed} failed, {under_way} under way; "
-        f"p99 {whole.latency.percentile_s(0.99) * 1e3:.1f} ms, own lag p99 {lag_ms:.1f} ms"
+        f"p99 {p99}, own lag p99 {lag_ms:.1f} ms"
     )

@@ -349,8 +349,10 @@ class VirtualLoad:
 
 def tenant_of(snapshot: Snapshot, stream: str, key: str) -> Tenant:
     """Return the tenant whose key a stream sends. Raises CommandFailed."""
+    if not key:
+        raise CommandFailed(f"stream {stream!r} has no key, which says whose calls these are: pass --key")
     found = snapshot.keys.get(sha256(key.encode("utf-8", "surrogateescape")).digest())
-    if not key or found is None:
+    if found is None:
         raise CommandFailed(f"stream {stream!r}: its key belongs to no tenant of the documents")
     return found.tenant
 

@@ -77,11 +77,13 @@ def parse(text: str) -> Objective:
         nonlocal rest
         found = pattern.match(rest)
         if found is None:
-            there = f", not {rest[:_SHOWN]!r}" if rest else ""
+            there = f", not {rest[:_SHOWN]!r}" if rest and rest != text.strip() else ""
             raise BadObjective(f"objective {text[:_SHOWN]!r}: {expected} is expected{there}. The form is {FORMS}")
         rest = rest[found.end() :]
         return found
 
+    if rest.startswith("p") and "<" in rest and "<=" not in rest:
+        raise BadObjective(f"objective {text[:_SHOWN]!r}: write <= in place of <. The form is {FORMS}")
     goal = take(_GOAL, "a percentile such as 'p99 <=', or a share such as '99 % within',")
     bound = take(_BOUND, "a bound such as '50 ms' or '0.05 s'")
     tier = ""

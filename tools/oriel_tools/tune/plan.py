@@ -166,7 +166,7 @@ def clearly_worse(one: tuple[float, float], other: tuple[float, float]) -> bool:
 
 
 def worths(simulator: Simulator, present: Setting, chosen: Trial, calls: int) -> list[Worth]:
-    """Return what each changed field is worth: the rest stays, and it is put back."""
+    """Return what each changed field is worth: what is lost if only this field is put back to its present value."""
     found = []
     for fields in groups_of(present, chosen.setting, list(simulator.profiles)):
         without = simulator.trial(put_back(chosen.setting, present, fields), calls)

@@ -147,7 +147,7 @@ def costs(prices: Sequence[Price], today: str, present: Measured, best: Measured
 
 
 def _per_million(hour: float, measured: Measured) -> float | None:
-    if not measured.goodput:
+    if measured.objection or not measured.goodput:
         return None
     return round(hour * measured.setting.replicas / 3600.0 / measured.goodput * 1e6, 6)
 
@@ -194,9 +194,9 @@ def as_text(document: Mapping[str, Any], tuned: Tuned) -> list[str]:
 
 def _verdict(tuned: Tuned, fields: Sequence[str]) -> list[str]:
     best = tuned.best
+    if tuned.present.objection or tuned.chosen.objection:
+        return ["there is no verdict from a measurement that is not quoted: measure again on a quiet machine"]
     reached = "the objective is reached" if best.met else "the objective is not reached"
-    if best.objection and not best.met:
-        reached = "the objective was not reached, but the generator lagged"
     if not fields and best.met:
         return [f"{reached}: nothing has to be changed"]
     if not fields:

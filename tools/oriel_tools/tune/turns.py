@@ -20,10 +20,7 @@ LEAST_TURN_S, MOST_TURN_S = 1.0, 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The result of a setting to which the load was sent. objection: why it must not be quoted; "" if it may be.
-
-    A generator that lags only makes it worse, because latencies count from when a call should have been sent.
-    """
+    """The result of a setting to which the load was sent. objection: why it must not be quoted; "" if it may be."""
 
     setting: Setting
     reached: Sequence[Reached]
@@ -31,7 +28,7 @@ class Measured:
 
     @property
     def met(self) -> bool:
-        return all(each.met for each in self.reached)
+        return not self.objection and all(each.met for each in self.reached)
 
     @property
     def score(self) -> Score:
@@ -46,6 +43,8 @@ def is_confirmed(present: Measured, chosen: Measured) -> bool:
     """Return whether the measurements speak for the chosen setting: it is not worse than the present one by more than
     chance may do. One with fewer replicas has to reach the objectives, or miss them where the present one does too.
     """
+    if present.objection or chosen.objection:
+        return False
     if chosen.setting == present.setting:
         return True
     if chosen.setting.replicas < present.setting.replicas:
