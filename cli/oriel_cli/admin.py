@@ -39,7 +39,7 @@ async def document(host: str, port: int, path: str) -> dict[str, Any]:
     """Return the JSON object that the admin port answers. Raises CommandFailed."""
     answer = await probe.get(host, port, path, timeout_s=ANSWER_S, headers=token_headers())
     if answer is None:
-        raise CommandFailed(f"no gateway answers on its admin port {host}:{port}")
+        raise CommandFailed(f"no gateway answers on the admin port {host}:{port}: pass --admin http://HOST:PORT")
     if answer.status == 401:
         raise CommandFailed(f"the gateway wants its admin token: set {TOKEN}")
     if isinstance(answer.document, dict) and (answer.status == 200 or "decisions" in answer.document):

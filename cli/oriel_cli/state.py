@@ -77,6 +77,16 @@ def pick(admin_port: int | None) -> Instance:
     raise CommandFailed(f"several 'oriel up' run here: pass --admin-port with one of {ports}")
 
 
+def admin_port(given: int | None) -> int:
+    """Return `given`, else the port of the running instance, else 8082: a gateway started alone leaves no note."""
+    if given is not None:
+        return given
+    try:
+        return pick(None).admin_port
+    except CommandFailed:
+        return DEFAULT_ADMIN_PORT
+
+
 def _running() -> list[Instance]:
     found = []
     for path in state_folder().glob("running-*.json"):

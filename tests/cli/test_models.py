@@ -243,6 +243,12 @@ async def test_a_reference_is_written_beside_the_version(sampled: Unit, oriel: R
     assert json.loads(answer)["tensors"]["x"]["rows"] == 600
 
 
+async def test_the_quality_of_a_model_without_samples_is_no_empty_table(settings: Settings, oriel: Run) -> None:
+    async with open_unit(replace(settings, control_mode="none", metrics_port=0)) as unit:
+        _, said = await oriel(f"http://127.0.0.1:{unit.metrics_port}", "quality", "double")
+    assert said.splitlines()[1:] == ["there are no samples yet"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

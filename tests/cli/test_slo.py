@@ -1,6 +1,7 @@
 """`oriel slo`: a table that fits a terminal, from what the gateway's admin port answers."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,6 +97,20 @@ def test_what_does_not_answer_is_told(
     monkeypatch.setattr(probe, "get", get)
     assert main(["slo", "--admin", "http://127.0.0.1:1"]) != 0
     assert text in capsys.readouterr().err
+
+
+def test_without_an_instance_the_usual_port_is_asked_and_the_option_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[int] = []
+
+    async def get(host: str, port: int, *_: Any, **__: Any) -> None:
+        asked.append(port)
+
+    monkeypatch.setattr(probe, "get", get)
+    monkeypatch.setenv("ORIEL_STATE", str(tmp_path))
+    assert main(["slo"]) == main(["slo", "--admin-port", "9"]) == 1 and asked == [8082, 9]
+    assert "no gateway answers on the admin port 127.0.0.1:8082: pass --admin http" in capsys.readouterr().err
 
 
 async def test_the_token_is_sent_and_the_report_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:

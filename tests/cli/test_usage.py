@@ -70,6 +70,12 @@ def test_requests_and_bytes_are_counted_where_calls_come_in_and_only_there() -> 
     assert sum(each.sums["requests"] for each in groups) == 5
 
 
+def test_a_group_in_which_nothing_was_used_is_left_out() -> None:
+    """Such as a server's own count of requests, where the gateway counts those of the tenant."""
+    lines = [line(requests=3), line(unit="gateway", target="n", requests=3)]
+    assert [each.keys["target"] for each in group(lines, ["target"])] == ["n"]
+
+
 def test_repeated_lines_are_dropped_and_gaps_are_named() -> None:
     found = [("a-00000001", 1, line(ns=1)), ("a-00000001", 1, line(ns=1)), ("a-00000003", 1, line(ns=1))]
     usage = collect(iter([*found, ("a-00000003", 2, line(kind="crash"))]), "2026-11-24T00:00", "2026-11-25T00:00")

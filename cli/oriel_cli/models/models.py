@@ -202,6 +202,9 @@ def _quality(client: httpx.Client, args: argparse.Namespace) -> None:
     lacks = "" if found["reference"] else ", no reference to compare them with"
     counted = found["rows"]["counted"]
     print(f"{_text(found['name'])} version {_text(found['version'])}: {counted} rows were sampled{lacks}")
+    if not found["tensors"]:
+        print("there are no samples yet")
+        return
     shares = ("NAN", "INFINITE", "OUTSIDE")
     heading = ("TENSOR", "ROWS", "PSI", "NOISE", *shares, "MEAN", "DEVIATION", "CONFIDENCE", "ENTROPY")
     keys = ("psi", "noise", "nan", "infinite", "out_of_range", "mean", "deviation", "confidence", "entropy")

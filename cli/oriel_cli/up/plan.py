@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default=LOOPBACK, help="where the gateway's public ports bind (127.0.0.1)")
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain of those ports, PEM")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key, PEM; both are reloaded when they change")
-    parser.add_argument("--policies", type=Path, metavar="DIR", help="tenants.toml, tiers.toml, routes.toml")
+    parser.add_argument(
+        "--policies", type=Path, metavar="DIR", help="policies: every *.toml, *.ndjson and *.json in it counts"
+    )
     parser.add_argument("--services", type=Path, action="append", metavar="DIR", help="logic services (repeatable)")
     parser.add_argument(
         "--model-repository", type=Path, action="append", metavar="DIR", help="models, as Triton lays them out"

@@ -1,4 +1,4 @@
-"""Describes a unit to the supervisor, as data."""
+"""Describes to the supervisor a process that it keeps alive, and finds free ports for it."""
 
 import errno
 import random

@@ -44,7 +44,8 @@ class Group:
 
 
 def group(lines: Iterable[UsageLine], by: Sequence[str], *, idle: str = "") -> list[Group]:
-    """Add up the lines of use. Groups of different classes or days are never one, because their prices differ.
+    """Add up the lines of use. Groups of different classes or days are never one, because their prices differ. One
+    in which nothing was used is left out.
 
     idle: "show" adds a group of each class for the time in which devices were idle, "spread" charges that time to the
     tenants of the class and the day, in proportion to their use; "" leaves it out.
@@ -65,7 +66,7 @@ def group(lines: Iterable[UsageLine], by: Sequence[str], *, idle: str = "") -> l
         known.estimated |= line.estimated
         for name, value in counted(line, outer).items():
             known.sums[name] += value
-    groups = list(found.values())
+    groups = [each for each in found.values() if any(each.sums.values())]
     if idle:
         _idle(groups, lines, by, idle)
     return sorted(groups, key=lambda each: (*each.keys.values(), each.day, each.device_class))

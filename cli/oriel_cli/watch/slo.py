@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tenant", default="", metavar="NAME", help="only the calls of this tenant, by target")
     parser.add_argument("--json", action="store_true", help="print what the gateway answers as one line of JSON")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--admin-port", type=int, metavar="N", help="which 'oriel up', by its admin port (8082)")
+    where.add_argument("--admin-port", type=int, metavar="N", help="which gateway of this machine, by its admin port")
     where.add_argument(
         "--admin",
         metavar="URL",
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    host, port = address(args.admin) if args.admin else ("127.0.0.1", state.pick(args.admin_port).admin_port)
+    host, port = address(args.admin) if args.admin else ("127.0.0.1", state.admin_port(args.admin_port))
     report = asyncio.run(fetch(host, port, args.tenant, MOST if args.json else LISTED))
     if args.json:
         print(json.dumps(report))

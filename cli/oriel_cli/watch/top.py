@@ -46,13 +46,7 @@ def _base(args: argparse.Namespace) -> str:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise CommandFailed("--url takes the address of an admin port, like http://127.0.0.1:8082")
         return str(args.url).rstrip("/")
-    if args.admin_port:
-        return f"http://127.0.0.1:{args.admin_port}"
-    try:
-        return f"http://127.0.0.1:{state.pick(None).admin_port}"
-    except CommandFailed:
-        # a gateway that was started alone leaves no note
-        return f"http://127.0.0.1:{state.DEFAULT_ADMIN_PORT}"
+    return f"http://127.0.0.1:{state.admin_port(args.admin_port)}"
 
 
 async def snapshots(base: str) -> AsyncGenerator[dict[str, Any], None]:
