@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from time import monotonic, time
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oriel_gateway.admin.app import admin_app
+from oriel_gateway.admin.console import reading
 from oriel_gateway.admin.console.live import MAX_VIEWERS, Live, Source
 from oriel_gateway.admin.console.pages import PATHS, POLICY
-from oriel_gateway.admin.console.reading import promises
 from oriel_gateway.admin.console.recent import BOUNDS_MS, MAX_KEYS, OTHER, WINDOW_S, Recent, Tally
 from oriel_gateway.admin.console.reports import Report, Reports
 from oriel_gateway.admin.console.snapshot import MAX_BYTES, SECTIONS, snapshot
@@ -351,7 +352,7 @@ async def test_a_snapshot_tells_of_tiers_pools_models_tenants_and_misses() -> No
         assert (tiers["gold"]["met"], tiers["bronze"]["met"], tiers["gold"]["waiting"]) == (5, 1, 0)
         assert (tiers["gold"]["attainment"]["5m"], tiers["gold"]["budget_left"]) == (1.0, 1.0)
         (pool,) = said["pools"]
-        assert (pool["pool"], pool["inflight"], pool["endpoints"]) == ("p", 0, {"unknown": 2})
+        assert (pool["pool"], pool["inflight"], pool["endpoints"]) == ("p", 0, {"unknown": 1})
         (target,) = said["targets"]
         assert (target["kind"], target["name"], target["met"]) == ("model", "digits", 6) and target["p50_ms"] > 0
         tenants = {row["tenant"]: row for row in said["tenants"]}
@@ -362,13 +363,25 @@ async def test_a_snapshot_tells_of_tiers_pools_models_tenants_and_misses() -> No
         assert json.loads(source.snapshot())["rates"] == {"met": 0.0, "late": 0.0, "missed": 0.0, "excused": 0.0}
 
 
+def test_a_server_with_two_ports_is_one_in_the_worse_state() -> None:
+    def pool(*states: str) -> Any:
+        hosts = ("10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.3")
+        members = [SimpleNamespace(address=(host, 1), state=state) for host, state in zip(hosts, states, strict=False)]
+        return SimpleNamespace(members=members)
+
+    gate: Any = SimpleNamespace(endpoints=pool("ready", "ready", "ready", "ejected:errors"), grpc=pool())
+    assert reading._endpoints(gate) == {"ready": 3, "ejected": 1}
+    gate.grpc = pool("unknown", "unreachable", "ready")
+    assert reading._endpoints(gate) == {"ready": 2, "unreachable": 1, "ejected": 1}
+
+
 async def test_two_calls_before_the_first_answer_do_not_spend_a_budget() -> None:
     """Somebody who polls until the platform is up was shown a tier whose budget of 30 days is spent."""
     async with gateway(documents([1])) as (_, core):
         budgets = core.records.stats.objectives.budgets
         for bad in (2, 8):
             budgets.add(("g", "gold", "digits"), time(), bad, bad, {})
-            left = promises(core, time())["gold"]["budget_left"]
+            left = reading.promises(core, time())["gold"]["budget_left"]
             assert (left is None) == (bad == 2)
 
 

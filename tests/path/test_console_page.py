@@ -442,6 +442,14 @@ def test_nothing_is_wider_than_the_screen(console: Page, width: int) -> None:
     assert console.run(WIDER % width) == []
 
 
+def test_a_narrow_screen_says_why_a_call_was_refused_and_whose_it_was(console: Page) -> None:
+    console.tell("Emulation.setDeviceMetricsOverride", width=390, height=900, deviceScaleFactor=1, mobile=True)
+    console.wait(DRAWN)
+    shown = "[...document.querySelectorAll('.area-calls th[scope=col]')].filter(each => each.offsetWidth)"
+    named = f"{shown}.map(each => each.innerText.trim())"
+    assert console.run(named) == ["time", "result", "reason", "tenant", "took"]
+
+
 def test_nothing_came_from_elsewhere_and_nothing_was_objected_to(page: Page) -> None:
     asked = [url for url in page.requested if not url.startswith(("http://127.0.0.1:", "data:", "about:"))]
     assert page.requested and asked == [] and page.complaints == []

@@ -4,11 +4,11 @@ Its cost must not grow with the calls that wait or with the number of tenants: i
 first call of each band, and the calls that `Recent` counted.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any, Final
 
 from oriel_gateway.admin.console.recent import REFUSED, Recent, Tally
@@ -20,6 +20,7 @@ from oriel_gateway.admin.troubles import troubles
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome
 from oriel_gateway.observe.record import Record
+from oriel_gateway.pools.endpoint_state import EndpointState
 from oriel_gateway.pools.pool import PoolGate
 from oriel_policies.documents import Tier
 
@@ -28,6 +29,7 @@ _CANARIES: Final = 3  # that were rolled back and are named, the latest
 _CANARY_TEXT: Final = 80
 # states of endpoints in the order in which they are shown; an ejected one is `ejected` whatever the cause
 STATES: Final = ("ready", "unknown", "not_ready", "unreachable", "ejected")
+_WORSE: Final = ("unknown", "ready", *STATES[2:])  # from the least to the most important
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +175,17 @@ def _pools(gateway: Gateway, gates: list[PoolGate], now: float) -> Iterator[dict
 
 
 def _endpoints(gate: PoolGate) -> dict[str, int]:
-    """Endpoints by state; one that is reached over HTTP and gRPC counts once for each."""
-    counted = Counter(member.state.partition(":")[0] for these in (gate.endpoints, gate.grpc) for member in these)
+    """Return the number of servers by state.
+
+    Each server of a host has an endpoint for HTTP, for gRPC, or both; the worse of the two is its state. Those of one
+    host, such as replicas on one machine, are in the same order.
+    """
+    ports: defaultdict[str, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    sides: tuple[Sequence[EndpointState], ...] = (gate.endpoints.members, gate.grpc.members)
+    for index, members in enumerate(sides):
+        for member in members:
+            ports[member.address[0]][index].append(_WORSE.index(member.state.partition(":")[0]))
+    counted = Counter(_WORSE[max(pair)] for both in ports.values() for pair in zip_longest(*both, fillvalue=0))
     return {state: counted[state] for state in STATES if counted[state]}
 
 

@@ -116,10 +116,10 @@ const excess = (row) => known(row.target_ms) && row.result === "late" ? row.took
 const CALLS = [
   {key: "at", label: "time", value: (row) => row.at, cell: (row) => clock(row.at)},
   {key: "result", label: "result", value: (row) => row.result, text: (row) => row.result, cell: (row) => html`<${Result} row=${row}/>`},
-  {key: "reason", label: "reason", wide: "w1", value: (row) => row.reason, text: (row) => readable(row.reason),
+  {key: "reason", label: "reason", value: (row) => row.reason, text: (row) => readable(row.reason),
     cell: (row) => row.result === "late" ? dash : readable(row.reason)},
-  {key: "cause", label: "cause", value: (row) => row.cause || null, text: (row) => readable(row.cause), cell: (row) => readable(row.cause) || dash},
-  {key: "tenant", label: "tenant", wide: "w1", value: (row) => row.tenant, text: (row) => `${row.tenant} ${row.tier}`, cell: (row) => row.tenant || dash},
+  {key: "cause", label: "cause", wide: "w1", value: (row) => row.cause || null, text: (row) => readable(row.cause), cell: (row) => readable(row.cause) || dash},
+  {key: "tenant", label: "tenant", value: (row) => row.tenant, text: (row) => `${row.tenant} ${row.tier}`, cell: (row) => row.tenant || dash},
   {key: "tier", label: "tier", wide: "w2", value: (row) => row.tier, cell: (row) => row.tier || dash},
   {key: "target", label: "of", wide: "w2", value: (row) => row.target, text: (row) => row.target, cell: (row) => row.target.replace(/^(model|service):/, "") || dash},
   {key: "took", label: "took", number: true, value: (row) => row.took_ms, cell: (row) => duration(row.took_ms)},
