@@ -46,7 +46,7 @@ class ArtefactCounts:
         self.size_bytes = 0
 
     def count(self, one: "Followed", outcome: str) -> None:
-        """Count an outcome of an artefact."""
+        """Count one artefact that ended so. outcome: see `outcomes`."""
         self.outcomes[one.life.compiler, outcome] += 1
 
 

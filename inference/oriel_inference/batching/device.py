@@ -88,7 +88,7 @@ class DeviceTime:
         return self._charge_ns
 
     def resume(self) -> None:
-        """Count again."""
+        """Continue counting device time. Nothing happens if it counts."""
         if self._started is None:
             self._started = self._device.start()
 

@@ -27,14 +27,14 @@ def private_files(
     try:
         folder = Path(mkdtemp(prefix="oriel-model-"))
     except OSError as error:
-        _log.debug("no private copy of model %s: %s", model, error)
+        _log.debug("model %s is read from the repository itself, which may change meanwhile: %s", model, error)
         yield paths
         return
     try:
         try:
             copied = store.copy(model, version, folder)
         except OSError as error:
-            _log.debug("no private copy of model %s: %s", model, error)
+            _log.debug("model %s is read from the repository itself, which may change meanwhile: %s", model, error)
             copied = False
         yield {name: _same(folder / name, path) for name, path in paths.items()} if copied else paths
     finally:

@@ -31,7 +31,7 @@ async def loadable_together(
     problem = await try_loading(scratch, max_frame_bytes=max_frame_bytes)
     if not problem:
         return list(files)
-    _log.error("services: %s: each is set up by itself", problem)
+    _log.error("services could not be set up together (%s): each is now tried alone", problem)
     able = []
     for file in files:
         if file.origin in listing.sources:

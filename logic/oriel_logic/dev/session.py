@@ -77,7 +77,7 @@ class Session:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run what the server needs beside it while the block lasts. Raises StartFailed."""
+        """Run the inference server of the repository, if there is one, while the block lasts. Raises StartFailed."""
         if self._repository is None or self._ports is None:
             yield
             return

@@ -1,4 +1,4 @@
-"""Errors on the way between a worker and the pool: an outcome, a text, and the facts that belong to it."""
+"""Errors on the way between a worker and the pool: an outcome, a text, and details such as the model's name."""
 
 from typing import Any
 

@@ -32,7 +32,7 @@ from oriel_wire.errors import BadMessage, TooLarge
 
 
 class Kind(IntEnum):
-    """The kind of a field for a server or a proxy; 0 is the common case: forward it unchanged."""
+    """How server and proxy treat a field; 0 is the common case: forward it unchanged."""
 
     FORWARD = 0
     HOP = 1  # belongs to this connection only

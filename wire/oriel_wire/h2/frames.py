@@ -122,7 +122,7 @@ def check_size(kind: int, flags: int, stream_id: int, length: int) -> None:
 def check_setting(name: int, value: int, *, client: bool) -> None:
     """Check one setting of the peer; client: our role. Raises H2Error."""
     if name == ENABLE_PUSH and (value > 1 or (client and value)):
-        raise H2Error(PROTOCOL_ERROR, "ENABLE_PUSH is 0 or, from a client, 1")
+        raise H2Error(PROTOCOL_ERROR, "ENABLE_PUSH must be 0 or, from a client, 1")
     if name == INITIAL_WINDOW_SIZE and value > MAX_WINDOW:
         raise H2Error(FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE is above 2^31-1")
     if name == MAX_FRAME_SIZE and not DEFAULT_FRAME <= value <= LARGEST_FRAME:

@@ -150,7 +150,7 @@ class Helper:
                     return answer, body
                 if on_note is not None:
                     on_note(answer)
-            raise ValueError("there are too many notes")
+            raise ValueError(f"more than {MAX_NOTES} notes came before the answer")
         except TimeoutError:
             self.end()
             raise HelperLate from None

@@ -170,7 +170,7 @@ class UsageLedger:
             pass  # another server with the same folder has shipped it
         except (ObjectStoreError, OSError) as error:
             if not self.counts.ship_failures:
-                _log.error("usage is kept on this machine for now: %s", error)
+                _log.error("usage could not be sent to the store: %s; trying again", error)
             self.counts.ship_failures += 1
             self._ship_after_s = self._now_s() + SHIP_RETRY_S
 
