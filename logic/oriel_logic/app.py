@@ -175,11 +175,12 @@ class Unit:
         self._files = server.files
         self._listing = listing
         self._services = Services()
+        self._early: dict[str, str] = {}  # what workers reported before their services were published
         self.pool = WorkerPool(
             server,
             pool_limits(settings, 0),
             launch=lambda: ForkServer.launch(self._files, max_frame_bytes=settings.max_frame_bytes),
-            on_problems=lambda problems: self._report(self._together, problems),
+            on_problems=self._report_early,
         )
         self._upstreams = models or upstreams(settings)
         self._peers = TrustedPeers(settings.trusted_peers)
@@ -260,6 +261,7 @@ class Unit:
             self.registry.publish(file.origin, releases)
             for name, problem in failed:
                 self.registry.fail(file, name, problem)
+        self._report(self._together, self._early)
         self.updates.begin(self._listing, self._together)
         self._serve_openai()
         if self._settings.watch:
@@ -359,6 +361,12 @@ class Unit:
         usage = self._usage_ledger
         yield from ledger_metrics(LedgerCounts() if usage is None else usage.counts)
         yield from self._totals.collect(each.tally for each in pools)
+
+    def _report_early(self, problems: dict[str, str]) -> None:
+        """Note the problems of a worker of the start, which may be ready before this process has its services."""
+        if not self.has_started:
+            self._early |= problems
+        self._report(self._together, problems)
 
     def _report(self, deployment: Deployment, problems: Mapping[str, str]) -> None:
         """Take the releases out of service that a worker could not set up. problems: {service or file: reason}."""

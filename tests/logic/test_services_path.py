@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import threading
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -12,6 +13,7 @@ import httpx
 import pytest
 from PIL import Image
 
+from oriel_logic import app
 from oriel_logic.errors import Outcome, Refused
 from oriel_logic.server.inbound import AHEAD_BYTES
 from oriel_logic.server.replies import Reply
@@ -590,3 +592,34 @@ async def test_bodies_that_wait_are_bounded_together(stack: Any, services: Any) 
     held.leave()
     await until(lambda: not logic.unit.envelope.in_flight)
     assert (await logic.post("plain", b"x" * 100_000)).status_code == 200
+
+
+async def test_a_worker_that_reports_before_its_services_are_published_is_heard(
+    stack: Any, services: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported, load, report = threading.Event(), app.load, app.Unit._report
+
+    def late(files: Any) -> Any:
+        assert reported.wait(60)
+        return load(files)
+
+    def noted(unit: Any, deployment: Any, problems: Any) -> None:
+        report(unit, deployment, problems)
+        reported.set()
+
+    monkeypatch.setattr(app, "load", late)
+    monkeypatch.setattr(app.Unit, "_report", noted)
+    folder = services(
+        unset="""
+            from oriel_logic import service
+            @service
+            class Unset:
+                model = "m"
+                def setup(self): raise OSError("no weights")
+                def pre(self, request): ...
+                def post(self, outputs): ...
+        """,
+    )
+    logic = await stack(folder)
+    (listed,) = (await logic.client.get("/v1/services")).json()["services"]
+    assert listed["state"] == "broken"
