@@ -173,16 +173,6 @@ async def test_a_high_rate_is_leased_and_no_call_waits(make: Make) -> None:
     assert len(desk.waits) - before <= 5
 
 
-class Used:
-    """The tokens that a call has used."""
-
-    def __init__(self, tokens: int) -> None:
-        self._tokens = tokens
-
-    def total(self) -> int:
-        return self._tokens
-
-
 async def test_tokens_are_reserved_and_settled_by_what_was_used(make: Make) -> None:
     desk = make("limit = { tokens_per_minute = 6, tokens_burst = 1000 }")
     grant = await desk.reserve(800)
@@ -190,7 +180,7 @@ async def test_tokens_are_reserved_and_settled_by_what_was_used(make: Make) -> N
         await desk.reserve(300)
     refusal, wait_s = caught.value, caught.value.retry_after_s or 0
     assert refusal.outcome is Outcome.TOKENS_LIMITED and 980 <= wait_s <= 1000, "100 tokens are missing, 6 a minute"
-    grant.tokens = Used(50)
+    grant.tokens = lambda: 50
     grant.settle(0, True, monotonic())
 
     async def free() -> Grant | None:
@@ -202,7 +192,7 @@ async def test_tokens_are_reserved_and_settled_by_what_was_used(make: Make) -> N
     found: Grant = await until(free)
     with pytest.raises(Refused):
         await desk.reserve(20)
-    found.tokens = Used(940)
+    found.tokens = lambda: 940
     found.settle(0, False, monotonic())  # it reached no server
 
     async def all_but_the_first() -> Grant | None:

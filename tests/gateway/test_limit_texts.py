@@ -270,7 +270,7 @@ def test_a_reservation_is_settled_in_its_own_window(
     budget = EUROS if counts is Counts.BUDGET else None
     meter, learner = Counted(quota(counts, 1000, budget=budget)), Learner()
     terms = Terms.of([meter.bound])
-    grant = Grant(learner, [meter], (1, 0, 50, 0, 1), terms, "t", "r", since)
+    grant = Grant(learner.learn, [meter], (1, 0, 50, 0, 1), terms, "t", "r", since)
     grant.settle(cost_us, executed, 100.0)
     assert meter.charged == charged and grant.over and not grant.meters
     assert learner.learned == ([cost_us] if executed else [])
@@ -282,14 +282,14 @@ def test_a_reservation_is_settled_in_its_own_window(
 def test_the_cost_of_a_stream_is_learned_per_message(messages: int, learned: list[int]) -> None:
     learner = Learner()
     meter = Counted(quota(Counts.COMPUTE_US, 1000))
-    grant = Grant(learner, [meter], (1, 0, 50, 0, 1), Terms.of([meter.bound]), "t", "r", 60.0)
+    grant = Grant(learner.learn, [meter], (1, 0, 50, 0, 1), Terms.of([meter.bound]), "t", "r", 60.0)
     grant.settle(70, True, 100.0, {meter: 65}, messages)
     assert learner.learned == learned and meter.charged == [15]
 
 
 def test_tokens_are_settled_by_their_difference() -> None:
     meter = Counted(rate(Counts.TOKENS))
-    grant = Grant(Learner(), [], (1, 0, 0, 0, 1), Terms.of([]), "t", "r", 60.0)
+    grant = Grant(Learner().learn, [], (1, 0, 0, 0, 1), Terms.of([]), "t", "r", 60.0)
     assert grant.add_tokens([meter], 30, Terms.of([meter.bound])) == (1, 0, 0, 30, 1)
     assert grant.units(meter) == 30
     for used in (20, 20, 31):

@@ -124,7 +124,6 @@ PURE = ("oriel_policies", "oriel_policies.*", "oriel_wire", "oriel_wire.*")
 TYPING_CIRCLES: tuple[frozenset[str], ...] = (
     frozenset({"oriel_gateway.identity.keys", "oriel_gateway.identity.tokens"}),
     frozenset({"oriel_gateway.observe.decisions", "oriel_gateway.observe.tracing"}),
-    frozenset({"oriel_gateway.limits.grants", "oriel_gateway.limits.metered"}),
 )
 NOT_PURE = (
     *(f"oriel_wire.{room}" for room in ("engine", "objects", "process", "discovery")),

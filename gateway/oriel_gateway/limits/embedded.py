@@ -3,7 +3,7 @@
 from collections.abc import Callable, Container
 from time import time
 
-from oriel_gateway.limits.metered import MAX_ACCOUNTS, MeteredLimiter
+from oriel_gateway.limits.metered import MAX_ACCOUNTS, Limiter
 from oriel_gateway.limits.meters import Meter, QuotaMeter, RateMeter, SlotMeter
 from oriel_gateway.limits.quota_file import QuotaFile
 from oriel_policies.bounds.calendar import CalendarClock
@@ -13,7 +13,7 @@ from oriel_policies.documents import Allowance
 MAX_WINDOWS = 500_000
 
 
-class EmbeddedLimiter(MeteredLimiter):
+class EmbeddedLimiter(Limiter):
     """Limits calls by meters in this process.
 
     file: the file of quota counters; None keeps them in memory only.
@@ -60,7 +60,7 @@ class EmbeddedLimiter(MeteredLimiter):
         return () if self._file is None else self._file.budgets
 
     def left(self, tenant: str, allowance: Allowance, now: float) -> list[tuple[Bound, float, float]]:
-        """See `MeteredLimiter.left`. The file's counters of a tenant count before its first call."""
+        """See `Limiter.left`. The file's counters of a tenant count before its first call."""
         if self._file is not None and (tenant, allowance.name) not in self._accounts:
             self._account(tenant, allowance, now)
         return super().left(tenant, allowance, now)

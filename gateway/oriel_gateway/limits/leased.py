@@ -75,9 +75,6 @@ class LeasedMeter(Meter):
             return self._next_ask_s - now  # the lease was not granted in full a moment ago
         return ASK
 
-    def wait(self, units: int, now: float) -> float:
-        return self._blocked_s - now if now < self._blocked_s and units >= self._blocked_units else 0.0
-
     def charge(self, units: int, now: float) -> None:
         self.balance -= units
         if units < 0:

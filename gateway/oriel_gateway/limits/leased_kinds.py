@@ -176,9 +176,6 @@ class LeasedSlots(LeasedMeter):
     def refused_s(self, answer: Answer, now: float) -> float:
         return self._wait(now)
 
-    def wait(self, units: int, now: float) -> float:
-        return 0.0  # a call waits no longer than a refusal lasts
-
     def ask_finished(self, ask: Ask, answer: Answer | None, now: float) -> None:
         limit = self.bound.limit
         # An ask that was overtaken brings the ledger an old count, and the ledger grants what is taken already. Beyond

@@ -8,7 +8,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 from time import monotonic
+from typing import NamedTuple
 
 from oriel_gateway.errors import Refused
 from oriel_gateway.limits.error_text import refusal
@@ -94,17 +96,51 @@ def _together(all_terms: tuple[Terms, ...]) -> Terms:
     )
 
 
-class MeteredLimiter(ABC):
-    """Limits calls by accounts of meters.
+class _Acquired(NamedTuple):
+    """The result of asking meters for a call. counted: those that have counted it. undecided: those whose ledger has to
+    be asked. over: those that refuse it, with the seconds to wait; then none has counted it.
+    """
+
+    counted: list[Meter]
+    undecided: list[Meter]
+    over: list[tuple[float, Meter]]
+
+
+def _acquired(meters: Sequence[Meter], amounts: Amounts, now: float) -> _Acquired:
+    """Acquire a call's units from all meters, or from none."""
+    found = _Acquired([], [], [])
+    for meter in meters:
+        wait_s = meter.acquire(amounts[meter.bound.counts], now)
+        if wait_s == 0.0:
+            found.counted.append(meter)
+        elif wait_s == ASK:
+            found.undecided.append(meter)
+        else:
+            found.over.append((wait_s, meter))
+    if found.over:
+        for meter in found.counted:
+            meter.undo(amounts[meter.bound.counts], now)
+    return found
+
+
+def _refusal(over: Sequence[tuple[float, Meter]], now: float) -> Refused:
+    """Return the refusal by the longest wait: after a shorter one the call would be refused again."""
+    wait_s, meter = max(over, key=itemgetter(0))
+    return refusal(meter, wait_s, now)
+
+
+class Limiter(ABC):
+    """Counts calls against the allowances of their tenants, by accounts of meters. Single writer: the loop.
 
     asks: True if its meters may have to ask a ledger.
+    used_before: returns what a tenant has used of a budget in its period before there was a meter for it: a new budget
+    begins with it.
     """
 
     asks = False
 
     def __init__(self, *, max_accounts: int = MAX_ACCOUNTS) -> None:
         self._max_accounts = max_accounts
-        # what a tenant has used of a budget in its period before there was a meter: a new budget begins with it
         self.used_before: Callable[[str, Budget], int] = lambda tenant, budget: 0
         self._accounts: OrderedDict[tuple[str, str], _Account] = OrderedDict()  # the oldest first
         self._charges = Charges()
@@ -116,7 +152,12 @@ class MeteredLimiter(ABC):
         return len(self._accounts)
 
     def acquire(self, tenant: Tenant, target: Target, size_bytes: int, now: float) -> Grant | None:
-        """See `Limiter.acquire`."""
+        """Count a call at the monotonic time `now`. Returns None if there is nothing to settle.
+
+        size_bytes: the announced size of the body; 0 if it was not announced.
+        Raises Refused RATE_LIMITED, CONCURRENCY_LIMITED or QUOTA_EXCEEDED with the true wait; then no allowance has
+        counted anything.
+        """
         allowances = target.allowances
         if not allowances:
             return None
@@ -127,70 +168,44 @@ class MeteredLimiter(ABC):
         plan = account.plan
         if plan.even and len(allowances) == 1 and not self.asks:
             # The same as below, but faster, for the most frequent kind of limits.
-            meters, wait_s = account.meters, 0.0
-            for number, meter in enumerate(meters):
-                if (wait_s := meter.acquire(1, now)) > 0.0:
-                    for other in meters[:number]:
-                        other.undo(1, now)
-                    if len(meters) == 1:
-                        raise refusal(meter, wait_s, now)
-                    raise self._longest(name, allowances, meter, wait_s, _ONE, now)
-            return Grant(self, meters, _ONE, plan.terms, name, target.route, now)
-        taken: list[Meter] = []
-        undecided: list[Meter] | None = None
-        terms: list[Terms] = []
-        amounts: Amounts = (1, size_bytes, 0, 0, 1)
-        for allowance in allowances:
-            if allowance is not first:
-                account = self._accounts.get((name, allowance.name))
-                if account is None or account.allowance is not allowance:
-                    account = self._account(name, allowance, now)
-                plan = account.plan
-            if plan.compute and not amounts[2]:
-                amounts = (1, size_bytes, max(1, int(self._charges.estimate(target.route, name) * 1e6)), 0, 1)
-            for meter in account.meters:
-                wait_s = meter.acquire(amounts[meter.bound.counts], now)
-                if wait_s == 0.0:
-                    taken.append(meter)
-                elif wait_s == ASK:
-                    undecided = [meter] if undecided is None else [*undecided, meter]
-                else:
-                    for other in taken:
-                        other.undo(amounts[other.bound.counts], now)
-                    raise self._longest(name, allowances, meter, wait_s, amounts, now)
-            terms.append(plan.terms)
-        whole = terms[0] if len(terms) == 1 else _together(tuple(terms))
-        grant = Grant(self, taken, amounts, whole, name, target.route, now)
-        if undecided is not None:
-            self._ask(grant, undecided, amounts, now)
+            meters, counted = account.meters, 0
+            for meter in meters:
+                if meter.acquire(1, now) > 0.0:
+                    break
+                counted += 1
+            else:
+                return Grant(self.learn, meters, _ONE, plan.terms, name, target.route, now)
+            for meter in meters[:counted]:
+                meter.undo(1, now)
+        accounts = [self._account(name, allowance, now) for allowance in allowances]
+        amounts = self._amounts(accounts, target, name, size_bytes)
+        found = _acquired([meter for each in accounts for meter in each.meters], amounts, now)
+        if found.over:
+            raise _refusal(found.over, now)
+        terms = _together(tuple([each.plan.terms for each in accounts]))
+        grant = Grant(self.learn, found.counted, amounts, terms, name, target.route, now)
+        if found.undecided:
+            self._ask(grant, found.undecided, amounts, now)
         return grant
 
     def reserve_tokens(self, grant: Grant, tenant: Tenant, target: Target, units: int, now: float) -> None:
-        """See `Limiter.reserve_tokens`."""
-        taken: list[Meter] = []
-        undecided: list[Meter] = []
-        terms = [grant.terms]
-        for allowance in target.allowances:
-            account = self._account(tenant.name, allowance, now)
-            for meter in account.later:
-                if meter.bound.counts is not Counts.TOKENS:
-                    continue
-                wait_s = meter.acquire(units, now)
-                if wait_s == ASK:
-                    undecided.append(meter)
-                elif wait_s == 0.0:
-                    taken.append(meter)
-                else:
-                    for other in taken:
-                        other.undo(units, now)
-                    raise refusal(meter, wait_s, now)
-            terms.append(account.plan.token_terms)
-        amounts = grant.add_tokens(taken, units, _together(tuple(terms)))
-        if undecided:
-            self._ask(grant, undecided, amounts, now)
+        """Reserve tokens for a call that `acquire` has counted, when its body is known.
+
+        The grant may not be ready afterwards. Raises Refused TOKENS_LIMITED with the true wait; the grant stays as it
+        was.
+        """
+        accounts = [self._account(tenant.name, allowance, now) for allowance in target.allowances]
+        meters = [meter for each in accounts for meter in each.later if meter.bound.counts is Counts.TOKENS]
+        found = _acquired(meters, (0, 0, 0, units, 0), now)
+        if found.over:
+            raise _refusal(found.over, now)
+        terms = _together((grant.terms, *[each.plan.token_terms for each in accounts]))
+        amounts = grant.add_tokens(found.counted, units, terms)
+        if found.undecided:
+            self._ask(grant, found.undecided, amounts, now)
 
     def spend(self, tenant: Tenant, units: Mapping[str, int], now: float) -> None:
-        """See `Limiter.spend`."""
+        """Count what a tenant has used of its budgets, by their names, whether they admit it or not."""
         for allowance in tenant.allowances:
             if not allowance.budgets:
                 continue
@@ -200,65 +215,42 @@ class MeteredLimiter(ABC):
                     meter.charge(used, now)
 
     def usual_tokens(self, tenant: Tenant, target: Target) -> float:
-        """See `Limiter.usual_tokens`."""
+        """Return the tokens of an answer to this tenant on this target, by its earlier ones."""
         return self._answers.estimate(target.route, tenant.name)
 
     def learn_tokens(self, tenant: Tenant, target: Target, answer: int) -> None:
-        """See `Limiter.learn_tokens`."""
+        """Note how many tokens an answer had."""
         self._answers.learn(target.route, tenant.name, float(answer))
 
     def acquire_further(
         self, tenant: Tenant, target: Target, size_bytes: int, now: float, held: Container[Meter]
     ) -> Grant | float:
-        """See `Limiter.acquire_further`."""
-        name = tenant.name
-        taken: list[Meter] = []
-        undecided: list[Meter] = []
-        amounts: Amounts = (1, size_bytes, 0, 0, 1)
-        for allowance in target.allowances:
-            account = self._accounts.get((name, allowance.name))
-            if account is None or account.allowance is not allowance:
-                account = self._account(name, allowance, now)
-            if account.plan.compute and not amounts[2]:
-                amounts = (1, size_bytes, max(1, int(self._charges.estimate(target.route, name) * 1e6)), 0, 1)
-            for meter in account.meters:
-                if meter.bound.slots and meter in held:
-                    continue
-                wait_s = meter.acquire(amounts[meter.bound.counts], now)
-                if wait_s == 0.0:
-                    taken.append(meter)
-                elif wait_s == ASK:
-                    undecided.append(meter)
-                else:
-                    for other in taken:
-                        other.undo(amounts[other.bound.counts], now)
-                    if meter.bound.rate is not None:
-                        return wait_s
-                    raise refusal(meter, wait_s, now)
-        grant = Grant(self, taken, amounts, _FURTHER, name, target.route, now)
-        if undecided:
-            self._ask(grant, undecided, amounts, now)
+        """Count a further message of a stream: one more request, perhaps of another model.
+
+        held: the meters of which the stream has a slot.
+        Returns the seconds until the message would be within its rates, if nothing was counted; or a grant. The waiter
+        of a grant that is not ready is called later. A ready one goes to `StreamGrant.add_message` and is not settled.
+        Raises Refused CONCURRENCY_LIMITED or QUOTA_EXCEEDED.
+        """
+        accounts = [self._account(tenant.name, allowance, now) for allowance in target.allowances]
+        amounts = self._amounts(accounts, target, tenant.name, size_bytes)
+        meters = [each for account in accounts for each in account.meters if not (each.bound.slots and each in held)]
+        found = _acquired(meters, amounts, now)
+        if final := [each for each in found.over if each[1].bound.rate is None]:
+            raise _refusal(final, now)
+        if found.over:
+            return max(wait_s for wait_s, _ in found.over)
+        grant = Grant(self.learn, found.counted, amounts, _FURTHER, tenant.name, target.route, now)
+        if found.undecided:
+            self._ask(grant, found.undecided, amounts, now)
         return grant
 
-    def _longest(
-        self,
-        tenant: str,
-        allowances: Sequence[Allowance],
-        refusing: Meter,
-        wait_s: float,
-        amounts: Amounts,
-        now: float,
-    ) -> Refused:
-        """Return the bound with the longest wait of all that refuse a call.
-
-        After a shorter wait the call would be refused again.
-        """
-        for allowance in allowances:
-            account = self._accounts.get((tenant, allowance.name))
-            for meter in () if account is None else account.meters:
-                if (longer_s := meter.wait(amounts[meter.bound.counts], now)) > wait_s:
-                    refusing, wait_s = meter, longer_s
-        return refusal(refusing, wait_s, now)
+    def _amounts(self, accounts: Sequence[_Account], target: Target, tenant: str, size_bytes: int) -> Amounts:
+        """Return the units of a call at its head. Its computing is estimated, if it is counted."""
+        compute_us = 0
+        if any(each.plan.compute for each in accounts):
+            compute_us = max(1, int(self._charges.estimate(target.route, tenant) * 1e6))
+        return 1, size_bytes, compute_us, 0, 1
 
     def left(self, tenant: str, allowance: Allowance, now: float) -> list[tuple[Bound, float, float]]:
         """Return each bound of an allowance with the units left, and the seconds until there are more, for people to
@@ -270,12 +262,12 @@ class MeteredLimiter(ABC):
         return [(meter.bound, *meter.left(now)) for meter in (*account.meters, *account.later)]
 
     def learn(self, route: str, tenant: str, cost_us: int) -> None:
-        """See `CostLearner.learn`."""
+        """Note that a call of a tenant with a quota of computing cost this much."""
         self._charges.learn(route, tenant, cost_us * 1e-6)
 
     @abstractmethod
     async def close(self) -> None:
-        """See `Limiter.close`."""
+        """Save or give back what is held, within a bounded time."""
 
     @abstractmethod
     def _meter(self, tenant: str, bound: Bound) -> Meter:

@@ -30,10 +30,6 @@ class Meter(ABC):
         """
 
     @abstractmethod
-    def wait(self, units: int, now: float) -> float:
-        """Return the seconds until the units would fit, without counting them; 0.0 also if that is unknown here."""
-
-    @abstractmethod
     def charge(self, units: int, now: float) -> None:
         """Count units unconditionally; negative ones are given back."""
 
@@ -82,10 +78,6 @@ class RateMeter(Meter):
         assert self.bound.rate is not None
         return self._gcra.take(self.bound.rate, now, units)
 
-    def wait(self, units: int, now: float) -> float:
-        assert self.bound.rate is not None
-        return self._gcra.wait(self.bound.rate, now, units)
-
     def charge(self, units: int, now: float) -> None:
         assert self.bound.rate is not None
         self._gcra.charge(self.bound.rate, now, units)
@@ -119,9 +111,6 @@ class SlotMeter(Meter):
 
     def acquire(self, units: int, now: float) -> float:
         return self._slots.take(self.bound.limit, now)
-
-    def wait(self, units: int, now: float) -> float:
-        return self._slots.wait(self.bound.limit, now)
 
     def undo(self, units: int, now: float) -> None:
         self._slots.undo()
@@ -165,11 +154,6 @@ class QuotaMeter(Meter):
         if wait_s == 0.0 and self.saved:
             self._unsaved()
         return wait_s
-
-    def wait(self, units: int, now: float) -> float:
-        bound = self.bound
-        assert bound.period is not None
-        return self.window.wait(bound.limit, units, bound.period, self._clock, now)
 
     def charge(self, units: int, now: float) -> None:
         bound = self.bound

@@ -10,14 +10,14 @@ from oriel_gateway.limits.leased import LeasedMeter
 from oriel_gateway.limits.leased_kinds import leased_meter
 from oriel_gateway.limits.ledger import Ledger
 from oriel_gateway.limits.ledger_client import BUDGET_S, DEFAULTS, LedgerClient, LedgerClientLimits
-from oriel_gateway.limits.metered import MAX_ACCOUNTS, MeteredLimiter
+from oriel_gateway.limits.metered import MAX_ACCOUNTS, Limiter
 from oriel_gateway.limits.meters import Meter
 from oriel_policies.bounds.calendar import CalendarClock
 from oriel_policies.bounds.ledger import Answer, Ask
 from oriel_policies.bounds.limits import Amounts, Bound
 
 
-class SharedLimiter(MeteredLimiter):
+class SharedLimiter(Limiter):
     """Limits calls together with other gateways.
 
     ledger: the counts that they share. replicas: their number until it reports it.

@@ -39,7 +39,7 @@ class AnswerTokens:
         self._tail = b""
 
     def total(self) -> int:
-        """See `limits.grants.TokenReading`."""
+        """Return the tokens of prompt and answer; 0 if the answer is an error or was not made for this call."""
         return self.tokens_in + self.tokens_out
 
     def none(self) -> None:

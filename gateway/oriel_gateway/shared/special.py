@@ -90,7 +90,8 @@ def reserve_tokens(call: Call) -> tuple[AnswerTokens, str]:
     wants = wanted(call.body())
     units = reserved(target.name, prompt, wants, usual)
     gateway.limiter.reserve_tokens(grant, call.tenant, target, units, now)
-    grant.tokens = tokens = AnswerTokens(prompt)
+    tokens = AnswerTokens(prompt)
+    grant.tokens = tokens.total
     if not grant.ready:
         if call.head.chunked:  # its bytes are counted again when it goes on
             grant.move(-call.body_bytes, now)

@@ -99,11 +99,6 @@ class Gcra:
         self.arrival = arrival + units * interval
         return 0.0
 
-    def wait(self, limit: RateLimit, now: float, units: float = 1.0) -> float:
-        """Seconds until the units would conform, without counting them."""
-        early = max(0.0, self.arrival - now) - max(0.0, limit.burst - units) / limit.requests_per_s
-        return early if early > 1e-9 * limit.burst else 0.0
-
     def charge(self, limit: RateLimit, now: float, units: float) -> None:
         """Count units unconditionally; negative ones are returned."""
         arrival = self.arrival if self.arrival > now else now
@@ -134,12 +129,6 @@ class Slots:
             self.used += 1
             if limit <= _FEW_SLOTS:
                 self._since.append(now)
-            return 0.0
-        return self.wait(limit, now)
-
-    def wait(self, limit: int, now: float) -> float:
-        """Return the seconds after which a slot is probably free, 0.0 if one is free now. This takes no slot."""
-        if self.used < limit:
             return 0.0
         left_s = self.hold_s - (now - self._since[0]) if self._since else self.hold_s / limit
         return max(left_s, 1e-3)
@@ -193,13 +182,6 @@ class Window:
         if self.used + (units if units < limit else limit) > limit:
             return clock.ends_in(period, now)
         self.used += units
-        return 0.0
-
-    def wait(self, limit: int, units: int, period: Period, clock: CalendarClock, now: float) -> float:
-        """Return 0.0 if the units fit into the window, else the seconds until it ends. This counts no units."""
-        self.roll(clock.window(period, now))
-        if self.used + (units if units < limit else limit) > limit:
-            return clock.ends_in(period, now)
         return 0.0
 
     def charge(self, units: int) -> None:
