@@ -195,7 +195,7 @@ def _drive(data: bytes, pieces: list[bytes]) -> tuple[_Connection, bytes]:
 def _bounds(made: _Connection) -> None:
     _rule(len(made.streams) <= LIMITS.max_streams, "too many streams")
     _rule(len(made._waiting) <= len(made.streams), "streams that are gone wait")
-    _rule(len(made._resets) + len(made._old_resets) <= 512, "too many numbers are remembered")
+    _rule(len(made._resets) <= 512, "too many numbers are remembered")
     _rule(made._block_bytes <= LIMITS.max_block_bytes + LIMITS.max_frame_bytes, "too large a block is kept")
     if made.reason:
         return

@@ -207,7 +207,7 @@ def test_an_unknown_sender_teaches_nothing() -> None:
     server.receive(SETTINGS_ACK, 1.0)
     for number in range(4):
         asked(server, 2 * number + 1, encoded([*FIXED, (b"x-request-id", b"%d" % number)]))
-    assert not memo.shapes and not memo.young and server.recognised == 0
+    assert not memo.shapes and not memo.fields and server.recognised == 0
 
 
 def test_a_list_above_the_bound_and_a_value_that_http2_does_not_allow_are_not_recognised() -> None:

@@ -265,7 +265,7 @@ def test_streams_that_were_reset_are_not_remembered_for_ever() -> None:
         made.send_reset(made.seen.pop(2 * i + 1), 8)
         made.taken()
     assert made.failed is None and not made.streams
-    assert len(made._resets) + len(made._old_resets) <= 512
+    assert len(made._resets) <= 512
 
 
 def test_a_stream_that_waited_for_the_connection_is_forgotten_with_its_reset() -> None:

@@ -12,8 +12,6 @@ from prometheus_client.registry import Collector
 
 from oriel_wire.observe.telemetry import Histogram
 
-__all__ = ["Reading", "counter", "gauge", "histogram"]
-
 F = TypeVar("F", CounterMetricFamily, GaugeMetricFamily)
 Samples = Iterable[tuple[str | Sequence[str], float]] | float
 

@@ -15,8 +15,6 @@ from oriel_wire.h1.request import RequestHead
 from oriel_wire.h2.known_fields import Field
 from oriel_wire.h2.streams import Stream
 
-__all__ = ["Http2Front", "PortCall", "PortConnection"]
-
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PortCall(Stream):

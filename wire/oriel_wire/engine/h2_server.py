@@ -49,8 +49,6 @@ from oriel_wire.h2.frames import CANCEL, DEFAULT_WINDOW, ENHANCE_YOUR_CALM, NO_E
 from oriel_wire.h2.limits import H2Limits
 from oriel_wire.h2.streams import Stream
 
-__all__ = ["H2ServerConnection"]
-
 LINGER_S: Final = 1.0
 UNREAD_BYTES: Final = 1024 * 1024
 _ALIVE: Final = b"oriel-up"

@@ -10,8 +10,6 @@ from oriel_wire.h2.known_fields import FieldMemo
 from oriel_wire.h2.limits import H2Limits
 from oriel_wire.h2.streams import ENDED, Stream
 
-__all__ = ["H2Transport"]
-
 _JOINED: Final = 64 * 1024  # pieces of less than this in all are joined before they are written
 _PIECES: Final = 256
 

@@ -32,8 +32,6 @@ from oriel_wire.h2.known_fields import FieldMemo
 from oriel_wire.h2.limits import H2Limits
 from oriel_wire.h2.streams import Stream
 
-__all__ = ["H2Endpoint", "H2Upstream", "UpstreamStream"]
-
 _MAX_AGE_S: Final = 3600.0
 PING_AFTER_S: Final = 15.0  # of silence with streams open
 PONG_S: Final = 10.0

@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["NOT_SERVING", "SERVICE_UNKNOWN", "SERVING", "Watch", "Watches", "status_message"]
-
 SERVING: Final = 1
 NOT_SERVING: Final = 2
 SERVICE_UNKNOWN: Final = 3

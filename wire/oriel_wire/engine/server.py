@@ -254,7 +254,7 @@ class ServerConnection(ServerHooks):
             head.fresh = ()
         if self.memo.lines.get(head.line.line) is not head.line:
             self.memo.keep_line(head.line)
-        if head.key or head.shape is not None:
+        if head.key:
             self.server.heads.authenticated(head)
 
     # Framing ---------------------------------------------------------------------------------------------------

@@ -15,8 +15,7 @@ Rules (RFC 9112, and stricter where leniency would permit request smuggling):
 The memo is a cache, because real clients send the same header lines again and again. A line of at most 256 bytes is
 validated once and then recognised by its bytes. Lines that differ per request, and credentials, are never kept. A line
 is kept only when the caller asks for it (`LineMemo.keep`, after authentication), so unauthenticated clients cannot fill
-the memo. It has two generations of `LineMemo.SIZE` lines: when the young one is full it becomes the old one, and lines
-that are not used again are dropped.
+the memo. It is emptied when it has `LineMemo.SIZE` lines.
 
 When editing this module: a field's `kind` decides what a proxy does with it, and a name that is missing in
 `_REQUEST_KINDS` is forwarded unchanged.
@@ -24,122 +23,97 @@ When editing this module: a field's `kind` decides what a proxy does with it, an
 
 import re
 from collections.abc import Iterable, Sequence
-from enum import IntEnum
 from hashlib import sha256
 from typing import Any, Final
 
 from oriel_wire.errors import BadMessage, TooLarge
 
-
-class Kind(IntEnum):
-    """How server and proxy treat a field; 0 is the common case: forward it unchanged."""
-
-    FORWARD = 0
-    HOP = 1  # belongs to this connection only
-    CONTENT_LENGTH = 2
-    TRANSFER_ENCODING = 3
-    CONNECTION = 4
-    HOST = 5
-    EXPECT = 6
-    CREDENTIAL = 7
-    TRACEPARENT = 8
-    TRACESTATE = 9
-    REQUEST_ID = 10
-    TIMEOUT = 11
-    INTERNAL = 12
-    SERVER_TIMING = 13
-    COST = 14
-    CONTENT_ENCODING = 15
-    FORWARDED = 16  # a proxy's report about the client: honoured from trusted proxies only
-    DATE = 17
-    TIER = 18
-    HEADER_LENGTH = 19  # length of the JSON part of a v2 body
-    USED = 20  # what the call used, as the server reports it
-
+# The kind of a field: how server and proxy treat it. Plain numbers, because a member of an enum costs a descriptor call
+# per look-up.
+FORWARD: Final = 0  # the common case: forward it unchanged
+HOP: Final = 1  # belongs to this connection only
+CONTENT_LENGTH: Final = 2
+TRANSFER_ENCODING: Final = 3
+CONNECTION: Final = 4
+HOST: Final = 5
+EXPECT: Final = 6
+CREDENTIAL: Final = 7
+TRACEPARENT: Final = 8
+TRACESTATE: Final = 9
+REQUEST_ID: Final = 10
+TIMEOUT: Final = 11
+INTERNAL: Final = 12
+SERVER_TIMING: Final = 13
+SPENT_US: Final = 14
+CONTENT_ENCODING: Final = 15
+FORWARDED: Final = 16  # a proxy's report about the client: honoured from trusted proxies only
+DATE: Final = 17
+TIER: Final = 18
+HEADER_LENGTH: Final = 19  # length of the JSON part of a v2 body
+USED: Final = 20  # what the call used, as the server reports it
+EVENTS: Final = 21  # the Content-Type of an answer that is a stream of events
 
 _REQUEST_KINDS: dict[str, int] = {
-    "connection": Kind.CONNECTION,
-    "keep-alive": Kind.HOP,
-    "proxy-connection": Kind.HOP,
-    "te": Kind.HOP,
-    "trailer": Kind.HOP,
-    "upgrade": Kind.HOP,
-    "http2-settings": Kind.HOP,
-    "proxy-authorization": Kind.HOP,
-    "content-length": Kind.CONTENT_LENGTH,
-    "transfer-encoding": Kind.TRANSFER_ENCODING,
+    "connection": CONNECTION,
+    "keep-alive": HOP,
+    "proxy-connection": HOP,
+    "te": HOP,
+    "trailer": HOP,
+    "upgrade": HOP,
+    "http2-settings": HOP,
+    "proxy-authorization": HOP,
+    "content-length": CONTENT_LENGTH,
+    "transfer-encoding": TRANSFER_ENCODING,
     # A server that reads underscores as dashes would find other message boundaries than we do.
-    "content_length": Kind.HOP,
-    "transfer_encoding": Kind.HOP,
+    "content_length": HOP,
+    "transfer_encoding": HOP,
     # Not a credential here, but some servers would read it as one: a key is never forwarded.
-    "x_api_key": Kind.HOP,
-    "x_api-key": Kind.HOP,
-    "x-api_key": Kind.HOP,
-    "proxy_authorization": Kind.HOP,
-    "host": Kind.HOST,
-    "expect": Kind.EXPECT,
-    "authorization": Kind.CREDENTIAL,
-    "x-api-key": Kind.CREDENTIAL,
-    "traceparent": Kind.TRACEPARENT,
-    "tracestate": Kind.TRACESTATE,
-    "x-request-id": Kind.REQUEST_ID,
-    "x-request-timeout-ms": Kind.TIMEOUT,
-    "x-request-tier": Kind.TIER,
-    "content-encoding": Kind.CONTENT_ENCODING,
-    "inference-header-content-length": Kind.HEADER_LENGTH,
-    "inference_header_content_length": Kind.HOP,
-    "forwarded": Kind.FORWARDED,
-    "x-real-ip": Kind.FORWARDED,
-    "endpoint-load-metrics-format": Kind.INTERNAL,  # the load of a server is not shown to tenants
+    "x_api_key": HOP,
+    "x_api-key": HOP,
+    "x-api_key": HOP,
+    "proxy_authorization": HOP,
+    "host": HOST,
+    "expect": EXPECT,
+    "authorization": CREDENTIAL,
+    "x-api-key": CREDENTIAL,
+    "traceparent": TRACEPARENT,
+    "tracestate": TRACESTATE,
+    "x-request-id": REQUEST_ID,
+    "x-request-timeout-ms": TIMEOUT,
+    "x-request-tier": TIER,
+    "content-encoding": CONTENT_ENCODING,
+    "inference-header-content-length": HEADER_LENGTH,
+    "inference_header_content_length": HOP,
+    "forwarded": FORWARDED,
+    "x-real-ip": FORWARDED,
+    "endpoint-load-metrics-format": INTERNAL,  # the load of a server is not shown to tenants
 }
 _RESPONSE_KINDS: dict[str, int] = {
-    "connection": Kind.CONNECTION,
-    "keep-alive": Kind.HOP,
-    "proxy-connection": Kind.HOP,
-    "proxy-authenticate": Kind.HOP,
-    "te": Kind.HOP,
-    "trailer": Kind.HOP,
-    "upgrade": Kind.HOP,
-    "content-length": Kind.CONTENT_LENGTH,
-    "transfer-encoding": Kind.TRANSFER_ENCODING,
-    "x-request-id": Kind.REQUEST_ID,
-    "traceresponse": Kind.TRACEPARENT,
-    "date": Kind.DATE,
-    "server-timing": Kind.SERVER_TIMING,
-    "x-oriel-cost-us": Kind.COST,
-    "x-oriel-cost": Kind.USED,
-    "x-oriel-service-version": Kind.FORWARD,  # the only one of our own headers that is meant for callers
-    "endpoint-load-metrics": Kind.INTERNAL,
+    "connection": CONNECTION,
+    "keep-alive": HOP,
+    "proxy-connection": HOP,
+    "proxy-authenticate": HOP,
+    "te": HOP,
+    "trailer": HOP,
+    "upgrade": HOP,
+    "content-length": CONTENT_LENGTH,
+    "transfer-encoding": TRANSFER_ENCODING,
+    "x-request-id": REQUEST_ID,
+    "traceresponse": TRACEPARENT,
+    "date": DATE,
+    "server-timing": SERVER_TIMING,
+    "x-oriel-cost-us": SPENT_US,
+    "x-oriel-cost": USED,
+    "x-oriel-service-version": FORWARD,  # the only one of our own headers that is meant for callers
+    "endpoint-load-metrics": INTERNAL,
     # The gateway keeps the limits and reports them itself.
-    "ratelimit": Kind.INTERNAL,
-    "ratelimit-policy": Kind.INTERNAL,
+    "ratelimit": INTERNAL,
+    "ratelimit-policy": INTERNAL,
 }
-_REQUEST_KINDS = {name: int(kind) for name, kind in _REQUEST_KINDS.items()}
-_RESPONSE_KINDS = {name: int(kind) for name, kind in _RESPONSE_KINDS.items()}
-# The parser compares plain ints: an enum member costs a descriptor call per look-up.
-_CONTENT_LENGTH: Final = int(Kind.CONTENT_LENGTH)
-_CREDENTIAL: Final = int(Kind.CREDENTIAL)
-_TRACEPARENT: Final = int(Kind.TRACEPARENT)
-_TRACESTATE: Final = int(Kind.TRACESTATE)
-_REQUEST_ID: Final = int(Kind.REQUEST_ID)
-_TIMEOUT: Final = int(Kind.TIMEOUT)
-_TIER: Final = int(Kind.TIER)
-_CONNECTION: Final = int(Kind.CONNECTION)
-_TRANSFER_ENCODING: Final = int(Kind.TRANSFER_ENCODING)
-_EXPECT: Final = int(Kind.EXPECT)
-_CONTENT_ENCODING: Final = int(Kind.CONTENT_ENCODING)
-_HOST: Final = int(Kind.HOST)
-_HOP: Final = int(Kind.HOP)
-_INTERNAL: Final = int(Kind.INTERNAL)
-_SERVER_TIMING: Final = int(Kind.SERVER_TIMING)
-_COST: Final = int(Kind.COST)
-_USED: Final = int(Kind.USED)
-_FORWARDED: Final = int(Kind.FORWARDED)
-_HEADER_LENGTH: Final = int(Kind.HEADER_LENGTH)
-PASSED_ON: Final = frozenset({0, _CONTENT_LENGTH, _CONTENT_ENCODING, _HEADER_LENGTH})
+PASSED_ON: Final = frozenset({0, CONTENT_LENGTH, CONTENT_ENCODING, HEADER_LENGTH})
 # A server may decide by the type of the body whose call a request is, so two types make two shapes (`h1_similar`).
 SAME: Final = frozenset({"content-type"})
-_PER_REQUEST: Final = frozenset({_CREDENTIAL, _TRACEPARENT, _TRACESTATE, _REQUEST_ID, _SERVER_TIMING, _COST, _USED})
+_PER_REQUEST: Final = frozenset({CREDENTIAL, TRACEPARENT, TRACESTATE, REQUEST_ID, SERVER_TIMING, SPENT_US, USED})
 MAX_LINE, _MAX_NAMED = 256, 8  # bytes, names in one Connection line
 
 _FIELD: Final = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([\x20-\x7e\x80-\xff\t]*)\Z")
@@ -197,32 +171,27 @@ class _Line:
 
 
 class LineMemo:
-    """Header lines and request lines that have been validated, in two generations. parts: see `h1_similar`."""
+    """Header lines and request lines that have been validated. parts: see `similar`."""
 
-    SIZE = 2048
-    __slots__ = ("credentials", "kinds", "lines", "old", "old_lines", "parts", "young")
+    SIZE = 4096
+    __slots__ = ("credentials", "fields", "kinds", "lines", "parts")
 
     def __init__(self, *, response: bool = False) -> None:
         self.kinds = _RESPONSE_KINDS if response else _REQUEST_KINDS
-        self.young: dict[bytes, Field] = {}
-        self.old: dict[bytes, Field] = {}
+        self.fields: dict[bytes, Field] = {}
         self.parts: dict[bytes, Field | str] = {}
         self.lines: dict[bytes, _Line] = {}
-        self.old_lines: dict[bytes, _Line] = {}
         self.credentials: dict[bytes, Field] = {}
-
-    def find(self, line: bytes) -> Field | None:
-        """Look the line up in the old generation; a line found there moves to the young one."""
-        field = self.old.get(line)
-        if field is not None:
-            self._put(field)
-        return field
 
     def keep(self, fields: Iterable[Field]) -> None:
         """Keep lines of an authenticated sender."""
         for field in fields:
             if len(field.line) <= MAX_LINE and field.kind not in _PER_REQUEST:
-                self._put(field)
+                if len(self.fields) >= self.SIZE:
+                    self.fields, self.parts = {}, {}
+                self.fields[field.line] = field
+                by_name = field.kind in (FORWARD, INTERNAL, FORWARDED) and field.name not in SAME
+                self.parts[field.line] = field.name if by_name else field
 
     def find_credential(self, line: bytes) -> Field | None:
         """The field of a credential line that was authenticated before, by its SHA-256; None for other lines."""
@@ -234,7 +203,7 @@ class LineMemo:
         """Keep the credential line of `owner`, by its hash only, until `forget_credentials`."""
         if len(self.credentials) >= self.SIZE:
             self.credentials.clear()
-        field = Field(b"", "", "", _CREDENTIAL, -1)
+        field = Field(b"", "", "", CREDENTIAL, -1)
         field.owner = owner
         self.credentials[sha256(line).digest()] = field
 
@@ -246,22 +215,8 @@ class LineMemo:
         """Keep the request line of an authenticated sender."""
         if len(line.line) <= MAX_LINE:
             if len(self.lines) >= self.SIZE:
-                self.old_lines, self.lines = self.lines, {}
+                self.lines.clear()
             self.lines[line.line] = line
-
-    def find_line(self, line: bytes) -> _Line | None:
-        """Look the request line up in the old generation."""
-        found = self.old_lines.get(line)
-        if found is not None:
-            self.keep_line(found)
-        return found
-
-    def _put(self, field: Field) -> None:
-        if len(self.young) >= self.SIZE:
-            self.old, self.young, self.parts = self.young, {}, {}
-        self.young[field.line] = field
-        by_name = field.kind in (0, _INTERNAL, _FORWARDED) and field.name not in SAME
-        self.parts[field.line] = field.name if by_name else field
 
     def classify(self, line: bytes) -> Field:
         """Validate one header line. Raises BadMessage."""
@@ -274,19 +229,19 @@ class LineMemo:
         # Some servers read an underscore as a dash.
         if kind < 0:
             if name[:8].replace("_", "-") == "x-oriel-":
-                kind = _INTERNAL
+                kind = INTERNAL
             elif name[:12].replace("_", "-") == "x-forwarded-" and self.kinds is _REQUEST_KINDS:
-                kind = _FORWARDED
+                kind = FORWARDED
             else:
                 kind = 0
         number = -1
-        if kind == _CONTENT_LENGTH:
+        if kind == CONTENT_LENGTH:
             if not raw.isdigit() or len(raw) > 15:
                 raise BadMessage("Content-Length is not a plain number")
             number = int(raw)
-        elif kind == _CONNECTION and raw.count(b",") >= _MAX_NAMED:
+        elif kind == CONNECTION and raw.count(b",") >= _MAX_NAMED:
             raise BadMessage(f"Connection names more than {_MAX_NAMED} fields")
-        elif kind == _HOST and _HOST_VALUE.match(raw) is None:
+        elif kind == HOST and _HOST_VALUE.match(raw) is None:
             raise BadMessage("Host is not a name or an address")
         return Field(line, name, raw.decode("latin-1"), kind, number)
 
@@ -351,7 +306,7 @@ class RequestHead:
     @property
     def forwarded(self) -> list[Field]:
         """The fields in which proxies report about the client."""
-        return [field for field in self.fields if field.kind == _FORWARDED]
+        return [field for field in self.fields if field.kind == FORWARDED]
 
     @property
     def method(self) -> str:
@@ -409,16 +364,16 @@ def parse_request_head(block: bytes, memo: LineMemo, *, max_fields: int = 128) -
     lines = block.split(b"\r\n")
     if len(lines) > max_fields + 1:
         raise TooLarge(f"more than {max_fields} header fields")
-    return parse_lines(lines, list(map(memo.young.get, lines)), memo)
+    return parse_lines(lines, list(map(memo.fields.get, lines)), memo)
 
 
 def parse_lines(lines: Sequence[bytes], known: Sequence[Any], memo: LineMemo) -> RequestHead:
-    """Read the lines of a head. known: what the memo's young generation has for each; its first is not used.
+    """Read the lines of a head. known: what the memo has for each; its first is not used.
 
     Raises BadMessage.
     """
     first = lines[0]
-    request_line = memo.lines.get(first) or memo.find_line(first) or _Line(first)
+    request_line = memo.lines.get(first) or _Line(first)
     head = RequestHead(request_line)
     if not request_line.minor:
         head.close = True
@@ -429,20 +384,20 @@ def parse_lines(lines: Sequence[bytes], known: Sequence[Any], memo: LineMemo) ->
         field: Field | None = known[number]
         if field is None:
             line = lines[number]
-            field = memo.find(line) or memo.find_credential(line)
+            field = memo.find_credential(line)
             if field is None:
                 field = memo.classify(line)
-                if field.kind not in _PER_REQUEST and field.kind != _CONTENT_LENGTH:
+                if field.kind not in _PER_REQUEST and field.kind != CONTENT_LENGTH:
                     fresh.append(field)
         fields.append(field)
         kind = field.kind
-        if kind == _HOST:
+        if kind == HOST:
             hosts += 1
-        elif kind == _CONTENT_LENGTH:
+        elif kind == CONTENT_LENGTH:
             if head.content_length is not None:
                 raise BadMessage("Content-Length is given twice")
             head.content_length = field.number
-        elif kind != 0 and kind != _HOP:
+        elif kind != 0 and kind != HOP:
             _note(head, field)
     if hosts != 1 and (hosts or request_line.minor):
         raise BadMessage("a request carries exactly one Host header")
@@ -454,47 +409,47 @@ def parse_lines(lines: Sequence[bytes], known: Sequence[Any], memo: LineMemo) ->
 def _note(head: RequestHead, field: Field) -> None:
     """Store a field that the server itself uses in the attribute for it."""
     kind = field.kind
-    if kind == _CREDENTIAL:
+    if kind == CREDENTIAL:
         if head.credentials is None:
             head.credentials = [field]
         else:
             head.credentials.append(field)
-    elif kind == _TRACEPARENT:
+    elif kind == TRACEPARENT:
         head.traceparent = field.value if head.traceparent is None else ""
-    elif kind == _TRACESTATE:
+    elif kind == TRACESTATE:
         head.tracestate = field.value if head.tracestate is None else f"{head.tracestate},{field.value}"
-    elif kind == _REQUEST_ID:
+    elif kind == REQUEST_ID:
         head.request_id = field.value
-    elif kind == _TIMEOUT:
+    elif kind == TIMEOUT:
         if head.timeout is not None:
             raise BadMessage("x-request-timeout-ms is given twice")
         head.timeout = field.value
-    elif kind == _TIER:
+    elif kind == TIER:
         if head.tier is not None:
             raise BadMessage("x-request-tier is given twice")
         head.tier = field.value
-    elif kind == _CONNECTION:
+    elif kind == CONNECTION:
         words = {word.strip().lower() for word in field.value.split(",")}
         if "close" in words:
             head.close = True
         for word in words - {"close", "keep-alive", ""}:
             # A sender may name further hop-by-hop fields. Naming one that frames the message or carries our own context
             # is an attempt to make two hops read two different requests.
-            if word in _REQUEST_KINDS and _REQUEST_KINDS[word] != Kind.HOP:
+            if word in _REQUEST_KINDS and _REQUEST_KINDS[word] != HOP:
                 raise BadMessage("Connection names a field that may not be dropped")
             head.dropped = (*head.dropped, word.encode("ascii", "replace") + b":")
-    elif kind == _TRANSFER_ENCODING:
+    elif kind == TRANSFER_ENCODING:
         if head.chunked or field.value.lower() != "chunked":
             raise BadMessage("Transfer-Encoding can only be chunked")
         head.chunked = True
-    elif kind == _EXPECT:
+    elif kind == EXPECT:
         if field.value.lower() != "100-continue":
             raise BadMessage("Expect can only be 100-continue")
         head.expect_continue = head.line.minor == 1
-    elif kind == _CONTENT_ENCODING:
+    elif kind == CONTENT_ENCODING:
         seen = head.content_encoding
         head.content_encoding = field.value if seen is None else f"{seen}, {field.value}"
-    elif kind == _HEADER_LENGTH:
+    elif kind == HEADER_LENGTH:
         if head.header_length is not None:
             raise BadMessage("Inference-Header-Content-Length is given twice")
         head.header_length = field.value

@@ -10,21 +10,25 @@ from typing import Final
 
 from oriel_wire.context import ANNOUNCED, COST, COST_US
 from oriel_wire.errors import BadMessage
-from oriel_wire.h1.request import MAX_LINE, Field, Kind, LineMemo
+from oriel_wire.h1.request import (
+    CONNECTION,
+    CONTENT_LENGTH,
+    DATE,
+    EVENTS,
+    HOP,
+    MAX_LINE,
+    SERVER_TIMING,
+    SPENT_US,
+    TRANSFER_ENCODING,
+    USED,
+    Field,
+    LineMemo,
+)
 from oriel_wire.observe.server_timing import bounded
 
-_CONTENT_LENGTH = int(Kind.CONTENT_LENGTH)
-_TRANSFER_ENCODING = int(Kind.TRANSFER_ENCODING)
-_CONNECTION = int(Kind.CONNECTION)
-_SERVER_TIMING = int(Kind.SERVER_TIMING)
-_COST = int(Kind.COST)
-_USED = int(Kind.USED)
-_DATE = int(Kind.DATE)
-_EVENTS: Final = 32  # the kind of a Content-Type that says that the answer is a stream of events
 _EVENT_TYPE: Final = re.compile(r"text/event-stream[ \t]*(?:;|\Z)", re.IGNORECASE)
 # What a stream of events says to proxies, which would otherwise keep or collect it.
 UNBUFFERED: Final = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
-_HOP = int(Kind.HOP)
 _MAX_KEPT_HEAD: Final = 1024
 _MAX_HEADS: Final = 32
 _MAX_FIELDS: Final = 256
@@ -119,48 +123,45 @@ def parse_response_head(block: bytes, memo: ResponseMemo) -> ResponseHead:
     dropped: tuple[bytes, ...] = ()
     fields = head.fields
     forward = head.forward
-    young = memo.young
     del lines[0]
-    for line, field in zip(lines, map(young.get, lines), strict=True):
+    for line, field in zip(lines, map(memo.fields.get, lines), strict=True):
         if field is None:
-            field = memo.find(line)
-            if field is None:
-                field = memo.classify(line)
-                if field.name == "content-type" and _EVENT_TYPE.match(field.value) is not None:
-                    field.kind = _EVENTS
-                memo.keep((field,))
-                repeated = False
+            field = memo.classify(line)
+            if field.name == "content-type" and _EVENT_TYPE.match(field.value) is not None:
+                field.kind = EVENTS
+            memo.keep((field,))
+            repeated = False
         fields.append(field)
         kind = field.kind
         if kind == 0:
             forward.append(line)
-        elif kind == _CONTENT_LENGTH:
+        elif kind == CONTENT_LENGTH:
             if head.content_length is not None:
                 raise BadMessage("Content-Length is given twice")
             head.content_length = field.number
-        elif kind == _TRANSFER_ENCODING:
+        elif kind == TRANSFER_ENCODING:
             if head.chunked or field.value.lower() != "chunked":
                 raise BadMessage("Transfer-Encoding can only be chunked")
             head.chunked = True
-        elif kind == _CONNECTION:
+        elif kind == CONNECTION:
             words = {word.strip().lower() for word in field.value.split(",")}
             if "close" in words:
                 head.close = True
             for word in words - {"close", "keep-alive", ""}:
                 dropped = (*dropped, word.encode("ascii", "replace") + b":")
-        elif kind == _DATE:
+        elif kind == DATE:
             forward.append(line)
             head.dated = True
-        elif kind == _SERVER_TIMING:
+        elif kind == SERVER_TIMING:
             head.server_timing = bounded(f"{head.server_timing}, {field.value}" if head.server_timing else field.value)
-        elif kind == _COST and field.value.isascii() and field.value.isdigit() and len(field.value) < 16:
+        elif kind == SPENT_US and field.value.isascii() and field.value.isdigit() and len(field.value) < 16:
             head.cost_us = int(field.value)
-        elif kind == _USED:
+        elif kind == USED:
             head.used = field.value
-        elif kind == _EVENTS:
+        elif kind == EVENTS:
             forward.append(line)
             head.events = True
-        elif kind == _HOP and field.name == "trailer" and field.value.lower() == COST:
+        elif kind == HOP and field.name == "trailer" and field.value.lower() == COST:
             head.used = ANNOUNCED
     if head.events:
         forward += [f"{name}: {value}".encode() for name, value in UNBUFFERED if head.get(name) is None]

@@ -11,8 +11,8 @@ A server may keep what it decides about a head whatever the lines are in which i
 and the credentials. A credential is recognised by its hash (`LineMemo.find_credential`), and no bytes of it are kept.
 
 A line that a proxy only passes on may differ as well: if the memo has it, it counts by its name, so that clients with
-other programs and languages share a shape. One that comes again is put into the memo, where it needs no check; one that
-never comes again does not fill the memo.
+other programs and languages share a shape. Lines of a recognised head are never put into the memo, so those that come
+once do not fill it.
 
 A shape keeps no head: a head has its shape, and what only the garbage collector can free stops all calls meanwhile.
 """
@@ -21,25 +21,28 @@ from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
 from oriel_wire.errors import TooLarge
-from oriel_wire.h1.request import PASSED_ON, SAME, Field, Kind, LineMemo, RequestHead, parse_lines
-
-SIZE: Final = 1024  # shapes, and decisions, in each of two generations
-_MAX_ALIKE: Final = 4  # shapes with one key
-_MAX_RECENT: Final = 64  # hashes of lines, for each shape
-_MAX_BYTES: Final = 4096  # of a head that makes a shape
-_CONTENT_LENGTH: Final = int(Kind.CONTENT_LENGTH)
-_CREDENTIAL: Final = int(Kind.CREDENTIAL)
-_TRACEPARENT: Final = int(Kind.TRACEPARENT)
-_TRACESTATE: Final = int(Kind.TRACESTATE)
-_REQUEST_ID: Final = int(Kind.REQUEST_ID)
-# What an unknown line may be; lines of other kinds say how the message is read, or are hardly ever new.
-_VARIES: Final = frozenset(
-    int(kind)
-    for kind in (
-        *(Kind.FORWARD, Kind.INTERNAL, Kind.FORWARDED, Kind.CONTENT_LENGTH),
-        *(Kind.REQUEST_ID, Kind.TRACEPARENT, Kind.TRACESTATE),
-    )
+from oriel_wire.h1.request import (
+    CONTENT_LENGTH,
+    CREDENTIAL,
+    FORWARD,
+    FORWARDED,
+    INTERNAL,
+    PASSED_ON,
+    REQUEST_ID,
+    SAME,
+    TRACEPARENT,
+    TRACESTATE,
+    Field,
+    LineMemo,
+    RequestHead,
+    parse_lines,
 )
+
+SIZE: Final = 2048  # of shapes, and of decisions
+_MAX_ALIKE: Final = 4  # shapes with one key
+_MAX_BYTES: Final = 4096  # of a head that makes a shape
+# What an unknown line may be; lines of other kinds say how the message is read, or are hardly ever new.
+_VARIES: Final = frozenset({FORWARD, INTERNAL, FORWARDED, CONTENT_LENGTH, REQUEST_ID, TRACEPARENT, TRACESTATE})
 Key = tuple[Any, ...]
 
 
@@ -55,13 +58,13 @@ class Slot(NamedTuple):
 class HeadShape:
     """The common part of the heads of one shape; see `shape_of`.
 
-    slots: the lines that may differ. unknown: those of them that the memo does not have. varying, new: numbers of the
-    lines among both that a proxy passes on.
+    slots: the lines that may differ. unknown: those of them that the memo does not have.
+    varying: numbers of the lines that may differ and that a proxy passes on.
     """
 
     __slots__ = (
-        *("_chunked", "_credential", "_fields", "_forward", "_line", "_named", "_names", "_plain", "_recent", "_slots"),
-        *("_unknown", "new", "varying"),
+        *("_chunked", "_credential", "_fields", "_forward", "_line", "_named", "_names", "_plain", "_slots"),
+        *("_unknown", "varying"),
     )
 
     def __init__(self, head: RequestHead, slots: list[Slot], unknown: list[Slot], credential: int) -> None:
@@ -74,7 +77,7 @@ class HeadShape:
         self._names = head.by_name().copy()
         if credential:  # each head has its own, and no bytes of it are kept
             self._names.pop(self._fields[credential - 1].name)
-            self._fields[credential - 1] = Field(b"", "", "", _CREDENTIAL, -1)
+            self._fields[credential - 1] = Field(b"", "", "", CREDENTIAL, -1)
         numbers = {slot.number for slot in slots}
         # What a proxy passes on: lines, and the numbers of those that differ.
         self._forward: list[bytes | int] = [
@@ -82,9 +85,7 @@ class HeadShape:
             for number, field in enumerate(self._fields, 1)
             if field.kind in PASSED_ON
         ]
-        self.varying = tuple(slot.number for slot in slots if slot.kind == 0)
-        self.new = tuple(slot.number for slot in unknown if slot.kind == 0)
-        self._recent: set[int] = set()  # hashes of lines at these numbers
+        self.varying = tuple(slot.number for slot in slots if slot.kind == FORWARD)
         self._named = (head.timeout, head.tier, head.content_encoding, head.header_length)
         self._plain = self._named == (None, None, None, None) and not head.chunked
 
@@ -97,7 +98,7 @@ class HeadShape:
         if self._credential:
             line = lines[self._credential]
             field = memo.credentials.get(sha256(line).digest()) or memo.classify(line)
-            if field.kind != _CREDENTIAL:
+            if field.kind != CREDENTIAL:
                 return None
             head.credentials = [field]
         for number, kind, start, _ in self._unknown:
@@ -107,15 +108,15 @@ class HeadShape:
             value = line[len(start) :].decode("latin-1").strip(" \t")
             if not value.isprintable():
                 return None
-            if kind == _REQUEST_ID:
+            if kind == REQUEST_ID:
                 head.request_id = value
-            elif kind == _TRACEPARENT:
+            elif kind == TRACEPARENT:
                 head.traceparent = value
-            elif kind == _CONTENT_LENGTH:
+            elif kind == CONTENT_LENGTH:
                 if not value.isdigit() or not value.isascii() or len(value) > 15:
                     return None
                 head.content_length = int(value)
-            elif kind == _TRACESTATE:
+            elif kind == TRACESTATE:
                 head.tracestate = value
         if self._credential:
             lines[self._credential] = b""
@@ -126,26 +127,13 @@ class HeadShape:
             head.timeout, head.tier, head.content_encoding, head.header_length = self._named
         return head
 
-    def repeated(self, head: RequestHead) -> list[Field]:
-        """The new fields of a head that came like that before: the memo had better know their lines."""
-        found = []
-        for number in self.new:
-            latest = hash(head.lines[number])
-            if latest in self._recent:
-                found.append(head.fields[number - 1])
-            else:
-                if len(self._recent) >= _MAX_RECENT:
-                    self._recent.clear()
-                self._recent.add(latest)
-        return found
-
     def fields_of(self, head: RequestHead) -> list[Field]:
         """Every field of a head that was read."""
         fields = [*self._fields]
         for number, kind, start, name in self._slots:
             line = head.lines[number]
             value = line[len(start) :].decode("latin-1").strip(" \t")
-            fields[number - 1] = Field(line, name, value, kind, int(value) if kind == _CONTENT_LENGTH else -1)
+            fields[number - 1] = Field(line, name, value, kind, int(value) if kind == CONTENT_LENGTH else -1)
         if head.credentials is not None:
             fields[self._credential - 1] = head.credentials[0]
         return fields
@@ -178,7 +166,7 @@ def shape_of(head: RequestHead, key: Key) -> HeadShape | None:
             if key[number] == field.name:
                 slots.append(slot)
             continue
-        if field.kind == _CREDENTIAL and not credential:
+        if field.kind == CREDENTIAL and not credential:
             credential = number
         elif field.kind in _VARIES and field.name not in SAME and names.count(field.name) == 1:
             slots.append(slot)
@@ -191,14 +179,12 @@ def shape_of(head: RequestHead, key: Key) -> HeadShape | None:
 class SimilarHeads:
     """The shapes of one server's heads, and its decisions about them. Single user."""
 
-    __slots__ = ("_decisions", "_memo", "_old_decisions", "_old_shapes", "_shapes")
+    __slots__ = ("_decisions", "_memo", "_shapes")
 
     def __init__(self, memo: LineMemo) -> None:
         self._memo = memo
         self._shapes: dict[Key, tuple[HeadShape, ...]] = {}
-        self._old_shapes: dict[Key, tuple[HeadShape, ...]] = {}
         self._decisions: dict[tuple[HeadShape, Field | None], Any] = {}
-        self._old_decisions: dict[tuple[HeadShape, Field | None], Any] = {}
 
     def read(self, block: bytes, max_fields: int) -> RequestHead:
         """Read a head without its closing CRLFCRLF. Raises BadMessage, TooLarge for more than `max_fields` fields."""
@@ -209,59 +195,39 @@ class SimilarHeads:
         parts: list[Any] = list(map(memo.parts.get, lines))
         parts[0] = memo.lines.get(lines[0])
         key = tuple(parts)
-        for shape in self._shapes.get(key) or self._find(key):
+        for shape in self._shapes.get(key, ()):
             head = shape.read(lines, memo)
             if head is not None:
                 credentials = head.credentials
-                of = (shape, None if credentials is None else credentials[0])
-                head.decision = self._decisions.get(of)
-                if head.decision is None and of in self._old_decisions:
-                    self.decide(head, self._old_decisions[of])
-                if shape.new and head.decision is not None:
-                    memo.keep(shape.repeated(head))
+                head.decision = self._decisions.get((shape, None if credentials is None else credentials[0]))
                 return head
-        head = parse_lines(lines, list(map(memo.young.get, lines)), memo)
+        head = parse_lines(lines, list(map(memo.fields.get, lines)), memo)
         if key[0] is not None and len(block) <= _MAX_BYTES:
             head.key = key
         return head
 
     def authenticated(self, head: RequestHead) -> None:
-        """Make a shape of a head that was parsed, if heads like it can have one: its sender is authenticated.
-
-        The lines of a head whose shape is known become known to the memo.
-        """
-        if head.shape is not None and head.decision is None:
-            self._memo.keep(head.shape.repeated(head))
+        """Make a shape of a head that was parsed, if heads like it can have one: its sender is authenticated."""
         key, head.key = head.key, ()
         shape = shape_of(head, key) if key else None
         if shape is not None:
             head.shape = shape
-            self._keep(key, (shape, *self._shapes.get(key, ())[: _MAX_ALIKE - 1]))
+            alike = self._shapes.get(key, ())
+            if not alike and len(self._shapes) >= SIZE:
+                self._shapes.clear()
+            self._shapes[key] = (shape, *alike[: _MAX_ALIKE - 1])
 
     def decide(self, head: RequestHead, decision: Any) -> None:
         """Keep what holds for every head of this shape with these credentials, whatever its other unknown lines are.
 
-        It is kept until `forget_decisions`, and dropped when it was not used for long.
+        It is kept until `forget_decisions`, or until there are `SIZE` others.
         """
         head.decision = decision
         if head.shape is not None:
             if len(self._decisions) >= SIZE:
-                self._old_decisions, self._decisions = self._decisions, {}
+                self._decisions.clear()
             self._decisions[head.shape, head.credentials[0] if head.credentials else None] = decision
 
     def forget_decisions(self) -> None:
         """Drop all decisions, because the set of valid credentials has changed."""
         self._decisions.clear()
-        self._old_decisions.clear()
-
-    def _find(self, key: Key) -> tuple[HeadShape, ...]:
-        """Look the key up in the old generation; what is found there moves to the young one."""
-        found = self._old_shapes.pop(key, ())
-        if found:
-            self._keep(key, found)
-        return found
-
-    def _keep(self, key: Key, shapes: tuple[HeadShape, ...]) -> None:
-        if len(self._shapes) >= SIZE:
-            self._old_shapes, self._shapes = self._shapes, {}
-        self._shapes[key] = shapes

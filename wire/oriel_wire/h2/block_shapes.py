@@ -22,8 +22,6 @@ from typing import Any, Final
 from oriel_wire.h2 import huffman
 from oriel_wire.h2.known_fields import CONTROL, PER_REQUEST, STATIC, Field, FieldMemo
 
-__all__ = ["MAX_RECENT", "BlockShape", "learn"]
-
 MAX_RECENT: Final = 4  # shapes that a connection tries
 _MAX_BYTES: Final = 4096  # of a block that makes a shape
 _MAX_UNKNOWN: Final = 4  # fields beside those of `PER_REQUEST` that may differ
@@ -137,7 +135,7 @@ def _shape(memo: FieldMemo, block: bytes, fields: list[Field]) -> BlockShape | N
             return None
         stop = value_at + 1 + (block[value_at] & 0x7F)
         encoded = block[at:stop]
-        if encoded not in memo.young and encoded not in memo.old:
+        if encoded not in memo.fields:
             if name[:1] == b":" or name in _FIXED or names.count(name) > 1:
                 return None
             if name not in PER_REQUEST:

@@ -59,8 +59,6 @@ from oriel_wire.h2.known_fields import FieldMemo
 from oriel_wire.h2.limits import H2Limits
 from oriel_wire.h2.streams import BODY, ENDED, ON_DATA, Stream
 
-__all__ = ["H2Connection"]
-
 # A payload is passed on as a view from this size on, if it is a good part of what it keeps in memory.
 _LARGE = 32 * 1024
 _UNUSUAL = END_HEADERS | PADDED | PRIORITISED

@@ -38,8 +38,6 @@ from oriel_wire.h2.limits import Bucket, H2Limits
 from oriel_wire.h2.sending import Sender
 from oriel_wire.h2.streams import Stream
 
-__all__ = ["Control"]
-
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Control(Sender):

@@ -16,8 +16,6 @@ from typing import Final
 from oriel_wire.errors import BadMessage
 from oriel_wire.h2.known_fields import Field
 
-__all__ = ["check_request", "check_response", "check_trailers"]
-
 _METHOD: Final = 1
 _SCHEME: Final = 2
 _PATH: Final = 3

@@ -5,8 +5,6 @@ from typing import Final
 
 from oriel_wire.errors import WireError
 
-__all__ = ["CODES", "FRAME", "H2Error", "check_size", "frame", "goaway", "settings", "window_update"]
-
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 # Length and type in one number, flags, stream: the nine bytes before a payload.
 FRAME: Final = Struct(">LBL")

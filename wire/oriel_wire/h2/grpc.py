@@ -15,36 +15,6 @@ from oriel_wire.h2.block_shapes import BlockShape
 from oriel_wire.h2.hpack import literal
 from oriel_wire.h2.known_fields import Field as HeaderField
 
-__all__ = [
-    "ABORTED",
-    "ALREADY_EXISTS",
-    "CANCELLED",
-    "CODES",
-    "DATA_LOSS",
-    "DEADLINE_EXCEEDED",
-    "HEAD",
-    "INTERNAL",
-    "INVALID_ARGUMENT",
-    "NOT_FOUND",
-    "OK",
-    "PERMISSION_DENIED",
-    "PREFIX_BYTES",
-    "RESOURCE_EXHAUSTED",
-    "UNAUTHENTICATED",
-    "UNAVAILABLE",
-    "UNIMPLEMENTED",
-    "UNKNOWN",
-    "RpcHead",
-    "RpcShape",
-    "decode_text",
-    "encode_text",
-    "encode_timeout",
-    "parse_timeout_s",
-    "prefix",
-    "read_head",
-    "status_of",
-]
-
 OK: Final = 0
 CANCELLED: Final = 1
 UNKNOWN: Final = 2

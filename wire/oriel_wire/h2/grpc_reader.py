@@ -12,8 +12,6 @@ import numpy as np
 from oriel_wire.errors import BadMessage, TooLarge
 from oriel_wire.h2.grpc import PREFIX_BYTES
 
-__all__ = ["MessageReader"]
-
 FIRST_BYTES = 8 * 1024 * 1024
 
 

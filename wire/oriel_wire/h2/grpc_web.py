@@ -12,8 +12,6 @@ from typing import Final
 from oriel_wire.errors import BadMessage
 from oriel_wire.h2.known_fields import Field as HeaderField
 
-__all__ = ["BINARY", "TEXT", "TextReader", "encode_piece", "is_grpc_web", "metadata", "trailer_frame"]
-
 BINARY: Final = b"application/grpc-web"
 TEXT: Final = b"application/grpc-web-text"
 _TYPE: Final = re.compile(rb"application/grpc-web(?:-text)?(?:\+proto)?[ \t]*(?:;.*)?\Z", re.IGNORECASE)

@@ -28,8 +28,6 @@ from oriel_wire.h2.known_fields import Field, FieldMemo
 from oriel_wire.h2.limits import H2Limits
 from oriel_wire.h2.streams import BODY, ENDED, IS_HEAD, ON_HEADERS, Stream
 
-__all__ = ["ANY", "FIRST", "HeaderBlocks"]
-
 # What the next frame has to be.
 ANY = 0
 FIRST = 1  # SETTINGS

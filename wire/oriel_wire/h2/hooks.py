@@ -6,8 +6,6 @@ from oriel_wire.h2.block_shapes import BlockShape
 from oriel_wire.h2.known_fields import Field
 from oriel_wire.h2.streams import Stream
 
-__all__ = ["H2Hooks"]
-
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class H2Hooks:

@@ -17,8 +17,8 @@ Rules of the decoder:
 
 The memo: a literal whose name is in full or in the static table has one meaning, whatever was sent before. Its bytes
 are validated once and then recognised. As in `h1`, values that differ per request, and credentials, are never kept; a
-field is kept only when the caller says so (`FieldMemo.keep`, after authentication); and there are two generations. Only
-strings of less than 127 bytes are looked for: their length is one byte.
+field is kept only when the caller says so (`FieldMemo.keep`, after authentication). Only strings of less than 127 bytes
+are looked for: their length is one byte.
 
 To edit this module: the loop of `decode` costs a quarter of a microsecond per known field, and the whole budget of a
 gRPC call's head is 5. It reads past the end of a block only by `block[i]`, which raises IndexError.
@@ -30,17 +30,6 @@ from typing import Final
 from oriel_wire.errors import BadMessage, HeaderListTooLarge, HpackError
 from oriel_wire.h2 import huffman
 from oriel_wire.h2.known_fields import CREDENTIALS, PER_REQUEST, STATIC, Field, FieldMemo, malformed
-
-__all__ = [
-    "Decoder",
-    "FieldMemo",
-    "encode_block",
-    "field_prefix",
-    "list_bytes",
-    "literal",
-    "malformed",
-    "never_indexed",
-]
 
 _ENTRY_BYTES: Final = 32  # RFC 7541, 4.1: what an entry or a field counts beside its strings
 _MAX_KNOWN: Final = 60  # the largest size of a static entry, or of a field with a static name less its value
@@ -122,7 +111,7 @@ class Decoder:
         self.sensitive = []
         self._loose_bytes = 0
         end = len(block)
-        young = self.memo.young
+        memo = self.memo.fields
         i = 0
         try:
             if self._table_max > self._allowed or (end and block[0] & 0xE0 == 0x20):
@@ -163,7 +152,7 @@ class Decoder:
                     if length != 0x7F:
                         stop = at + 1 + length
                         encoded = block[i:stop]
-                        known = young.get(encoded) or self.memo.find(encoded)
+                        known = memo.get(encoded)
                         if known is not None:
                             fields.append(known)
                             i = stop

@@ -11,8 +11,6 @@ started symbol, all ones.
 
 from typing import Final
 
-__all__ = ["decode"]
-
 _EOS: Final = 256
 _FAILED: Final = 256  # the state after EOS: the tree has 256 inner nodes, so no node has this number
 _LENGTHS: Final = bytes.fromhex(

@@ -4,8 +4,6 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-__all__ = ["CONTROL", "CREDENTIALS", "PER_REQUEST", "STATIC", "Field", "FieldMemo", "malformed"]
-
 Field = tuple[bytes, bytes]
 
 # RFC 7541, appendix A: name and value of the entries 1 to 61.
@@ -80,7 +78,6 @@ def _static() -> list[Field]:
 
 
 STATIC: Final = _static()
-_MEMO_FIELDS: Final = 2048
 CREDENTIALS: Final = frozenset(
     {b"authorization", b"proxy-authorization", b"x-api-key", b"cookie", b"set-cookie"}
     # Some servers read an underscore as a dash.
@@ -131,34 +128,23 @@ def malformed(name: bytes, value: bytes) -> str:
 
 
 class FieldMemo:
-    """Fields that have been validated, by their bytes in a block, in two generations. Connections may share one.
+    """Fields that have been validated, by their bytes in a block, at most `size` of them. Connections may share one.
 
     shapes: the shapes of whole blocks, by what their blocks have in common; see `block_shapes`.
     """
 
     MAX_SHAPES: Final = 512
 
-    __slots__ = ("_size", "old", "shapes", "young")
+    __slots__ = ("_size", "fields", "shapes")
 
-    def __init__(self, size: int = _MEMO_FIELDS) -> None:
+    def __init__(self, size: int = 4096) -> None:
         self._size = size
-        self.young: dict[bytes, Field] = {}
-        self.old: dict[bytes, Field] = {}
+        self.fields: dict[bytes, Field] = {}
         self.shapes: dict[tuple[bytes, ...], Any] = {}
-
-    def find(self, encoded: bytes) -> Field | None:
-        """Look the field up in the old generation; one found there moves to the young one."""
-        field = self.old.get(encoded)
-        if field is not None:
-            self._put(encoded, field)
-        return field
 
     def keep(self, fresh: Iterable[tuple[bytes, Field]]) -> None:
         """Keep what a decoder lists in `fresh`, of an authenticated sender."""
         for encoded, field in fresh:
-            self._put(encoded, field)
-
-    def _put(self, encoded: bytes, field: Field) -> None:
-        if len(self.young) >= self._size:
-            self.old, self.young = self.young, {}
-        self.young[encoded] = field
+            if len(self.fields) >= self._size:
+                self.fields.clear()
+            self.fields[encoded] = field

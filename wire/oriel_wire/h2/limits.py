@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Bucket", "H2Limits"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class H2Limits:

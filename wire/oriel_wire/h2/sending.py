@@ -36,10 +36,8 @@ from oriel_wire.h2.hooks import H2Hooks
 from oriel_wire.h2.limits import H2Limits
 from oriel_wire.h2.streams import BODY, ENDED, HEAD, Stream
 
-__all__ = ["Sender"]
-
 _DRAIN = b"draining"
-_REMEMBERED = 256  # streams that we have reset, in each of two generations
+_REMEMBERED = 512  # streams that we have reset
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -51,7 +49,6 @@ class Sender(H2Hooks):
         "_credit",
         "_drained",
         "_next_id",
-        "_old_resets",
         "_receiving",
         "_replies",
         "_resets",
@@ -101,8 +98,7 @@ class Sender(H2Hooks):
         self._next_id = 1
         self._accepts_up_to = MAX_ID  # last stream of our final GOAWAY
         self._waiting: deque[Stream] = deque()
-        self._resets: set[int] = set()
-        self._old_resets: set[int] = set()
+        self._resets: dict[int, None] = {}  # the oldest first
         self._receiving = False
         self._replies = 0
         self._stateless = False  # the peer knows that our header blocks use no dynamic table
@@ -350,12 +346,11 @@ class Sender(H2Hooks):
     def _remember_reset(self, stream_id: int) -> None:
         """Swallow late frames of this stream from now on, until a few hundred others were reset."""
         if len(self._resets) >= _REMEMBERED:
-            self._old_resets = self._resets
-            self._resets = set()
-        self._resets.add(stream_id)
+            del self._resets[next(iter(self._resets))]
+        self._resets[stream_id] = None
 
     def _was_reset(self, stream_id: int) -> bool:
-        return stream_id in self._resets or stream_id in self._old_resets
+        return stream_id in self._resets
 
     # Data that waits -------------------------------------------------------------------------------------------
 

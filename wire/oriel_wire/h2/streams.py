@@ -17,8 +17,6 @@ from mypy_extensions import mypyc_attr
 
 from oriel_wire.h2.frames import PROTOCOL_ERROR, STREAM_CLOSED
 
-__all__ = ["Stream"]
-
 HEAD: Final = 0  # the (final) header block has not passed
 BODY: Final = 1
 ENDED: Final = 2

@@ -15,8 +15,6 @@ from oriel_wire.h2.grpc import INVALID_ARGUMENT, NOT_FOUND
 from oriel_wire.v2.grpc import HEALTH_METHODS, HEALTH_SERVICE, METHODS, SERVICE
 from oriel_wire.v2.proto import health_pb2, model_config_pb2, reflection_pb2, v2_pb2
 
-__all__ = ["MAX_REQUEST_BYTES", "REFLECTION_SERVICES", "SERVICES", "answer"]
-
 REFLECTION_SERVICES: Final = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 SERVICES: Final = (SERVICE, HEALTH_SERVICE, *REFLECTION_SERVICES)
 MAX_REQUEST_BYTES: Final = 4096  # an answer repeats its request
