@@ -12,7 +12,6 @@ from tritonclient.grpc import service_pb2
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome
 from oriel_gateway.pools.demand import PoolDemand
-from oriel_gateway.pools.load_reports import load_direction
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import resolve
 from oriel_policies.documents import compile_documents
@@ -114,28 +113,14 @@ async def test_bytes_that_wait_are_bounded_and_a_higher_tier_displaces(up: Upstr
         assert idle(core)
 
 
-async def test_an_upstream_is_asked_for_its_load_and_no_client_hears_of_it(up: Upstream) -> None:
+async def test_load_reports_pass_in_neither_direction(up: Upstream) -> None:
     async def answer(_: Seen) -> bytes:
-        return (
-            b"HTTP/1.1 200 OK\r\nendpoint-load-metrics: TEXT application_utilization=0.2\r\ncontent-length: 0\r\n\r\n"
-        )
+        return b"HTTP/1.1 200 OK\r\nendpoint-load-metrics: TEXT cpu_utilization=0.2\r\ncontent-length: 0\r\n\r\n"
 
     up.answer = answer
-    async with gateway(documents([up.port])) as (port, core), Client(port) as client:
-        gate = core.pools["p"]
-        assert gate.learned is not None
-        gate.wants_load_report = True
-        for _ in range(2):
-            assert "endpoint-load-metrics" not in (await client.ask(INFER, b"x")).headers
-        assert [seen.get("endpoint-load-metrics-format") for seen in up.seen] == ["text", None]
-        assert gate.learned._side == 1
-
-
-def test_what_a_load_report_says() -> None:
-    assert load_direction("TEXT application_utilization=1.3, named_metrics.queue_depth=0") == -1
-    assert load_direction('JSON {"named_metrics": {"queue_depth": 0}}') == 1
-    assert load_direction("TEXT named_metrics.queue_depth=12") == -1
-    assert load_direction("TEXT cpu_utilization=0.9") == load_direction("nonsense") == load_direction("TEXT a=b") == 0
+    async with gateway(documents([up.port])) as (port, _), Client(port) as client:
+        found = await client.ask(INFER, b"x", headers="endpoint-load-metrics-format: text\r\n")
+        assert "endpoint-load-metrics" not in found.headers and up.seen[0].get("endpoint-load-metrics-format") is None
 
 
 @pytest.mark.parametrize("learn", [True, False])
@@ -248,9 +233,6 @@ async def test_grpc_is_judged_by_the_same_rules() -> None:
                 await infer(request, timeout=1.8, metadata=metadata)
             assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not backend.seen
             assert ("x-oriel-reason", "deadline_too_short") in tuple(raised.value.trailing_metadata() or ())
-            core.pools["p"].wants_load_report = True
-            await infer(request, timeout=30.0, metadata=metadata)
-            assert backend.seen[0][2]["endpoint-load-metrics-format"] == "text"
 
 
 def test_a_pool_that_is_not_full_gets_its_permits_back_after_an_incident() -> None:

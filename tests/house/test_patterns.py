@@ -52,7 +52,7 @@ SERVERS = {
     "wire/oriel_wire/objects/obstore.py": "_STATUS _CREDENTIALS _BAD_NAME",
     "wire/oriel_wire/objects/s3.py": "_MD5",
     "wire/oriel_wire/objects/s3_http.py": "_REGION",
-    "wire/oriel_wire/observe/orca.py": "_NAME _NUMBER",
+    "wire/oriel_wire/observe/orca.py": "_NAME",
     "wire/oriel_wire/observe/server_timing.py": "_ODD _ENTRY",
     "wire/oriel_wire/usage/lines.py": "_SEGMENT",
     "wire/oriel_wire/v2/metadata.py": "_ENUM _FIELD",

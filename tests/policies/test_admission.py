@@ -19,7 +19,7 @@ def test_nobody_overtakes_a_waiting_ticket() -> None:
     gate = admission(1)
     assert gate.acquire() and not gate.acquire()
     waiting = Ticket(band=2, tenant="a", deadline=9.0)
-    gate.join(waiting)
+    gate.queue.push(waiting)
     assert gate.next_admitted() is None
     gate.release(0.1)
     assert not gate.acquire()
@@ -33,7 +33,7 @@ def test_permits_are_conserved(steps: list[str], limit: int) -> None:
         if step == "enter":
             held += gate.acquire()
         elif step == "wait":
-            gate.join(Ticket(band=0, tenant="a", deadline=1.0))
+            gate.queue.push(Ticket(band=0, tenant="a", deadline=1.0))
         elif step == "next":
             held += gate.next_admitted() is not None
         elif held:

@@ -47,20 +47,6 @@ def test_a_pool_that_grows_and_shrinks_is_followed() -> None:
     assert limit.base <= 8
 
 
-def test_a_report_chooses_the_side_and_latency_decides() -> None:
-    server = Rate(slots=4, service_s=0.02)
-    limit = LearnedLimit(CEILING)
-    now = 20.0
-    run(server, limit, seconds=now)
-    for lie in (1, -1):
-        for _ in range(20):
-            limit.reported(lie)
-            now += 3.0
-            told = run(server, limit, seconds=3.0, skip_s=1.0, start_s=now)
-        assert told.per_s >= 0.75 * 4 / 0.0205
-        assert limit.base <= 11
-
-
 def test_a_pool_with_free_permits_learns_nothing() -> None:
     limit = LearnedLimit(CEILING)
     now = 1.0
@@ -130,7 +116,6 @@ TOLD = st.one_of(
     st.tuples(st.just("ended"), st.floats(0.0, 2.0), st.booleans(), st.booleans()),
     st.tuples(st.just("many"), st.floats(0.0, 0.2), st.booleans(), st.booleans()),
     st.tuples(st.just("calm")),
-    st.tuples(st.just("reported"), st.sampled_from([-1, 0, 1])),
 )
 
 
@@ -151,8 +136,6 @@ def test_whatever_it_is_told_it_stays_within_its_bounds(told: list[tuple[object,
             case ("calm",):
                 limit.calm()
                 assert limit.limit in (limit.base, limit.limit)
-            case ("reported", int(side)):
-                limit.reported(side)
         assert 1 <= limit.limit <= ceiling and 1 <= limit.base <= ceiling
 
 

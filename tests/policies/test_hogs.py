@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from oriel_policies.waiting.flows import Ticket
-from oriel_policies.waiting.queue import Pushed, SlaQueue
+from oriel_policies.waiting.queue import SlaQueue
 
 SERVICE_S = 0.01
 SLOTS = 4  # calls that run at a time: 400 calls a second
@@ -70,10 +70,10 @@ class Pool:
             payload=now,
         )
         ticket.target_s = TARGET_S
-        outcome, displaced = self.queue.push(ticket)
-        for each in displaced:
+        displaced = self.queue.push(ticket)
+        for each in displaced or ():
             self.lost[each.tenant] += 1
-        self.lost[sender.tenant] += outcome is Pushed.FULL
+        self.lost[sender.tenant] += displaced is None
 
     def in_time(self, tenant: str) -> float:
         """Return the share of the calls of a tenant that were answered within the target."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from oriel_policies.waiting.admission import Admission
 from oriel_policies.waiting.flows import Ticket
 from oriel_policies.waiting.model_share import MAX_MODELS, RECENT_S, ModelShares
-from oriel_policies.waiting.queue import Pushed, SlaQueue
+from oriel_policies.waiting.queue import SlaQueue
 
 MODELS = ("quick", "medium", "slow")
 TAKES_S = {"quick": 0.01, "medium": 0.1, "slow": 2.0}
@@ -39,10 +39,10 @@ class Pool:
             return
         ticket = Ticket(band=band, tenant=tenant, deadline=self.now + 1.0)
         ticket.model, ticket.late_s = model, self.now + 0.5
-        outcome, displaced = self.admission.join(ticket)
-        for each in displaced:
+        displaced = self.admission.queue.push(ticket)
+        for each in displaced or ():
             self.waiting.remove(each)
-        if outcome is Pushed.QUEUED:
+        if displaced is not None:
             self.waiting.append(ticket)
         self.pump()
 

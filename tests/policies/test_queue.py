@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oriel_policies.waiting.flows import Ticket
-from oriel_policies.waiting.queue import Pushed, SlaQueue
+from oriel_policies.waiting.queue import SlaQueue
 
 
 def ticket(band: int = 0, tenant: str = "a", deadline: float = 10.0, **more: Any) -> Ticket:
@@ -78,9 +78,8 @@ def test_a_refused_ticket_leaves_nothing_taken_though_the_weight_of_its_tenant_c
     waiting = set[Ticket]()
     for band, tenant, size_bytes, weight in offered:
         offer = ticket(band, tenant, size_bytes=size_bytes, weight=weight)
-        result, displaced = q.push(offer)
-        assert result is Pushed.QUEUED or not displaced
-        waiting = waiting - set(displaced) | ({offer} if result is Pushed.QUEUED else set())
+        if (displaced := q.push(offer)) is not None:
+            waiting = waiting - set(displaced) | {offer}
         assert (q.bytes.held, q.slots.held) == (sum(each.size_bytes for each in waiting), len(waiting))
 
 
@@ -120,9 +119,9 @@ def test_full_queue_refuses_an_equal_and_displaces_the_newest_of_the_lowest() ->
     old, new = ticket(2), ticket(2)
     q.push(old)
     q.push(new)
-    assert q.push(ticket(2)) == (Pushed.FULL, [])
+    assert q.push(ticket(2)) is None
     gold = ticket(0)
-    assert q.push(gold) == (Pushed.QUEUED, [new])
+    assert q.push(gold) == [new]
     assert drain(q) == [gold, old]
 
 
@@ -132,9 +131,9 @@ def test_a_full_queue_makes_room_for_a_quiet_tenant_at_the_cost_of_the_one_with_
     for t in hog:
         q.push(t)
     quiet = ticket(2, "quiet", 5.0)
-    assert q.push(ticket(2, "hog", 0.5)) == (Pushed.FULL, [])
-    assert q.push(quiet) == (Pushed.QUEUED, [hog[3]])
-    assert q.push(ticket(0, "gold")) == (Pushed.QUEUED, [hog[2]]), "not the newest of all, which is the quiet tenant's"
+    assert q.push(ticket(2, "hog", 0.5)) is None
+    assert q.push(quiet) == [hog[3]]
+    assert q.push(ticket(0, "gold")) == [hog[2]], "not the newest of all, which is the quiet tenant's"
     assert len(q) == 4 and quiet in drain(q)
 
 
@@ -143,21 +142,20 @@ def test_displacement_by_bytes_takes_as_many_as_needed_or_none() -> None:
     small = [ticket(1, size_bytes=30) for _ in range(3)]
     for t in small:
         q.push(t)
-    assert q.push(ticket(0, size_bytes=101)) == (Pushed.FULL, [])
+    assert q.push(ticket(0, size_bytes=101)) is None
     assert len(q) == 3
-    outcome, displaced = q.push(ticket(0, size_bytes=60))
-    assert outcome is Pushed.QUEUED and displaced == [small[2], small[1]]
+    assert q.push(ticket(0, size_bytes=60)) == [small[2], small[1]]
     assert q.size_bytes == 90
 
 
 def test_what_was_admitted_elsewhere_takes_no_room_and_is_never_displaced() -> None:
     q = queue(max_items=1, max_bytes=10)
     admitted = [ticket(band=3, admitted=True, size_bytes=50) for _ in range(3)]
-    assert [q.push(t) for t in admitted] == [(Pushed.QUEUED, [])] * 3
+    assert [q.push(t) for t in admitted] == [[]] * 3
     low, urgent = ticket(band=2), ticket(band=0)
-    assert q.push(low) == (Pushed.QUEUED, [])
-    assert q.push(urgent) == (Pushed.QUEUED, [low])
-    assert q.push(ticket(band=0)) == (Pushed.FULL, [])
+    assert q.push(low) == []
+    assert q.push(urgent) == [low]
+    assert q.push(ticket(band=0)) is None
     assert drain(q) == [urgent, *admitted]
 
 
@@ -291,18 +289,18 @@ def test_any_order_of_operations_keeps_the_rules(operations: list[Any], floor: f
                 t = ticket(band, tenant, float(deadline), size_bytes=size, admitted=how == "admit", order=order)
                 everything.append(t)
                 before = list(waiting)
-                outcome, displaced = q.push(t)
-                assert how == "push" or (outcome is Pushed.QUEUED and not displaced)
+                displaced = q.push(t)
+                assert how == "push" or displaced == []
                 peers = [w for w in waiting if w.band == band and not w.admitted]
                 low = len(peers) + 1 <= 8 * floor or sum(w.size_bytes for w in peers) + size <= 120 * floor
-                for d in displaced:  # whose turn it is among these, `test_shares` says
+                for d in displaced or ():  # whose turn it is among these, `test_shares` says
                     bounded = [w for w in waiting if not w.admitted]
                     assert (d.band >= band or low) and (d.band != band or d.tenant != tenant)
                     same = [w for w in bounded if (w.band, w.tenant) == (d.band, d.tenant)]
                     assert d is same[-1] or same[-1].size_bytes == 0
                     waiting.remove(d)
                     finished.append(d)
-                if outcome is Pushed.QUEUED:
+                if displaced is not None:
                     waiting.append(t)
                 else:
                     assert waiting == before

@@ -50,11 +50,11 @@ def test_arrivals_at_a_steady_rate_are_not_taken_for_returns() -> None:
 
 
 def test_it_pays_where_rows_share_a_fixed_cost() -> None:
-    assert pays(7, 57, 0.002, curve())
-    assert not pays(7, 57, 0.010, curve())
-    assert not pays(7, 57, 0.002, curve(fixed_s=0.0))
-    assert not pays(0, 57, 0.0, curve()) and not pays(7, 0, 0.0, curve())
-    assert not pays(7, 57, 0.002, ServiceCurve())
+    assert pays(7, 57, 0.002, curve().predict)
+    assert not pays(7, 57, 0.010, curve().predict)
+    assert not pays(7, 57, 0.002, curve(fixed_s=0.0).predict)
+    assert not pays(0, 57, 0.0, curve().predict) and not pays(7, 0, 0.0, curve().predict)
+    assert not pays(7, 57, 0.002, ServiceCurve().predict)
 
 
 def test_a_plan_waits_for_returns_only_without_harm() -> None:

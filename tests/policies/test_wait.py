@@ -63,7 +63,7 @@ def test_rows_ahead_are_those_of_the_tickets_that_wait(steps: list[tuple[int, in
     waiting: list[Ticket] = []
     for band, rows, then in steps:
         ticket = Ticket(band=band, tenant="", deadline=1.0, rows=rows)
-        _, displaced = queue.push(ticket)
+        displaced = queue.push(ticket) or []
         waiting = [each for each in (*waiting, ticket) if each not in displaced and each._queued]
         if then == "remove" and waiting:
             queue.remove(waiting.pop(0))

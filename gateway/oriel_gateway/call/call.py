@@ -40,7 +40,6 @@ from oriel_gateway.routing.targets import Target
 from oriel_policies.waiting.shares import Holding
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable, UpstreamUnread
 from oriel_wire.h2.grpc import DEADLINE_EXCEEDED
-from oriel_wire.observe.orca import LOAD_METRICS
 
 __all__ = ["GatewayCall"]
 
@@ -423,8 +422,6 @@ class GatewayCall(Call):
             self.connection = None
             if status == 504:
                 head, data = explained(self, head, data)
-        if self.asks_report:
-            self.gate.note_load_report(head.get(LOAD_METRICS))
         if self.grant is not None:
             self.grant.move(self.bytes_out, now)
         close = client.write_answer(self, head, data, complete, now)

@@ -121,7 +121,7 @@ class Call:
     None until it is. record: the request record, which is filled when the call ends.
     state: see `call.lifecycle`. slot: its place among the deadlines.
     gate, endpoints: its pool, and the endpoints there that speak its protocol. endpoint: the one asked last.
-    stick: the key that chooses the endpoint, "" for the least busy. asks_report: a load report was asked for.
+    stick: the key that chooses the endpoint, "" for the least busy.
     ahead: calls before it when it came to the queue, -1 if it did not queue.
     body_bytes: bytes of the body that have come, or had when it was sent.
     stream: the side of an answer that comes in parts and is more than its bytes. stream_slot: the slot of a streaming
@@ -135,7 +135,7 @@ class Call:
         *("mark", "target", "tenant"),
         *("state", "outcome", "status"),
         *("received_s", "queued_s", "permit_s", "sent_s", "response_s", "deadline", "slot"),
-        *("gate", "endpoints", "endpoint", "connection", "stick", "ahead", "grant", "asks_report"),
+        *("gate", "endpoints", "endpoint", "connection", "stick", "ahead", "grant"),
         *("_body", "body_bytes", "bytes_out"),
         *("answer", "cost_us", "stream", "stream_slot", "timing", "used"),
     )
@@ -175,7 +175,6 @@ class Call:
         self.stream: AnswerStream | None = None
         self.stream_slot: StreamSlot | None = None
         self.answer: GrpcAnswer | None = None
-        self.asks_report = False
         self.slot = YOUNG
         clock = gateway.clock
         if not clock.young:

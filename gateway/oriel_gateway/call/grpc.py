@@ -13,7 +13,6 @@ from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.pools.upstream_answers import AnswerKind
 from oriel_wire.h2.grpc import encode_timeout, prefix
 from oriel_wire.h2.hpack import LENGTHS, literal
-from oriel_wire.observe.orca import LOAD_FORMAT, LOAD_METRICS
 from oriel_wire.v2.grpc_names import model_fields, schedule_fields
 
 __all__ = ["GRPC", "encoded_head", "requested_until", "schedule_of", "take_trailers"]
@@ -34,7 +33,6 @@ _ID: Final = literal(b"x-request-id", b"")[:-1]
 _TRACE: Final = literal(b"traceparent", b"")[:-1]
 _STATE: Final = b"tracestate"
 _SENT_ON: Final = literal(SENT_ON.encode(), b"true")
-_ASK_REPORT: Final = literal(LOAD_FORMAT.encode(), b"text")
 
 
 class GrpcSide(Side):
@@ -141,9 +139,6 @@ def encoded_head(call: Call, connection: GrpcExchange, timeout_s: float) -> byte
     )
     if mark.state:
         block += literal(_STATE, mark.state.encode("latin-1"))
-    if call.gate.wants_load_report:
-        call.gate.wants_load_report, call.asks_report = False, True
-        block += _ASK_REPORT
     return block
 
 
@@ -154,8 +149,6 @@ def take_trailers(call: Call, answer: GrpcAnswer) -> None:
     call.cost_us = answer.cost_us
     call.timing = answer.server_timing
     call.used = answer.used
-    if call.asks_report:
-        call.gate.note_load_report(answer.get(LOAD_METRICS))
     if answer.status >= 500 and call.endpoint is not None:
         now = monotonic()
         call.endpoints.note_error(call.endpoint, answer.status, now, now - call.sent_s, model=call.target.sought)

@@ -9,11 +9,8 @@ from oriel_gateway.identity.named_models import naming_another
 from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.pools.upstream_answers import AnswerKind, classify_answer
-from oriel_wire.observe.orca import LOAD_FORMAT
 
 __all__ = ["HTTP"]
-
-ASK_REPORT: Final = f"{LOAD_FORMAT}: text\r\n"
 
 
 class HttpSide(Side):
@@ -56,9 +53,6 @@ class HttpSide(Side):
             tail += f"tracestate: {mark.state}\r\n"
         if call.target.kind == "service" and call.gateway.tickets is not None:
             tail += call.gateway.tickets.line(call.tenant, mark.request_id, call.deadline - now)
-        if call.gate.wants_load_report:
-            call.gate.wants_load_report, call.asks_report = False, True
-            tail += ASK_REPORT
         if call.head.content_length is not None or call.head.chunked:  # it is complete now: its length is known
             tail += f"content-length: {call.body_bytes}\r\n"
         if (client := call.client) is not None and client.forwarded:

@@ -252,7 +252,7 @@ class ClientConnection(ServerConnection):
         if complete:
             # As `must_close` would say: the request is here as a whole.
             close = call.head.close or self.server.draining
-            if call.extras is None and not (close or call.asks_report or self.cors):
+            if call.extras is None and not (close or self.cors):
                 start = head.start or answer_start(head)
         if start is None:
             if call.extras is not None:

@@ -11,7 +11,6 @@ from oriel_gateway.pools.demand import PoolDemand
 from oriel_gateway.pools.endpoint_state import HttpEndpoint
 from oriel_gateway.pools.endpoints import EndpointSet, PoolEndpoint
 from oriel_gateway.pools.grpc_endpoint import GrpcEndpoint
-from oriel_gateway.pools.load_reports import load_direction
 from oriel_gateway.pools.stream_slots import StreamSlots
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Pool, Tenant
@@ -21,7 +20,7 @@ from oriel_policies.waiting.admission import Admission, Charges
 from oriel_policies.waiting.concurrency import LearnedLimit
 from oriel_policies.waiting.feasibility import PROBE, AnswerTimes, Verdict
 from oriel_policies.waiting.flows import Ticket
-from oriel_policies.waiting.queue import Pushed, SlaQueue
+from oriel_policies.waiting.queue import SlaQueue
 from oriel_policies.waiting.shares import Holding, Shares
 from oriel_wire.h1.response import ResponseMemo
 
@@ -55,7 +54,6 @@ class PoolGate:
     slow_s: a call with more time left than this is never refused as infeasible; infinite while calls are held.
     cold_start: the starts of a pool that scales.
     streams: the slots of streaming calls whose answer has begun.
-    wants_load_report: True if the next request should ask its server for a load report.
     most_s: how long calls may take in the pool so that its concurrency can be learned.
     demand: counts the demand for a pool that scales; None for others.
     clock: monotonic seconds; another one than the machine's in simulations.
@@ -90,7 +88,6 @@ class PoolGate:
         self.bytes = Shares(0)
         self._bound_bytes()
         self.slow_s = self._slowest_s = 0.0
-        self.wants_load_report = False
         self._times: dict[str, AnswerTimes] = {}
         self._answers = 0
         self._full = False  # whether calls waited when the latest permit was released
@@ -269,8 +266,8 @@ class PoolGate:
             payload=waiter,
         )
         ticket.late_s, ticket.target_s, ticket.model = due - times.likely_s, tier.target_s, target.counted
-        outcome, displaced = admission.join(ticket)
-        if outcome is Pushed.FULL:
+        displaced = admission.queue.push(ticket)
+        if displaced is None:
             retry_after_s = admission.retry_after_s()
             raise Refused(Outcome.QUEUE_FULL, "too much is waiting for this pool", retry_after_s=retry_after_s)
         demand = self.demand
@@ -354,7 +351,6 @@ class PoolGate:
                     admission.limit = learned.limit
                 if good is not None and learned.note_finished(took_s, now, good=good, late=late):
                     admission.limit = learned.limit
-                    self.wants_load_report = True
             self.pump()
         else:
             self._full = False
@@ -374,11 +370,6 @@ class PoolGate:
         if times.floor.ceiling_s > self._slowest_s:
             self._slowest_s = times.floor.ceiling_s
             self._usable_changed()
-
-    def note_load_report(self, report: str | None) -> None:
-        """Note a server's answer to a request that asked for a load report. report: None if the answer carries none."""
-        if report and self.learned is not None:
-            self.learned.reported(load_direction(report))
 
     def pump(self) -> None:
         """Hand out the permits that are free."""

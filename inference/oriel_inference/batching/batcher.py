@@ -52,7 +52,7 @@ from oriel_inference.model import ModelSpec
 from oriel_policies.waiting.batch import BatchBounds, Decision, Fill, Idle, Run, ServiceCurve, WaitUntil
 from oriel_policies.waiting.batch_queue import BatchQueue
 from oriel_policies.waiting.flows import Ticket
-from oriel_policies.waiting.queue import Pushed, SlaQueue
+from oriel_policies.waiting.queue import SlaQueue
 from oriel_wire.v2.messages import Array
 
 _log = logging.getLogger(__name__)
@@ -167,8 +167,8 @@ class Batcher:
             return
         if self._in_order:
             ticket.order = call.arrived_s
-        pushed, displaced = self._queue.push(ticket)
-        if pushed is Pushed.FULL:
+        displaced = self._queue.push(ticket)
+        if displaced is None:
             if levels is not None:
                 levels.leave(call)
             self._fail(call, QueueFull(f"the queue of model {self.spec.name!r} is full"))

@@ -60,7 +60,7 @@ class ServiceTimes:
     def gathers(self, waiting_rows: int, answered_rows: int) -> bool:
         """Return whether the waiting calls should wait for those that are about to be answered and to return."""
         soon = min(self.returns.expected(answered_rows), self.useful_rows - waiting_rows)
-        return pays(waiting_rows, soon, self.returns.lag_s, self.curve)
+        return pays(waiting_rows, soon, self.returns.lag_s, self.curve.predict)
 
     def ran(self, rows: int, seconds: float) -> None:
         """Record that a batch of `rows` took `seconds`."""

@@ -38,7 +38,7 @@ from oriel_inference.errors import (
     ServerStopping,
 )
 from oriel_policies.waiting.flows import Ticket
-from oriel_policies.waiting.queue import Pushed, SlaQueue
+from oriel_policies.waiting.queue import SlaQueue
 from oriel_wire.context import CallContext
 from oriel_wire.v2.datatypes import quoted
 
@@ -149,8 +149,8 @@ class Demand:
             size_bytes=size_bytes,
             payload=_Waiting(resume, refuse),
         )
-        pushed, displaced = load.queue.push(ticket)
-        if pushed is Pushed.FULL:
+        displaced = load.queue.push(ticket)
+        if displaced is None:
             raise QueueFull(f"too many requests already wait for model {quoted(model)} to be loaded")
         for each in displaced:
             _end(each, QueueFull(f"a more urgent request took the place among those that wait for {quoted(model)}"))

@@ -35,7 +35,7 @@ from oriel_inference.errors import (
 )
 from oriel_inference.servers.large_json_child import Result, Task
 from oriel_policies.waiting.flows import Ticket
-from oriel_policies.waiting.queue import Pushed, SlaQueue
+from oriel_policies.waiting.queue import SlaQueue
 from oriel_wire.process.helper import Helper, HelperEnded, HelperLate
 
 __all__ = ["Converted", "LargeJson", "Task", "Then"]
@@ -132,19 +132,19 @@ class LargeJson:
         if self._lanes[0].closed:
             raise ServerStopping
         job = Job(task, parts, -1 if length is None else length, then, band)
-        displaced: list[Ticket] = []
+        displaced: list[Ticket] | None = []
         lane = self._lane(band)
         if lane is None:
             until = self._clock.now() + _NO_DEADLINE_S if deadline is None else deadline
             cost = float(job.size + 1)
             ticket = Ticket(band=band, tenant=tenant, deadline=until, cost=cost, size_bytes=job.size, payload=job)
-            pushed, displaced = self._waiting.push(ticket)
-            if pushed is Pushed.FULL:
+            displaced = self._waiting.push(ticket)
+            if displaced is None:
                 raise QueueFull("too much large JSON waits to be converted: send tensors as binary data, or try again")
             job.ticket = ticket
         if deadline is not None:
             job.timer = self._clock.call_at(deadline, lambda: self._finish(job, DeadlineExceeded("json")))
-        for each in displaced:
+        for each in displaced or ():
             self._finish(each.payload, QueueFull("other large JSON took the place: send tensors as binary data"))
         if lane is not None and (deadline is None or deadline > self._clock.now()):
             self._begin(lane, job)

@@ -17,7 +17,7 @@ from oriel_inference.servers.access_log import AccessLog
 from oriel_wire.context import CallContext
 from oriel_wire.engine.large_messages import LARGE_BYTES, LargeMessages
 from oriel_wire.observe.exemplars import Exemplars
-from oriel_wire.observe.orca import LoadReport, encode_report
+from oriel_wire.observe.orca import encode_report
 from oriel_wire.v2.datatypes import quoted
 
 _log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class Meter:
         expected_s = batcher.expected_wait_s(band)
         if expected_s is not None:
             named["expected_wait_seconds"] = round(expected_s, 6)
-        return encode_report(LoadReport(named=named), form)
+        return encode_report(named, form)
 
     def close(self) -> None:
         """Write the remaining lines of the access log; blocks shortly."""

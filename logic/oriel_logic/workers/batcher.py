@@ -29,7 +29,7 @@ from oriel_logic.workers.tally import Tally
 from oriel_policies.waiting.batch import BatchBounds, Fill, Idle, Run, ServiceCurve
 from oriel_policies.waiting.batch_queue import BatchQueue
 from oriel_policies.waiting.flows import Ticket
-from oriel_policies.waiting.queue import Pushed, SlaQueue
+from oriel_policies.waiting.queue import SlaQueue
 
 _log = logging.getLogger(__name__)
 NOBODY = Done([], 0)
@@ -128,11 +128,11 @@ class Batcher:
             ticket=ticket,
             future=asyncio.get_running_loop().create_future(),
         )
-        outcome, displaced = self._queue.push(ticket)
+        displaced = self._queue.push(ticket)
+        if displaced is None:
+            raise Saturated("too many requests wait for a worker: try again later", retry_after_s=1.0)
         for each in displaced:
             self._drop(each.payload, Saturated("displaced by a more urgent request", retry_after_s=1.0), "displaced")
-        if outcome is Pushed.FULL:
-            raise Saturated("too many requests wait for a worker: try again later", retry_after_s=1.0)
         self._waiting.rows += count
         self._waiting.arrived(member)
         self.consider()

@@ -27,7 +27,7 @@ from oriel_logic.workers.long_jobs import LongJobs
 from oriel_logic.workers.tally import Tally
 from oriel_logic.workers.worker import NOTHING, PoolLimits, Worker
 from oriel_policies.waiting.flows import Ticket
-from oriel_policies.waiting.queue import Pushed, SlaQueue
+from oriel_policies.waiting.queue import SlaQueue
 from oriel_wire.context import CallContext
 
 _log = logging.getLogger(__name__)
@@ -213,12 +213,12 @@ class WorkerPool:
     def _push(self, job: Job) -> None:
         if job.ticket.deadline <= self._clock():
             raise DeadlineExceeded(job.stage)
-        outcome, displaced = self._queue.push(job.ticket)
+        displaced = self._queue.push(job.ticket)
+        if displaced is None:
+            raise Saturated("too many requests wait for a worker: try again later", retry_after_s=1.0)
         self.tally.dropped["displaced"] += len(displaced)
         for ticket in displaced:
             self._job(ticket).fail(Saturated("displaced by a more urgent request", retry_after_s=1.0))
-        if outcome is Pushed.FULL:
-            raise Saturated("too many requests wait for a worker: try again later", retry_after_s=1.0)
         self._dispatch()
         self._arm()
 

@@ -1,7 +1,7 @@
 """Admission of calls to one pool: a bounded number of permits, and the SLA queue for calls that find none free.
 
 A permit is acquired by `acquire`, or granted to a waiting call by `next_admitted`, and released by `release`, exactly
-once. A new call never overtakes waiting ones: `acquire` then refuses, and the caller has to `join` the queue. Calls of
+once. A new call never overtakes waiting ones: `acquire` then refuses, and the caller has to join the `queue`. Calls of
 a model that has all the permits it may have (`model_share`) are set aside in the queue.
 """
 
@@ -10,7 +10,7 @@ from math import ceil
 
 from oriel_policies.waiting.flows import Ticket
 from oriel_policies.waiting.model_share import ModelShares
-from oriel_policies.waiting.queue import Pushed, SlaQueue
+from oriel_policies.waiting.queue import SlaQueue
 
 
 class Charges:
@@ -68,10 +68,6 @@ class Admission:
             return False
         self.inflight += 1
         return True
-
-    def join(self, ticket: Ticket) -> tuple[Pushed, list[Ticket]]:
-        """Queue for a permit; see `SlaQueue.push`."""
-        return self.queue.push(ticket)
 
     def next_admitted(self, now: float = 0.0) -> Ticket | None:
         """The waiting ticket that is granted a permit now, or None."""

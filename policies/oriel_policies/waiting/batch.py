@@ -254,7 +254,7 @@ def _gathers(backlog: Backlog, bounds: BatchBounds, curve: ServiceCurve, now: fl
     soon = min(backlog.soon_rows, bounds.max_rows - backlog.rows)
     together_s = curve.bound(backlog.rows + soon)
     in_time = backlog.soon_s + together_s <= backlog.tightest_s and backlog.size_bytes < bounds.max_bytes
-    return in_time and pays(backlog.rows, soon, min(backlog.lag_s, backlog.soon_s - now), curve)
+    return in_time and pays(backlog.rows, soon, min(backlog.lag_s, backlog.soon_s - now), curve.predict)
 
 
 class Fill:

@@ -28,9 +28,6 @@ the limit rises as far as that allows: the order hardly matters there, and fewer
 
 Return. The lesson of an incident is unlearned while the pool is not full: every RETURN_S the base rises by one rung,
 as far as the limit that a pool begins with. The limit is never below the number of servers, or some would be idle.
-
-Load reports (ORCA) only decide which neighbour is tried first. Latencies decide the rest, so a false report does no
-harm.
 """
 
 from itertools import cycle
@@ -127,10 +124,6 @@ class LearnedLimit:
             self._returned_s = now
             self._base += 1
             self._restart(now)
-
-    def reported(self, side: int) -> None:
-        """Record a load report: the server has free capacity (1), too much work (-1), or neither (0)."""
-        self._side = side
 
     def note_finished(self, took_s: float, now: float, *, good: bool = True, late: bool = False) -> bool:
         """Record a call that had its permit for `took_s` until `now`, while others waited. True if `limit` has

@@ -28,7 +28,6 @@ the line is rebuilt. So every operation is O(log n) amortised.
 """
 
 from bisect import insort
-from enum import Enum
 from heapq import heapify, heappop, heappush, heapreplace
 
 from oriel_policies.waiting.backlog import Backlog
@@ -37,13 +36,6 @@ from oriel_policies.waiting.shares import FLOOR_SHARE, Holding, Shares
 
 _EPSILON = 1e-9
 _IDLE_FLOWS = 1024
-
-
-class Pushed(Enum):
-    """The result of offering a ticket."""
-
-    QUEUED = "queued"
-    FULL = "full"
 
 
 class _Band:
@@ -159,20 +151,20 @@ class SlaQueue:
         flow = found.flows.get(tenant) if found else None
         return (flow.backlog, flow.waiting, flow.behind) if flow else (None, 0, 0)
 
-    def push(self, ticket: Ticket) -> tuple[Pushed, list[Ticket]]:
-        """Queue `ticket`; the list holds the tickets it displaced, which have left the queue.
+    def push(self, ticket: Ticket) -> list[Ticket] | None:
+        """Queue `ticket`. Returns the tickets that it displaced, which have left the queue.
 
-        FULL changes nothing. A ticket object is queued once in its life.
+        None: the queue is full, and nothing has changed. A ticket object is queued once in its life.
         """
         displaced: list[Ticket] = []
         if not ticket.admitted:
             if ticket.size_bytes:
                 if self.slots.held >= self.slots.bound and not self.slots.fits(ticket, 1):
-                    return Pushed.FULL, displaced
+                    return None
                 holding = Holding(ticket.band, ticket.tenant, ticket.weight, ticket)
                 losers = self.bytes.take(holding, ticket.size_bytes)
                 if losers is None:
-                    return Pushed.FULL, displaced
+                    return None
                 ticket.bytes = holding
                 displaced += [each.payload for each in losers]
                 for each in displaced:
@@ -180,7 +172,7 @@ class SlaQueue:
             losers = self.slots.take(ticket, 1)
             if losers is None:
                 self._free(ticket)
-                return Pushed.FULL, displaced
+                return None
             for loser in losers:
                 assert isinstance(loser, Ticket)
                 self.remove(loser)
@@ -188,7 +180,7 @@ class SlaQueue:
         self._sequence += 1
         ticket._number = self._sequence
         self._insert(ticket)
-        return Pushed.QUEUED, displaced
+        return displaced
 
     def _insert(self, ticket: Ticket) -> None:
         band = self._bands.get(ticket.band)

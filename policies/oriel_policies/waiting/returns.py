@@ -11,7 +11,7 @@ have come, and with the window at the latest.
 Times are absolute monotonic seconds.
 """
 
-from typing import Protocol
+from collections.abc import Callable
 
 MIN_WINDOW_S = 0.005
 MAX_WINDOW_S = 0.050
@@ -21,16 +21,15 @@ GAIN = 0.95
 MOST = 0.7  # a smaller share is chance: such calls come anyway, and not together
 
 
-class _Curve(Protocol):
-    def predict(self, rows: int) -> float: ...
+def pays(rows: int, soon: int, wait_s: float, predict: Callable[[int], float]) -> bool:
+    """Return whether it is cheaper to run `rows` that wait together with `soon` that arrive within `wait_s`.
 
-
-def pays(rows: int, soon: int, wait_s: float, curve: _Curve) -> bool:
-    """Return whether it is cheaper to run `rows` that wait together with `soon` that arrive within `wait_s`."""
+    predict: rows of a batch -> seconds, as `ServiceCurve.predict`.
+    """
     if rows < 1 or soon < 1:
         return False
-    apart = curve.predict(rows) + curve.predict(soon)
-    return wait_s + curve.predict(rows + soon) < GAIN * apart
+    apart = predict(rows) + predict(soon)
+    return wait_s + predict(rows + soon) < GAIN * apart
 
 
 class Returns:
