@@ -1,12 +1,10 @@
 """`oriel <command>`: looks the command up in a table and imports only what that command needs."""
 
-import argparse
 import difflib
 import importlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
 
 from oriel_cli.arguments import Parser
 from oriel_cli.errors import CommandFailed
@@ -18,12 +16,6 @@ from oriel_wire.errors import StartFailed
 class _Entry:
     module: str
     summary: str
-
-
-class _Command(Protocol):
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
-
-    def run(self, args: argparse.Namespace) -> int: ...
 
 
 COMMANDS = {
@@ -69,10 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name == words[0] and words[1:] and not words[1].startswith("-") and (near := _near(words, under=name)):
         return _refuse(f"there is no command {' '.join(words[:2])[:64]!r}{near}", 2)
     try:
-        command = cast(_Command, importlib.import_module(entry.module))
+        command = importlib.import_module(entry.module)
         parser = Parser(prog=f"oriel {name}", description=f"{entry.summary}.", epilog=_beside(name))
         command.add_arguments(parser)
-        return command.run(parser.parse_args(words[name.count(" ") + 1 :]))
+        return int(command.run(parser.parse_args(words[name.count(" ") + 1 :])))
     except StartFailed as failure:
         return _refuse(str(failure), 2)
     except CommandFailed as failure:

@@ -279,7 +279,8 @@ def _announce(settings: Settings, ports: _Ports, tenants: int) -> None:
 def _loops(gateway: Gateway, usage: UsageLedger | None) -> list[Coroutine[Any, Any, None]]:
     """Return the loops that end when the drain begins. usage: the ledger of what tenants use."""
     ledger = gateway.limiter.ledger if isinstance(gateway.limiter, SharedLimiter) else None
-    loops = [gateway.api_docs.published.run(gateway), gateway.scaled.run(ledger), gateway.placements.run()]
+    published = gateway.api_docs.published.run(lambda: (gateway.snapshot, gateway.pools))
+    loops = [published, gateway.scaled.run(ledger), gateway.placements.run()]
     if usage is not None:
         loops.append(_remember_use(usage, gateway))
     if ledger is not None:

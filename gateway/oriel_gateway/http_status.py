@@ -1,32 +1,37 @@
-"""The HTTP status of each outcome, and its words in the OpenAI API: the one place where refusals become those."""
+"""The HTTP and gRPC status of each outcome, and its words in the OpenAI API: where refusals become those."""
+
+from typing import Final
 
 from oriel_gateway.errors import Outcome
+from oriel_wire.h2 import grpc
 
-STATUS = {
-    Outcome.INVALID_REQUEST: 400,
-    Outcome.AMBIGUOUS_CREDENTIALS: 400,
-    Outcome.UNAUTHENTICATED: 401,
-    Outcome.IDENTITY_UNAVAILABLE: 503,
-    Outcome.TIER_NOT_ALLOWED: 403,
-    Outcome.NOT_READY: 503,
-    Outcome.NOT_FOUND: 404,
-    Outcome.METHOD_NOT_ALLOWED: 405,
-    Outcome.TOO_LARGE: 413,
-    Outcome.ENCODING_UNSUPPORTED: 415,
-    Outcome.RATE_LIMITED: 429,
-    Outcome.CONCURRENCY_LIMITED: 429,
-    Outcome.TOKENS_LIMITED: 429,
-    Outcome.QUOTA_EXCEEDED: 429,
-    Outcome.BUDGET_SPENT: 429,
-    Outcome.QUEUE_FULL: 503,
-    Outcome.DISPLACED: 503,
-    Outcome.UPSTREAM_UNREACHABLE: 502,
-    Outcome.UPSTREAM_BROKEN: 502,
-    Outcome.INFEASIBLE: 503,
-    Outcome.DEADLINE_TOO_SHORT: 504,
-    Outcome.DEADLINE_EXCEEDED: 504,
-    Outcome.SERVER_STOPPING: 503,
+_STATUSES: Final = {
+    Outcome.INVALID_REQUEST: (400, grpc.INVALID_ARGUMENT),
+    Outcome.AMBIGUOUS_CREDENTIALS: (400, grpc.INVALID_ARGUMENT),
+    Outcome.UNAUTHENTICATED: (401, grpc.UNAUTHENTICATED),
+    Outcome.IDENTITY_UNAVAILABLE: (503, grpc.UNAVAILABLE),
+    Outcome.TIER_NOT_ALLOWED: (403, grpc.PERMISSION_DENIED),
+    Outcome.NOT_READY: (503, grpc.UNAVAILABLE),
+    Outcome.NOT_FOUND: (404, grpc.NOT_FOUND),
+    Outcome.METHOD_NOT_ALLOWED: (405, grpc.UNIMPLEMENTED),
+    Outcome.TOO_LARGE: (413, grpc.RESOURCE_EXHAUSTED),
+    Outcome.ENCODING_UNSUPPORTED: (415, grpc.UNIMPLEMENTED),
+    Outcome.RATE_LIMITED: (429, grpc.RESOURCE_EXHAUSTED),
+    Outcome.CONCURRENCY_LIMITED: (429, grpc.RESOURCE_EXHAUSTED),
+    Outcome.TOKENS_LIMITED: (429, grpc.RESOURCE_EXHAUSTED),
+    Outcome.QUOTA_EXCEEDED: (429, grpc.RESOURCE_EXHAUSTED),
+    Outcome.BUDGET_SPENT: (429, grpc.RESOURCE_EXHAUSTED),
+    Outcome.QUEUE_FULL: (503, grpc.UNAVAILABLE),
+    Outcome.DISPLACED: (503, grpc.UNAVAILABLE),
+    Outcome.UPSTREAM_UNREACHABLE: (502, grpc.UNAVAILABLE),
+    Outcome.UPSTREAM_BROKEN: (502, grpc.UNAVAILABLE),
+    Outcome.INFEASIBLE: (503, grpc.UNAVAILABLE),
+    Outcome.DEADLINE_TOO_SHORT: (504, grpc.DEADLINE_EXCEEDED),
+    Outcome.DEADLINE_EXCEEDED: (504, grpc.DEADLINE_EXCEEDED),
+    Outcome.SERVER_STOPPING: (503, grpc.UNAVAILABLE),
 }
+STATUS: Final = {outcome: status for outcome, (status, _) in _STATUSES.items()}
+CODES: Final = {outcome: code for outcome, (_, code) in _STATUSES.items()}
 # The `type` and `code` that clients of the OpenAI API read. The code of other outcomes is their reason.
 _WORDS = {
     Outcome.UNAUTHENTICATED: ("invalid_request_error", "invalid_api_key"),

@@ -7,7 +7,6 @@ hedging, shadow copies, kept answers and fallback pools.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from oriel_gateway.core import learn_within_s
 from oriel_gateway.errors import Outcome, Refused
@@ -20,7 +19,7 @@ from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.target_cache import TargetCache
 from oriel_gateway.routing.targets import Target, chosen
 from oriel_policies.documents import Snapshot, Tenant
-from oriel_policies.scaling import PoolRecord
+from oriel_policies.scaling.records import PoolRecord
 from oriel_policies.waiting.flows import Ticket
 
 EPOCH_S = 1767225600.0  # the wall clock at the beginning of a simulation, for quotas: 2026-01-01, a Thursday
@@ -30,39 +29,27 @@ End = Callable[[int, str, int], None]
 Cancel = Callable[[], None]
 
 
-class Timer(Protocol):
-    """A scheduled call that may be cancelled."""
-
-    def cancel(self) -> None: ...
-
-
-class Clock(Protocol):
-    """Virtual time."""
-
-    def now(self) -> float: ...
-
-    def call_at(self, when_s: float, callback: Callable[[], None]) -> Timer: ...
-
-
-class Upstream(Protocol):
-    """The servers behind the gateway. Returns how to cancel the call, whose `end` is then not called any more."""
-
-    def __call__(self, target: Target, tenant: Tenant, rows: int, deadline: float, end: End) -> Cancel: ...
+# Calls a function at a time of the clock, unless that is cancelled before.
+CallAt = Callable[[float, Callable[[], None]], Cancel]
+# The servers behind the gateway: model or service, tenant, rows, deadline and `end`. Returns how to cancel the call,
+# whose `end` is then not called any more.
+Upstream = Callable[[str, Tenant, int, float, End], Cancel]
 
 
 class SimulatedGateway:
-    """One gateway. upstream: gets the calls that have a permit."""
+    """One gateway. now: the virtual time, in seconds. upstream: gets the calls that have a permit."""
 
-    def __init__(self, snapshot: Snapshot, clock: Clock, upstream: Upstream) -> None:
-        began_s = clock.now()
-        self.clock = clock
+    def __init__(self, snapshot: Snapshot, now: Callable[[], float], call_at: CallAt, upstream: Upstream) -> None:
+        began_s = now()
+        self.now = now
+        self.call_at = call_at
         self.upstream = upstream
-        self.limiter = EmbeddedLimiter(wall=lambda: EPOCH_S + clock.now() - began_s)
+        self.limiter = EmbeddedLimiter(wall=lambda: EPOCH_S + now() - began_s)
         self.targets = TargetCache(snapshot)
         most_s = learn_within_s(snapshot)
         # No server of a simulated pool is starting, so no call is held for one.
         pools = [replace(pool, scaling=None, probe="", discover=None) for pool in snapshot.pools.values()]
-        self.pools = {pool.name: PoolGate(pool, most_s=most_s, clock=clock.now) for pool in pools}
+        self.pools = {pool.name: PoolGate(pool, most_s=most_s, clock=now) for pool in pools}
 
     @property
     def waiting(self) -> int:
@@ -72,7 +59,7 @@ class SimulatedGateway:
     def count_demand(self, pool: str, capacity: float) -> Callable[[float], PoolRecord]:
         """Count the demand for a pool from now on. Returns how to read it at a time. capacity: devices of a replica."""
         gate = self.pools[pool]
-        demand = PoolDemand(self.clock.now(), lambda: None, clock=self.clock.now)
+        demand = PoolDemand(self.now(), lambda: None, clock=self.now)
         demand.active, demand.capacity = True, capacity
         gate.count_demand(demand)
         return lambda now: demand.record(gate.admission.inflight, now)
@@ -97,7 +84,7 @@ class SimulatedGateway:
             target = self.targets.of_line(tenant, f"POST {path} HTTP/1.1".encode("ascii"), "POST", path, "")
             if target.choices is not None:
                 target = chosen(target, headers.get, request_id)
-            tenant, gate, now = target.tenant, self.pools[target.pool], self.clock.now()
+            tenant, gate, now = target.tenant, self.pools[target.pool], self.now()
             left_s = tenant.tier.give_up_s if timeout_s is None else min(timeout_s, tenant.tier.give_up_s)
             if left_s < gate.slow_s:
                 judge_request(gate, target, tenant, size_bytes, left_s)
@@ -124,7 +111,7 @@ class _Call:
     _ticket: Ticket | None = None
     _permit_s: float = -1.0
     _cancel: Cancel | None = None
-    _timer: Timer | None = None
+    _timer: Cancel | None = None
     tenant: Tenant = field(init=False)
 
     def __post_init__(self) -> None:
@@ -135,7 +122,7 @@ class _Call:
         gate, now = self._gate, self.queued_s
         if gate.demand is not None:
             gate.demand.arrived(self.tenant.tier.name, now)
-        self._timer = self._gateway.clock.call_at(self._deadline, self._expired)
+        self._timer = self._gateway.call_at(self._deadline, self._expired)
         if gate.admission.acquire(self._target.counted, now):
             self.admitted()
             return
@@ -160,8 +147,8 @@ class _Call:
 
     def admitted(self) -> None:
         """Send the call to a server: it has a permit."""
-        self._permit_s = self._gateway.clock.now()
-        cancel = self._gateway.upstream(self._target, self.tenant, self._rows, self._deadline, self._finish)
+        self._permit_s = self._gateway.now()
+        cancel = self._gateway.upstream(self._target.name, self.tenant, self._rows, self._deadline, self._finish)
         if self._end is not None:
             self._cancel = cancel
 
@@ -185,8 +172,8 @@ class _Call:
         if end is None:
             return
         if self._timer is not None:
-            self._timer.cancel()
-        now, executed, cost_s = self._gateway.clock.now(), self._permit_s >= 0.0, 0.0
+            self._timer()
+        now, executed, cost_s = self._gateway.now(), self._permit_s >= 0.0, 0.0
         if executed:
             late = status != 200 and now >= self._deadline
             gate, target, took_s, good = self._gate, self._target, now - self._permit_s, status < 500

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from random import Random
 
-from oriel_gateway.routing.targets import Target
 from oriel_gateway.simulated import Cancel, End, SimulatedGateway
 from oriel_policies.documents import Tenant, compile_documents
 
@@ -91,14 +90,16 @@ class House:
         self.clock = Clock()
         self.began_s = self.clock.now()
         self.takes = takes
-        self.gateway = SimulatedGateway(self.snapshot, self.clock, self._serve)
+        self.gateway = SimulatedGateway(
+            self.snapshot, self.clock.now, lambda at, call: self.clock.call_at(at, call).cancel, self._serve
+        )
         self.gate = self.gateway.pools["p"]
         self.running: Counter[str] = Counter()
         self.most: Counter[str] = Counter()
         self.ended: dict[tuple[str, str], Counter[str]] = {}
 
-    def _serve(self, target: Target, tenant: Tenant, rows: int, deadline: float, end: End) -> Cancel:
-        model, now = target.sought or f"{target.name} {tenant.name}", self.clock.now()
+    def _serve(self, name: str, tenant: Tenant, rows: int, deadline: float, end: End) -> Cancel:
+        model, now = name if name in self.takes else f"{name} {tenant.name}", self.clock.now()
         self.running[model] += 1
         self.most[model] = max(self.most[model], self.running[model])
 

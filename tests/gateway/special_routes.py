@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from oriel_gateway.admin.routing_metrics import routing_metrics
+from oriel_gateway.admin.metrics import GatewayCollector
 from oriel_gateway.core import Gateway
 
 from .stack import GOLD, Client, Reply, Seen, Upstream, digest, gateway, upstream
@@ -90,7 +90,7 @@ target_ms = 2000
 
 
 def metric(core: Gateway, name: str) -> dict[tuple[str, ...], float]:
-    for family in routing_metrics(core.routing):
+    for family in GatewayCollector(core).collect():
         for sample in family.samples:
             if sample.name == name:
                 return {tuple(s.labels.values()): s.value for s in family.samples}

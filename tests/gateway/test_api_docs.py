@@ -83,7 +83,7 @@ async def turn(gate: Gateway) -> None:
     """Read the descriptions of all pools once, whether they are due or not."""
     for facts in gate.api_docs.published.pools.values():
         facts.due_s = 0.0
-    await gate.api_docs.published.ask(gate)
+    await gate.api_docs.published.ask(gate.snapshot, gate.pools)
 
 
 async def get(client: Client, path: str, key: str | None = None, **more: Any) -> Reply:

@@ -20,7 +20,7 @@ from oriel_gateway.admin.queues import live_queues
 from oriel_gateway.core import Gateway
 from oriel_gateway.pools.endpoint_state import Reach
 from oriel_gateway.pools.health import Watch
-from oriel_policies.scaling import PoolRecord
+from oriel_policies.scaling.records import PoolRecord
 from oriel_wire.discovery.endpoint_slices import EndpointSlices
 from oriel_wire.observe.trace import ListSink
 

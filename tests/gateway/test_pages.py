@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from oriel_gateway.errors import Outcome
-from oriel_gateway.grpc_codes import CODES
-from oriel_gateway.http_status import STATUS
+from oriel_gateway.http_status import CODES, STATUS
 from oriel_wire.h2 import grpc
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -15,7 +15,7 @@ from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.pools.scaling import ScaledPools
 from oriel_gateway.settings import Settings
 from oriel_policies.documents import compile_documents
-from oriel_policies.scaling import PoolRecord
+from oriel_policies.scaling.records import PoolRecord
 
 from ..waiting import until
 from .gate import INFER, Gate

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from oriel_gateway import app
-from oriel_gateway.admin.budget_metrics import budget_metrics
 from oriel_gateway.admin.console.tenants import tenant_report
+from oriel_gateway.admin.metrics import GatewayCollector
 from oriel_gateway.app import _remember_use
 from oriel_gateway.errors import Outcome
 from oriel_gateway.limits import EmbeddedLimiter
@@ -243,7 +243,7 @@ async def test_only_the_fullest_budgets_have_series(up: Upstream) -> None:
     async with gateway(files) as (_, core):
         for number, name in enumerate(names):
             core.spending.add(core.snapshot.tenants[name], Use(tokens_in=number), "2026-11-24")
-        families = {family.name: family for family in budget_metrics(core)}
+        families = {family.name: family for family in GatewayCollector(core).collect()}
         samples = families["oriel_gateway_budget_spent_ratio"].samples
         assert len(samples) == MAX_SHOWN and len(core.spending._fullest) == MAX_KNOWN
         assert samples[0].labels == {"tenant": names[-1], "budget": "budget-tokens-month"}

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from oriel_gateway.admin.token_metrics import token_metrics
+from oriel_gateway.admin.metrics import GatewayCollector
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome
 from oriel_gateway.observe.spending import MAX_SHOWN
@@ -235,4 +235,7 @@ TOKENS, LEFT = "oriel_gateway_tokens", "oriel_gateway_token_limit_left_ratio"
 
 def scraped(core: Gateway) -> dict[str, list[tuple[dict[str, str], float]]]:
     """Return name -> (labels, value) of each sample."""
-    return {family.name: [(sample.labels, sample.value) for sample in family.samples] for family in token_metrics(core)}
+    return {
+        family.name: [(sample.labels, sample.value) for sample in family.samples]
+        for family in GatewayCollector(core).collect()
+    }

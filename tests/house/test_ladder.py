@@ -45,7 +45,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "routing",
         "identity",
         "documents",
-        "http_status grpc_codes clock overload state_file",
+        "http_status clock overload state_file",
         "errors oriel_gateway",
     ),
     "oriel_logic": (

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_policies.scaling import ColdStarts, hold_until, worth_holding
+from oriel_policies.scaling.cold_start import ColdStarts, hold_until, worth_holding
 from oriel_policies.waiting.admission import Admission
 from oriel_policies.waiting.queue import SlaQueue
 

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -11,13 +11,10 @@ from hypothesis import strategies as st
 
 from oriel_policies.scaling.counter import DemandCounter
 from oriel_policies.scaling.forecast import expected_rate
-from oriel_policies.scaling.keep_alive import IdleGaps
 from oriel_policies.scaling.members import Demand, Members, State
-from oriel_policies.scaling.planner import Plan, Planner
+from oriel_policies.scaling.planner import Plan, Planner, reported_value
 from oriel_policies.scaling.records import PoolRecord, TierRecord
-from oriel_policies.scaling.reported import reported_value
-from oriel_policies.scaling.service import ServiceTime
-from oriel_policies.scaling.wanted import PoolScaling, TierLoad, TierScaling, replicas_wanted
+from oriel_policies.scaling.wanted import Scaling, ServiceTime, TierLoad, TierScaling, replicas_wanted
 
 GOLD = TierScaling(band=0, target_s=0.5)
 BRONZE = TierScaling(band=1, target_s=120.0)
@@ -26,8 +23,8 @@ SERVICE = ServiceTime(0.1, 0.1)
 BACKLOG = st.lists(st.integers(0, 200).map(float), min_size=24, max_size=24)
 
 
-def pool(minimum: int = 0, maximum: int = 50, *, spare: int = 0, **more: float) -> PoolScaling:
-    return PoolScaling(minimum=minimum, maximum=maximum, spare=spare, start_s=20.0, **more)
+def pool(minimum: int = 0, maximum: int = 50, *, spare: int = 0, keep_alive_s: float = 300.0) -> Scaling:
+    return Scaling(minimum=minimum, maximum=maximum, spare=spare, start_s=20.0, keep_alive_s=keep_alive_s)
 
 
 def loads(gold: Sequence[float], bronze: Sequence[float], rate: float) -> list[TierLoad]:
@@ -64,10 +61,6 @@ def test_work_that_no_new_replica_can_save_is_left_out() -> None:
     later[14] = 1_000.0  # due in about a minute: 100 s of work
     assert 2 <= replicas_wanted(pool(), [TierLoad(BRONZE, SERVICE, later, 0.0)], 0) <= 6
     assert replicas_wanted(pool(), [TierLoad(BRONZE, SERVICE, later, 0.0)], 6) == 0, "six do it in the time of a start"
-
-
-def test_loaded_models_have_to_lie_somewhere() -> None:
-    assert replicas_wanted(pool(), [], 1, model_replicas=2.5) == 3
 
 
 def test_a_steady_urgent_rate_gets_what_the_queueing_formula_says() -> None:
@@ -124,26 +117,6 @@ def test_small_changes_are_reported_beyond_the_tolerance(replicas: int, wanted: 
     assert reported_value(replicas, wanted) == pytest.approx(value)
 
 
-def arrivals_at(rate: Callable[[int], float]) -> list[float]:
-    return [rate(age) for age in range(61)]
-
-
-def planned_for(arrivals: list[float], *, target_s: float = 0.5, continuous: bool = True) -> float:
-    return expected_rate(arrivals, observed_s=100.0, continuous=continuous, target_s=target_s, start_s=20.0)
-
-
-def test_a_rise_is_extrapolated_to_when_a_replica_would_be_ready() -> None:
-    rising = arrivals_at(lambda age: 100.0 - age)
-    assert planned_for(rising) == pytest.approx(84.5 + 42.5)
-    assert planned_for(rising, continuous=False) < 100.0
-    assert planned_for(rising, target_s=60.0) == pytest.approx(69.5), "such a call can wait for a replica"
-
-
-def test_a_rise_that_may_be_chance_is_not_extrapolated() -> None:
-    arrivals = arrivals_at(lambda age: 1.2 if age <= 30 else 1.0)
-    assert planned_for(arrivals) == pytest.approx(1.1)
-
-
 def test_a_half_full_window_has_no_slope() -> None:
     """After a restart of all gateways the first half of the window is empty, although the rate has not changed."""
     counter, members, now = DemandCounter(0.0), Members(0.0), 0.0
@@ -165,7 +138,7 @@ def test_a_half_full_window_has_no_slope() -> None:
 class Course:
     """A pool in virtual time whose traffic is spread over several gateways. Replicas come at once."""
 
-    def __init__(self, gateways: int = 1, *, settings: PoolScaling | None = None) -> None:
+    def __init__(self, gateways: int = 1, *, settings: Scaling | None = None) -> None:
         self.counters = [DemandCounter(0.0) for _ in range(gateways)]
         self.members = Members(0.0)
         self.planner = Planner(settings or pool(), TIERS, 0.0)
@@ -299,21 +272,6 @@ def test_without_a_service_time_the_number_stays_and_one_is_wanted_for_a_call() 
     demand = Demand(total, State.COMPLETE, continuous=True)
     assert Planner(pool(), TIERS, 0.0).plan(demand, 1.0, replicas=0, ready=0).wanted == 1
     assert Planner(pool(), TIERS, 0.0).plan(demand, 1.0, replicas=7, ready=7).wanted == 7
-
-
-def test_regular_gaps_shorten_the_keep_alive_and_bring_a_replica_back_in_time() -> None:
-    gaps = IdleGaps(5.0)
-    assert gaps.keep_alive_s(300.0) == 300.0
-    for number in range(20):
-        for idle_s in range(100 + number % 3):
-            gaps.observe(float(idle_s))
-    gaps.observe(0.0)
-    assert gaps.keep_alive_s(300.0) == pytest.approx(101.0) and gaps.keep_alive_s(60.0) == 60.0
-    expected = []
-    for idle_s in range(150):
-        gaps.observe(float(idle_s))
-        expected.append(gaps.expects_call(20.0))
-    assert expected.index(True) == 79 and not expected[120]
 
 
 @pytest.mark.long

@@ -1,7 +1,5 @@
 """The records of demand: what is counted, how records add up, and what happens when a gateway falls silent."""
 
-from itertools import pairwise
-
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -9,33 +7,10 @@ from hypothesis import strategies as st
 
 from oriel_policies.errors import UnreadableRecords
 from oriel_policies.scaling.counter import DemandCounter
-from oriel_policies.scaling.members import Members, State
 from oriel_policies.scaling.published import pack, unpack
 from oriel_policies.scaling.records import CLASS_BOUNDS_S, WINDOW_S, PoolRecord, due_by, later
-from oriel_policies.scaling.service import service_time
 
 BACKLOG = st.lists(st.integers(0, 50).map(float), min_size=24, max_size=24)
-
-
-def counted(arrivals: list[float], *, until: float = 100.0) -> PoolRecord:
-    counter = DemandCounter(0.0)
-    for moment in arrivals:
-        counter.arrived("gold", moment)
-    return counter.record(until)
-
-
-def test_arrivals_are_counted_by_age_and_leave_the_window() -> None:
-    record = counted([1.0, 40.0, 98.2, 98.9, 99.5, 100.0])
-    arrivals = record.tiers["gold"].arrivals
-    assert (arrivals[0], arrivals[1], arrivals[2], arrivals[60], sum(arrivals)) == (1.0, 1.0, 2.0, 1.0, 5.0)
-
-
-def test_a_refused_call_is_counted_as_demand() -> None:
-    counter = DemandCounter(0.0)
-    counter.arrived("gold", 1.0)
-    counter.refused("gold", 1.0)
-    tier = counter.record(1.5).tiers["gold"]
-    assert sum(tier.arrivals) == 1.0 and tier.refused == 1.0
 
 
 @settings(max_examples=100, deadline=None)
@@ -105,63 +80,6 @@ def test_the_records_of_several_gateways_add_up_to_that_of_one(
     assert set(several.curve) == set(one.curve)
     for name, tier in one.tiers.items():
         assert several.tiers[name].arrivals == tier.arrivals and several.tiers[name].backlog == tier.backlog
-
-
-def waiting_record() -> PoolRecord:
-    counter = DemandCounter(0.0)
-    counter.arrived("gold", 99.0)
-    counter.queued("gold", 400.0)
-    return counter.record(100.0)
-
-
-def test_the_backlog_of_a_silent_gateway_counts_for_ten_seconds_and_the_gateway_is_forgotten_after_a_minute() -> None:
-    members = Members(95.0)
-    members.read({"a": (waiting_record(), 0.0), "b": (waiting_record(), 0.0)}, 100.0)
-    assert (members.demand(100.0).total.held, members.demand(100.0).state) == (2.0, State.COMPLETE)
-    for now in range(101, 225):
-        members.read({"a": (waiting_record(), 0.0), "b": (waiting_record(), now - 100.0)}, now)
-        demand = members.demand(now)
-        assert demand.total.held == (2.0 if now <= 110 else 1.0)
-        if now < 160:
-            assert demand.state is (State.COMPLETE if now <= 110 else State.PARTIAL)
-
-
-def test_after_a_gateway_is_gone_the_sum_is_partial_until_its_traffic_is_seen_elsewhere() -> None:
-    members = Members(95.0)
-    members.read({"a": (waiting_record(), 0.0), "b": (waiting_record(), 0.0)}, 100.0)
-    for now in range(101, 170):
-        members.read({"a": (waiting_record(), 0.0)}, float(now))
-        assert members.demand(float(now)).state is (State.PARTIAL if now < 161 else State.COMPLETE)
-
-
-def test_without_any_reading_for_a_minute_nothing_is_available() -> None:
-    members = Members(95.0)
-    members.read({"a": (waiting_record(), 0.0)}, 100.0)
-    states = [members.demand(now).state for now in (105.0, 115.0, 159.0, 160.0)]
-    assert states == [State.COMPLETE, State.PARTIAL, State.PARTIAL, State.UNAVAILABLE]
-    members.read({"a": (waiting_record(), 0.0)}, 300.0)
-    assert members.demand(300.0).state is State.PARTIAL
-
-
-def test_a_window_is_continuous_when_it_was_seen_whole_and_nobody_was_lost_in_it() -> None:
-    members, continuous = Members(0.0), []
-    for now in range(1, 200):
-        records = {"a": (counted([], until=now + 100.0), 0.0)}
-        if now < 80:
-            records["b"] = (counted([], until=now), 0.0)
-        members.read(records, float(now))
-        continuous.append(members.demand(float(now)).continuous)
-    changes = [now for now, (before, after) in enumerate(pairwise(continuous), 2) if before is not after]
-    assert continuous[0] is False and changes == [60, 80, 140]
-
-
-def test_the_planned_batch_is_the_largest_that_takes_half_the_target() -> None:
-    curve = {1: (10.0, 0.5), 4: (10.0, 1.0), 16: (10.0, 3.0)}
-    planned = service_time(curve, 0.5)
-    assert planned is not None and (planned.device_s, planned.latency_s) == (0.025, 0.1)
-    urgent = service_time(curve, 0.05)
-    assert urgent is not None and (urgent.device_s, urgent.latency_s) == (0.05, 0.05)
-    assert service_time({}, 1.0) is None
 
 
 @settings(max_examples=50, deadline=None)

@@ -9,8 +9,15 @@ from oriel_policies.scaling.forecast import expected_rate, rate
 from oriel_policies.scaling.keep_alive import IdleGaps
 from oriel_policies.scaling.members import Members, State
 from oriel_policies.scaling.records import PoolRecord, TierRecord, deadline_class, due_by, later
-from oriel_policies.scaling.service import ServiceTime, service_time
-from oriel_policies.scaling.wanted import PoolScaling, TierLoad, TierScaling, _too_late, replicas_wanted
+from oriel_policies.scaling.wanted import (
+    Scaling,
+    ServiceTime,
+    TierLoad,
+    TierScaling,
+    _too_late,
+    replicas_wanted,
+    service_time,
+)
 
 NOTHING = [0.0] * 24
 
@@ -198,6 +205,7 @@ def test_a_replica_is_ordered_a_start_before_a_regular_call() -> None:
     for idle_s, expected in ((79.5, False), (80.0, True), (100.0, True), (100.5, False)):
         it.observe(idle_s)
         assert it.expects_call(20.0) is expected
+    assert it.keep_alive_s(60.0) == 60.0
     few = gaps(*[100.0] * (count - 1))
     few.observe(90.0)
     assert not few.expects_call(20.0)
@@ -234,7 +242,6 @@ def forecast(arrivals: list[float], *, start_s: float = 20.0, target_s: float = 
         continuous=bool(more.get("continuous", True)),
         target_s=target_s,
         start_s=start_s,
-        profile=more.get("profile", 0.0),
     )
 
 
@@ -260,45 +267,13 @@ def test_a_rise_is_extrapolated_to_a_start_and_the_delay_and_by_half_at_most() -
     assert forecast(falling) == pytest.approx(70.0)
 
 
-def test_a_rate_is_the_mean_of_what_was_observed_and_no_less_than_the_profile() -> None:
+def test_a_rate_is_the_mean_of_what_was_observed() -> None:
     arrivals = [0.0] + [6.0] * 6 + [0.0] * 54
     for observed_s, found in ((0.0, 6.0), (6.9, 6.0), (12.0, 3.0), (60.0, 0.6), (99.0, 0.6)):
         assert forecast(arrivals, observed_s=observed_s, target_s=99.0) == pytest.approx(found)
-    assert forecast(arrivals, target_s=99.0, profile=9.0) == 9.0
 
 
 # The wanted number ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("minimum", "maximum", "more"),
-    [
-        (-1, 1, {}),
-        (2, 1, {}),
-        (0, 0, {}),
-        (0, 1, {"spare": -1}),
-        (0, 1, {"spare": 2}),
-        (0, 1, {"start_s": 0.0}),
-        (0, 1, {"capacity": 0.0}),
-        (0, 1, {"miss_share": 0.0}),
-        (0, 1, {"miss_share": 1.0}),
-    ],
-)
-def test_a_pool_that_makes_no_sense_is_refused(minimum: int, maximum: int, more: dict[str, float]) -> None:
-    with pytest.raises(ValueError):
-        PoolScaling(minimum=minimum, maximum=maximum, **{"start_s": 1.0, **more})  # type: ignore[arg-type]
-
-
-def test_the_least_and_the_most_that_make_sense_are_taken() -> None:
-    for minimum, maximum, spare in ((0, 1, 0), (1, 1, 1), (0, 5, 5)):
-        made = PoolScaling(minimum=minimum, maximum=maximum, spare=spare, start_s=1e-9, capacity=1e-9, miss_share=0.999)
-        assert (made.minimum, made.maximum, made.spare, made.keep_alive_s) == (minimum, maximum, spare, 300.0)
-    assert PoolScaling(minimum=0, maximum=1, start_s=1.0).miss_share == 0.002
-    for weight in (0.0, 1.0):
-        assert TierScaling(band=0, target_s=1e-9, weight=weight).weight == weight
-    for weight, target_s in ((-0.001, 1.0), (1.001, 1.0), (1.0, 0.0)):
-        with pytest.raises(ValueError):
-            TierScaling(band=0, target_s=target_s, weight=weight)
 
 
 @pytest.mark.parametrize(
@@ -317,7 +292,7 @@ def test_the_share_of_calls_that_wait_too_long(servers: float, work: float, slac
 
 
 def test_replicas_are_counted_up_from_what_is_needed_and_within_the_bounds() -> None:
-    pool = PoolScaling(minimum=1, maximum=5, spare=1, start_s=20.0)
+    pool = Scaling(minimum=1, maximum=5, spare=1, start_s=20.0)
     for models, wanted in ((0.0, 1), (1.0, 2), (1.0000001, 2), (1.01, 3), (4.0, 5), (5.0, 5), (9.0, 5)):
         assert replicas_wanted(pool, [], 0, models, spare=1) == wanted
     assert replicas_wanted(pool, [], 0, 1.0) == 1

@@ -7,7 +7,7 @@ from math import ceil, inf
 from random import Random
 
 from oriel_policies.documents import compile_documents
-from oriel_policies.scaling import DemandCounter
+from oriel_policies.scaling.counter import DemandCounter
 from oriel_tools.simulate.autoscaled import Autoscaled
 
 SERVICE_S, TARGET_S, START_S = 0.1, 0.5, 20.0

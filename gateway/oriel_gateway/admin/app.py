@@ -14,16 +14,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from oriel_gateway.admin.budget_metrics import budget_metrics
 from oriel_gateway.admin.console.live import STREAM, Live, Source
 from oriel_gateway.admin.console.pages import PATHS, OnlyGet, Pages
 from oriel_gateway.admin.console.tenants import tenant_report
 from oriel_gateway.admin.guard import Guard
 from oriel_gateway.admin.metrics import GatewayCollector, certificate_metrics
 from oriel_gateway.admin.queues import live_queues
-from oriel_gateway.admin.routing_metrics import routing_metrics
 from oriel_gateway.admin.slo import LISTED, MOST_LISTED, slo_report
-from oriel_gateway.admin.token_metrics import token_metrics
 from oriel_gateway.admin.troubles import troubles
 from oriel_gateway.admin.wake import BODY_S, MOST_BYTES, refusal, wake_pool
 from oriel_gateway.core import Gateway
@@ -71,9 +68,6 @@ def admin_app(
         yield from collected.collect()
         if certificates is not None:
             yield from certificate_metrics(certificates)
-        yield from routing_metrics(gateway.routing)
-        yield from budget_metrics(gateway)
-        yield from token_metrics(gateway)
         yield from ledger_metrics(usage or LedgerCounts())
         yield from gateway.documents.collect()
         yield from span_metrics("gateway", gateway.sink, gateway.records.kept, gateway.recaller)

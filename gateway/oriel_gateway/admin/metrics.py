@@ -39,6 +39,9 @@ class GatewayCollector(Collector):
         yield from self._placements()
         yield from self._loop()
         yield from self._losses()
+        yield from self._routes()
+        yield from self._budgets()
+        yield from self._tokens()
 
     def _calls(self) -> Iterator[Metric]:
         stats, exemplars = self._gateway.records.stats, self._gateway.records.exemplars
@@ -219,6 +222,55 @@ class GatewayCollector(Collector):
         yield counter("oriel_gateway_spans_dropped", "Spans that no collector took.", "", spans)
         text, dropped = "Lines of the access log that were lost.", 0 if lines is None else lines.dropped
         yield counter("oriel_gateway_access_log_dropped", text, "", dropped)
+
+    def _routes(self) -> Iterator[Metric]:
+        state = self._gateway.routing
+        text = "Calls by the side of a split they went to."
+        yield counter("oriel_gateway_split_calls", text, "route side", state.side_counts.items())
+        text = "Copies by how their answer compares."
+        yield counter("oriel_gateway_shadow_copies", text, "route pool result", state.shadow_counts.items())
+        text = "Answers of deterministic routes by source."
+        yield counter("oriel_gateway_cache_answers", text, "route source", state.cache_counts.items())
+        yield gauge("oriel_gateway_cache_bytes", "Bytes of kept answers.", "", state.cache.size_bytes)
+        text = "Kept answers that made room for others."
+        yield counter("oriel_gateway_cache_evicted", text, "", state.cache.evicted)
+        text = "Calls that are being made for one or more callers."
+        yield gauge("oriel_gateway_flights", text, "", len(state.flights))
+        yield gauge("oriel_gateway_shadow_copies_inflight", "Copies that are on their way.", "", state.shadows)
+        latest = list(state.agreement.latest.items())
+        ratios = [(of, each.ratio) for of, each in latest if each.ratio is not None and each.error is not None]
+        text = "Share of rows with the same class, of answers compared lately."
+        yield gauge("oriel_model_agreement_ratio", text, "model with", ratios)
+        errors = [(of, each.error) for of, each in latest if each.ratio is not None and each.error is not None]
+        text = "Largest difference of an element, of answers compared lately."
+        yield gauge("oriel_model_largest_error", text, "model with", errors)
+        counts = [((*of, result), count) for of, each in latest for result, count in each.counts.items()]
+        text = "Pairs of answers by how their values compare."
+        yield counter("oriel_model_compared", text, "model with result", counts)
+        text = "1 for a side of a split that gets no calls any more, until its route changes."
+        rolled_back = [((found.route, found.side, found.reason), 1) for found in state.canaries.shown()]
+        yield gauge("oriel_gateway_canary_rolled_back", text, "route side reason", rolled_back)
+
+    def _budgets(self) -> Iterator[Metric]:
+        gateway = self._gateway
+        gateway.records.stats.count()
+        fills = [((fill.tenant, fill.budget), fill) for fill in gateway.spending.fills()]
+        text = "Share of a tenant's budget that is spent."
+        yield gauge("oriel_gateway_budget_spent_ratio", text, "tenant budget", [(of, fill.ratio) for of, fill in fills])
+        text = "Share of a tenant's budget from which a warning is due."
+        yield gauge("oriel_gateway_budget_warn_ratio", text, "tenant budget", [(of, fill.warn) for of, fill in fills])
+        text = "1 if calls are refused once the budget is spent."
+        yield gauge("oriel_gateway_budget_stops", text, "tenant budget", [(of, fill.stop) for of, fill in fills])
+
+    def _tokens(self) -> Iterator[Metric]:
+        # `type` is `gen_ai.token.type` of OpenTelemetry's semantic conventions
+        gateway = self._gateway
+        used = gateway.records.stats.usage.tokens.read()
+        tokens = [((*of, kind), count) for of, counts in used.items() for kind, count in counts.items()]
+        yield counter("oriel_gateway_tokens", "Tokens that calls read and wrote.", "tenant route type", tokens)
+        left = [((each.tenant, each.limit), each.ratio) for each in gateway.spending.tokens_left()]
+        text = "Share of a tenant's token limit that is free."
+        yield gauge("oriel_gateway_token_limit_left_ratio", text, "tenant limit", left)
 
 
 def _by_result(counts: Mapping[str, Mapping[str, int]]) -> list[tuple[tuple[str, str], float]]:

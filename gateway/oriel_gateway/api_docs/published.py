@@ -7,11 +7,10 @@ bytes, time and count. A pool that does not answer keeps its last description.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from random import uniform
 from time import monotonic
-from typing import Protocol
 
 from oriel_gateway.api_docs.reading import (
     MAX_ANSWER_BYTES,
@@ -63,13 +62,6 @@ class PoolFacts:
     due_s: float = 0.0
 
 
-class Gates(Protocol):
-    """The part of a gateway that is needed here."""
-
-    snapshot: Snapshot
-    pools: dict[str, PoolGate]
-
-
 class Published:
     """The reports of all pools. Single writer: the loop.
 
@@ -85,23 +77,23 @@ class Published:
         self._wanted: dict[str, tuple[bool, frozenset[str] | None]] = {}  # of the routes of that snapshot
         self._documents: dict[Address, tuple[bytes, Description]] = {}  # the documents that were read last
 
-    async def run(self, gates: Gates) -> None:
-        """Ask the pools that are due until cancelled."""
+    async def run(self, read: Callable[[], tuple[Snapshot, Mapping[str, PoolGate]]]) -> None:
+        """Ask the pools that are due until cancelled. read: returns the documents in force and the pools."""
         while True:
             try:
-                await self.ask(gates)
+                await self.ask(*read())
             except Exception:
                 # This is the edge of a task that must live: descriptions may never end the gateway.
                 _log.exception("the descriptions of the pools cannot be read")
             await asyncio.sleep(SOONEST_S)
 
-    async def ask(self, gates: Gates) -> None:
+    async def ask(self, snapshot: Snapshot, pools: Mapping[str, PoolGate]) -> None:
         """Ask every pool that is due, once."""
-        if self._of is not gates.snapshot:
-            self._of, self._wanted = gates.snapshot, _wanted(gates.snapshot.routes)
+        if self._of is not snapshot:
+            self._of, self._wanted = snapshot, _wanted(snapshot.routes)
             self.pools = {name: facts for name, facts in self.pools.items() if name in self._wanted}
         for name, (services, models) in self._wanted.items():
-            gate, facts = gates.pools.get(name), self.pools.setdefault(name, PoolFacts())
+            gate, facts = pools.get(name), self.pools.setdefault(name, PoolFacts())
             if gate is None or facts.due_s > monotonic() or not gate.endpoints.usable:
                 continue
             answered = await self._ask(gate, facts, services, models)

@@ -13,7 +13,7 @@ from oriel_gateway.call.call import GatewayCall
 from oriel_gateway.call.contracts import Call
 from oriel_gateway.call.grpc_stream import GrpcStreamSide
 from oriel_gateway.errors import Outcome, Refused, stopping
-from oriel_gateway.grpc_codes import CODES
+from oriel_gateway.http_status import CODES
 from oriel_gateway.ingress.grpc_health import HealthCall, answer_here
 from oriel_gateway.ingress.grpc_incoming import Incoming
 from oriel_gateway.ingress.grpc_rules import GrpcLimits, Message, naming, too_much_metadata, unprefixed

@@ -9,7 +9,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from oriel_gateway.errors import Outcome, Refused, stopping
-from oriel_gateway.grpc_codes import CODES
+from oriel_gateway.http_status import CODES
 from oriel_gateway.ingress.grpc_rules import HEALTH_METHODS, unprefixed
 from oriel_gateway.ingress.grpc_trailers import OK, about, refusal
 from oriel_gateway.ingress.grpc_view import GrpcView

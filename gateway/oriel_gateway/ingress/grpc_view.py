@@ -14,7 +14,7 @@ from oriel_gateway.call.grpc import GRPC
 from oriel_gateway.call.grpc_head import GrpcRequest, RpcLine
 from oriel_gateway.call.grpc_stream import GrpcStreamSide
 from oriel_gateway.errors import Outcome, Refused, displaced
-from oriel_gateway.grpc_codes import CODES
+from oriel_gateway.http_status import CODES
 from oriel_gateway.ingress.grpc_compressed import decompress
 from oriel_gateway.ingress.grpc_rules import (
     METHODS,

@@ -8,8 +8,7 @@ from functools import lru_cache
 from operator import attrgetter
 
 from oriel_gateway.errors import Outcome
-from oriel_gateway.grpc_codes import CODES
-from oriel_gateway.http_status import STATUS
+from oriel_gateway.http_status import CODES, STATUS
 from oriel_gateway.observe.record import Record
 from oriel_gateway.observe.tracing import Attempt
 from oriel_wire.context import parse_cost, parse_tokens

@@ -13,7 +13,7 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.pools.endpoint_state import Reach
 from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_policies.documents import Scaling, Tenant
-from oriel_policies.scaling import ColdStarts, hold_until, worth_holding
+from oriel_policies.scaling.cold_start import ColdStarts, hold_until, worth_holding
 
 __all__ = ["Phase", "PoolColdStart", "phase_of", "timing"]
 

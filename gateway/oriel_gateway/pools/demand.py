@@ -5,7 +5,8 @@ from collections.abc import Callable
 from math import floor
 from time import monotonic
 
-from oriel_policies.scaling import DemandCounter, PoolRecord
+from oriel_policies.scaling.counter import DemandCounter
+from oriel_policies.scaling.records import PoolRecord
 
 
 class PoolDemand:

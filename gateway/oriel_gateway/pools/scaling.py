@@ -22,17 +22,12 @@ from oriel_gateway.pools.pool import PoolGate
 from oriel_policies.bounds.calendar import CalendarClock
 from oriel_policies.documents import Scaling, Tier
 from oriel_policies.errors import UnreadableRecords
-from oriel_policies.scaling import (
-    Members,
-    Planner,
-    PoolRecord,
-    PoolScaling,
-    TierScaling,
-    pack,
-    reported_value,
-    scheduled_minimum,
-    unpack,
-)
+from oriel_policies.scaling.members import Members
+from oriel_policies.scaling.planner import Planner, reported_value
+from oriel_policies.scaling.published import pack, unpack
+from oriel_policies.scaling.records import PoolRecord
+from oriel_policies.scaling.schedule import scheduled_minimum
+from oriel_policies.scaling.wanted import TierScaling
 
 PLAN_EVERY_S: Final = 1.0
 # the least time between two notifications about one pool: each of them costs requests to Kubernetes
@@ -93,20 +88,11 @@ class PoolPlan:
         self.scaling = scaling
         self.counts.capacity = scaling.capacity
         self.tiers = dict(tiers)
-        pool = PoolScaling(
-            minimum=scaling.minimum,
-            maximum=scaling.maximum,
-            spare=scaling.spare,
-            start_s=scaling.start_s,
-            capacity=scaling.capacity,
-            miss_share=scaling.miss_share,
-            keep_alive_s=scaling.keep_alive_s,
-        )
         targets = {
             name: TierScaling(band=tier.band, target_s=tier.target_s, weight=scaling.weights.get(name, 1.0))
             for name, tier in tiers.items()
         }
-        self._planner = Planner(pool, targets, now)
+        self._planner = Planner(scaling, targets, now)
 
     @property
     def starved(self) -> bool:

@@ -11,13 +11,13 @@ from oriel_policies.documents.promises import (
     Pool,
     RateLimit,
     Route,
-    Scaling,
     Selector,
     Snapshot,
     Split,
     Tenant,
     Tier,
 )
+from oriel_policies.scaling.wanted import Scaling
 
 __all__ = [
     "Allowance",

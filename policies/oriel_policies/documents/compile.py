@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from oriel_policies.documents.issuers import issuer
 from oriel_policies.documents.prices import price
-from oriel_policies.documents.promises import Fallback, Http, Issuer, Pool, Route, Scaling, Snapshot, Split, Tier, fits
+from oriel_policies.documents.promises import Fallback, Http, Issuer, Pool, Route, Snapshot, Split, Tier, fits
 from oriel_policies.documents.reading import Reading, nearest
 from oriel_policies.documents.rollback import rollback
 from oriel_policies.documents.schema import (
@@ -30,6 +30,7 @@ from oriel_policies.documents.tenants import Tenants, check_pattern, known_tier,
 from oriel_policies.errors import BadDocument
 from oriel_policies.metering.prices import Price
 from oriel_policies.scaling.schedule import Window, read_window
+from oriel_policies.scaling.wanted import Scaling
 from oriel_policies.upstreams.fallback import MODEL_IN_JSON, MOST_POOLS
 
 _HEADER = re.compile(r"[a-z0-9-]{1,64}\Z")

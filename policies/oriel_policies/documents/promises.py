@@ -8,7 +8,7 @@ from oriel_policies.bounds.kinds import KINDS, Counts
 from oriel_policies.metering.budgets import Budget
 from oriel_policies.metering.prices import Price
 from oriel_policies.quality.canary import Rollback
-from oriel_policies.scaling.schedule import Window
+from oriel_policies.scaling.wanted import Scaling
 
 # The services of the OpenAI API whose calls take tokens; the others' answers report none.
 TOKEN_SERVICES = frozenset({"chat.completions", "completions", "embeddings", "responses"})
@@ -204,33 +204,6 @@ class Tenant:
     def may_use_service(self, name: str) -> bool:
         """Return whether a pattern of this tenant names the service."""
         return any(fits(pattern, name) for pattern in self.services)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scaling:
-    """The settings by which a pool scales; see `oriel_policies.scaling.PoolScaling`.
-
-    weights: tier -> `TierScaling.weight`; 1 if it is absent.
-    hold_s: how many seconds a call is held while the pool has no server, within the deadline that its caller asks for;
-    None until its deadline.
-    tier_hold_s: the same by tier.
-    """
-
-    minimum: int
-    maximum: int
-    spare: int
-    start_s: float
-    keep_alive_s: float
-    capacity: float
-    miss_share: float
-    weights: Mapping[str, float]
-    schedule: tuple[Window, ...]
-    hold_s: float | None = None
-    tier_hold_s: Mapping[str, float] = field(default_factory=dict)
-
-    def hold_for(self, tier: str) -> float | None:
-        """Return how many seconds a call of this tier is held; None until its deadline."""
-        return self.tier_hold_s.get(tier, self.hold_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,17 +31,15 @@ def expected_rate(
     continuous: bool,
     target_s: float,
     start_s: float,
-    profile: float = 0.0,
 ) -> float:
     """Calls per second to plan for.
 
     observed_s: how long arrivals have been counted at all. continuous: see `Demand`; without it there is no slope,
-    because a window that fills up looks like a rise. profile: the rate of a recorded profile at the time when a
-    replica that is ordered now would be ready.
+    because a window that fills up looks like a rise.
     """
     seconds = min(WINDOW_S, max(BURST_S, int(observed_s)))
     minute = rate(arrivals, seconds)
-    expected = max(minute, profile)
+    expected = minute
     if target_s >= start_s:
         return expected
     burst = rate(arrivals, BURST_S)

@@ -16,19 +16,20 @@ nobody has seen a call since gateways were started, replicas that are there are 
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from math import inf, sqrt
+from math import ceil, inf, sqrt
 from typing import Final
 
 from oriel_policies.scaling.forecast import expected_rate
 from oriel_policies.scaling.keep_alive import IdleGaps
 from oriel_policies.scaling.members import Demand, State
 from oriel_policies.scaling.records import CLASSES, WINDOW_S
-from oriel_policies.scaling.service import ServiceTime, service_time
-from oriel_policies.scaling.wanted import PoolScaling, TierLoad, TierScaling, replicas_wanted
+from oriel_policies.scaling.wanted import Scaling, ServiceTime, TierLoad, TierScaling, replicas_wanted, service_time
 
 DOWN_EVERY_S: Final = 60.0
 HISTORY_S: Final = 300.0
 MARGIN: Final = 1.0
+TOLERANCE: Final = 0.1  # of a HorizontalPodAutoscaler
+_BEYOND: Final = 0.01  # the metric is kept to 1/1000
 _SLOT_S: Final = 5.0
 _NOTHING: Final[list[float]] = [0.0] * CLASSES
 
@@ -88,7 +89,7 @@ class Planner:
     tiers: by the names that the records use; calls of other tiers are planned for like those of the least urgent one.
     """
 
-    def __init__(self, pool: PoolScaling, tiers: Mapping[str, TierScaling], now: float) -> None:
+    def __init__(self, pool: Scaling, tiers: Mapping[str, TierScaling], now: float) -> None:
         if not tiers:
             raise ValueError("there is at least one tier")
         self.pool = pool
@@ -108,23 +109,21 @@ class Planner:
         replicas: int,
         ready: int,
         scheduled: int = 0,
-        profile: Mapping[str, float] | None = None,
         model_replicas: float = 0.0,
     ) -> Plan:
         """Return the plan for this moment.
 
         replicas: addresses of the pool that are not terminating; ready: those that serve.
         scheduled: the minimum of the windows that are open, see `scheduled_minimum`.
-        profile: rates by tier of a recorded profile, see `expected_rate`.
         model_replicas: those whose memory the models in use fill.
         """
         pool, total = self.pool, demand.total
         if self._wanted < 0:
             self._wanted = max(pool.minimum, min(pool.maximum, replicas))
-        rates = self._rates(demand, profile)
+        rates = self._rates(demand)
         self._largest.observe(rates, now)
         floor = max(pool.minimum, min(pool.maximum, max(scheduled, total.woken)))
-        in_use = self._active(demand, profile, replicas)
+        in_use = self._active(demand, replicas)
         # A floor that holds only for a while (a schedule, an operator) wakes the pool as a call does.
         active, spare = in_use or floor > pool.minimum, pool.spare if in_use else 0
         services = self._services(total.curve)
@@ -156,32 +155,29 @@ class Planner:
             work={name: rates[name] * service.device_s for name, service in services.items() if name in rates},
         )
 
-    def _active(self, demand: Demand, profile: Mapping[str, float] | None, replicas: int) -> bool:
+    def _active(self, demand: Demand, replicas: int) -> bool:
         """Return whether a call waits or is served, did so a short while ago, or is expected."""
         total = demand.total
         if total.idle_s < inf:
             self._gaps.observe(total.idle_s)
         if total.held > 0.0 or total.in_flight > 0.0:
             return True
-        if profile and max(profile.values()) > 0.0:
-            return True
         if total.idle_s == inf:
             return replicas > 0 and total.observed_s < self.pool.keep_alive_s
         keep_s = self._gaps.keep_alive_s(self.pool.keep_alive_s)
         return total.idle_s < keep_s or self._gaps.expects_call(self.pool.start_s)
 
-    def _rates(self, demand: Demand, profile: Mapping[str, float] | None) -> dict[str, float]:
-        rates = {name: rate for name, rate in profile.items() if name in self.tiers} if profile else {}
-        for name, tier in demand.total.tiers.items():
-            rates[name] = expected_rate(
+    def _rates(self, demand: Demand) -> dict[str, float]:
+        return {
+            name: expected_rate(
                 tier.arrivals,
                 observed_s=demand.total.observed_s,
                 continuous=demand.continuous,
                 target_s=self.tiers.get(name, self._other).target_s,
                 start_s=self.pool.start_s,
-                profile=profile.get(name, 0.0) if profile else 0.0,
             )
-        return rates
+            for name, tier in demand.total.tiers.items()
+        }
 
     def _services(self, curve: Mapping[int, tuple[float, float]]) -> dict[str, ServiceTime]:
         """Return the service times by tier; empty while no execution is known."""
@@ -204,3 +200,20 @@ class Planner:
 
 def _least_urgent(tiers: Mapping[str, TierScaling]) -> str:
     return max(tiers, key=lambda name: tiers[name].band)
+
+
+def reported_value(replicas: int, wanted: int) -> float:
+    """Return the value of an external metric (AverageValue, target 1) with which an autoscaler acts on `wanted`.
+
+    replicas: addresses of the pool that are not terminating. The HorizontalPodAutoscaler changes nothing while the
+    value is within a tenth of the present number. So a smaller change is reported as just beyond the tolerance. A rise
+    may then start one replica in ten more than wanted; a fall that would leave fewer than wanted is not reported.
+    Exactly a tenth is within the tolerance here; versions of Kubernetes differ in it.
+    """
+    change = wanted - replicas
+    if replicas <= 0 or not change or abs(change) > TOLERANCE * replicas + 1e-9:
+        return float(wanted)
+    if change > 0:
+        return (1.0 + TOLERANCE) * replicas + _BEYOND
+    least = (1.0 - TOLERANCE) * replicas - _BEYOND
+    return least if ceil(least) >= wanted else float(replicas)

@@ -3,7 +3,9 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from math import inf
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct, field
 
 WINDOW_S: Final = 60
 CLASSES: Final = 24
@@ -14,7 +16,11 @@ _STEP: Final = 1.6
 CLASS_BOUNDS_S: Final[list[float]] = [_FIRST_S * _STEP**step for step in range(CLASSES)]
 
 
-class TierRecord:
+def _zeros(count: int) -> list[float]:
+    return [0.0] * count
+
+
+class TierRecord(Struct, array_like=True, forbid_unknown_fields=True):
     """The demand of one tier.
 
     arrivals: calls per second of age, the newest first. The first entry is the current second, which is not over; the
@@ -23,12 +29,9 @@ class TierRecord:
     refused: calls of the window that were refused for want of capacity.
     """
 
-    __slots__ = ("arrivals", "backlog", "refused")
-
-    def __init__(self) -> None:
-        self.arrivals: list[float] = [0.0] * (WINDOW_S + 1)
-        self.backlog: list[float] = [0.0] * CLASSES
-        self.refused = 0.0
+    arrivals: list[float] = field(default_factory=lambda: _zeros(WINDOW_S + 1))
+    backlog: list[float] = field(default_factory=lambda: _zeros(CLASSES))
+    refused: float = 0.0
 
     def add(self, other: "TierRecord", age_s: float = 0.0, *, with_backlog: bool = True) -> None:
         """Add a record that was made `age_s` ago."""
@@ -41,7 +44,7 @@ class TierRecord:
                 self.backlog[index] += calls
 
 
-class PoolRecord:
+class PoolRecord(Struct, array_like=True, forbid_unknown_fields=True):
     """The report of one gateway about one pool; or the sum of several.
 
     tiers: by name.
@@ -53,17 +56,14 @@ class PoolRecord:
     curve: rows of an execution -> (executions, their seconds), over a recent period; the points of a service curve.
     """
 
-    __slots__ = ("curve", "held", "idle_s", "in_flight", "observed_s", "tiers", "woken", "woken_s")
-
-    def __init__(self) -> None:
-        self.tiers: dict[str, TierRecord] = {}
-        self.held = 0.0
-        self.in_flight = 0.0
-        self.observed_s = 0.0
-        self.idle_s: float = inf
-        self.woken = 0
-        self.woken_s = 0.0
-        self.curve: dict[int, tuple[float, float]] = {}
+    tiers: dict[str, TierRecord] = field(default_factory=dict)
+    held: float = 0.0
+    in_flight: float = 0.0
+    observed_s: float = 0.0
+    idle_s: Annotated[float, Meta(ge=0.0)] = inf
+    woken: int = 0
+    woken_s: float = 0.0
+    curve: dict[Annotated[int, Meta(ge=1)], tuple[float, float]] = field(default_factory=dict)
 
     def add(self, other: "PoolRecord", age_s: float = 0.0, *, with_backlog: bool = True) -> None:
         """Add a record that was made `age_s` ago; without its waiting calls unless `with_backlog`."""

@@ -15,74 +15,65 @@ Tiers are taken cumulatively from the most urgent band downwards. `weight` is th
 replicas may be paid: a tier of weight 0 uses what is there.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import ceil, erfc, exp, floor, pi, sqrt
-from typing import Final
+from typing import Final, NamedTuple
 
 from oriel_policies.scaling.records import due_by
-from oriel_policies.scaling.service import ServiceTime
+from oriel_policies.scaling.schedule import Window
+from oriel_policies.waiting.batch import non_decreasing
 
 MOMENTS: Final = 14
 _ROUNDING: Final = 1e-6
 
 
-class PoolScaling:
-    """A pool as its document describes it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """The `scaling` table of a pool, by which its replicas are planned.
 
     start_s: time until a new replica serves its first call, in 95 of 100 cases. capacity: device-seconds per second of
     one replica; e.g. its instances. miss_share: share of the calls of an urgent tier that may wait too long.
     keep_alive_s: the longest time that an idle pool keeps its last replica, if `minimum` is 0. spare: replicas beyond
     those that the calls need, while the pool is in use.
+    weights: tier -> the share of its work for which replicas may be paid, 0 to 1; 1 if it is absent.
+    hold_s: how many seconds a call is held while the pool has no server, within the deadline that its caller asks for;
+    None until its deadline.
+    tier_hold_s: the same by tier.
     """
 
-    __slots__ = (
-        "capacity",
-        "keep_alive_s",
-        "maximum",
-        "minimum",
-        "miss_share",
-        "spare",
-        "start_s",
-    )
+    minimum: int
+    maximum: int
+    start_s: float
+    spare: int = 0
+    capacity: float = 1.0
+    miss_share: float = 0.002
+    keep_alive_s: float = 300.0
+    weights: Mapping[str, float] = field(default_factory=dict)
+    schedule: tuple[Window, ...] = ()
+    hold_s: float | None = None
+    tier_hold_s: Mapping[str, float] = field(default_factory=dict)
 
-    def __init__(
-        self,
-        *,
-        minimum: int,
-        maximum: int,
-        start_s: float,
-        spare: int = 0,
-        capacity: float = 1.0,
-        miss_share: float = 0.002,
-        keep_alive_s: float = 300.0,
-    ) -> None:
-        if not 0 <= minimum <= maximum or maximum < 1:
-            raise ValueError("0 <= minimum <= maximum, and maximum is at least 1")
-        if not 0 <= spare <= maximum:
-            raise ValueError("spare is 0 to maximum")
-        if start_s <= 0.0 or capacity <= 0.0 or not 0.0 < miss_share < 1.0:
-            raise ValueError("start_s and capacity are positive, miss_share is between 0 and 1")
-        self.minimum = minimum
-        self.maximum = maximum
-        self.start_s = start_s
-        self.spare = spare
-        self.capacity = capacity
-        self.miss_share = miss_share
-        self.keep_alive_s = keep_alive_s
+    def hold_for(self, tier: str) -> float | None:
+        """Return how many seconds a call of this tier is held; None until its deadline."""
+        return self.tier_hold_s.get(tier, self.hold_s)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TierScaling:
     """A tier as its document describes it. weight: the share of its work for which replicas may be paid, 0 to 1."""
 
-    __slots__ = ("band", "target_s", "weight")
+    band: int
+    target_s: float
+    weight: float = 1.0
 
-    def __init__(self, *, band: int, target_s: float, weight: float = 1.0) -> None:
-        if not 0.0 <= weight <= 1.0 or target_s <= 0.0:
-            raise ValueError("weight is 0 to 1, target_s is positive")
-        self.band = band
-        self.target_s = target_s
-        self.weight = weight
+
+class ServiceTime(NamedTuple):
+    """device_s: seconds of one device per call, when batches are as large as planned; latency_s: the time that such a
+    batch takes, which every call in it spends."""
+
+    device_s: float
+    latency_s: float
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -95,8 +86,26 @@ class TierLoad:
     rate: float
 
 
+def service_time(curve: Mapping[int, tuple[float, float]], target_s: float) -> ServiceTime | None:
+    """The service time at the planned batch; None while no execution is known.
+
+    curve: rows -> (executions, their seconds), as in `PoolRecord`. The planned batch is the largest known one that
+    takes at most half of the target: a call that has just missed one batch still makes the next (`batch`). If none is
+    that short, it is the smallest.
+    """
+    rows = sorted([rows for rows, (executions, _) in curve.items() if executions > 0.0])
+    if not rows:
+        return None
+    means = non_decreasing([(curve[each][1] / curve[each][0], curve[each][0]) for each in rows])
+    planned, seconds = rows[0], means[0]
+    for each, mean in zip(rows, means, strict=True):
+        if 2.0 * mean <= target_s:
+            planned, seconds = each, mean
+    return ServiceTime(seconds / planned, seconds)
+
+
 def replicas_wanted(
-    pool: PoolScaling, loads: Sequence[TierLoad], replicas: int, model_replicas: float = 0.0, *, spare: int = 0
+    pool: Scaling, loads: Sequence[TierLoad], replicas: int, model_replicas: float = 0.0, *, spare: int = 0
 ) -> int:
     """The wanted number, within the pool's bounds. replicas: those that are ready, or will be within `start_s`.
 
@@ -116,7 +125,7 @@ def _ceil(number: float) -> int:
     return ceil(number - _ROUNDING)
 
 
-def _by_deadline(pool: PoolScaling, loads: Sequence[TierLoad], replicas: int) -> float:
+def _by_deadline(pool: Scaling, loads: Sequence[TierLoad], replicas: int) -> float:
     """Return the largest number over all moments. All bands count: a lower one only adds work."""
     start_s, capacity = pool.start_s, pool.capacity
     lost = sum([_queued(load, start_s) + _expected(load, start_s) for load in loads])
@@ -150,7 +159,7 @@ def _expected(load: TierLoad, left_s: float) -> float:
     return _work(load) * max(0.0, left_s - load.tier.target_s)
 
 
-def _by_waiting(pool: PoolScaling, loads: Sequence[TierLoad]) -> float:
+def _by_waiting(pool: Scaling, loads: Sequence[TierLoad]) -> float:
     """Return the largest number over the tiers that cannot wait for a new replica."""
     most, work = 0.0, 0.0
     for index, load in enumerate(loads):
@@ -164,7 +173,7 @@ def _by_waiting(pool: PoolScaling, loads: Sequence[TierLoad]) -> float:
     return most
 
 
-def _enough(pool: PoolScaling, work: float, load: TierLoad) -> float:
+def _enough(pool: Scaling, work: float, load: TierLoad) -> float:
     """Return the smallest number of replicas with which at most `miss_share` of the calls wait too long."""
     low, high = floor(work / pool.capacity), pool.maximum
     if low >= high:

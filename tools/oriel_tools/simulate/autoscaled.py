@@ -2,21 +2,17 @@
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from math import ceil
 
 from oriel_policies.documents import Snapshot
-from oriel_policies.scaling import (
-    Members,
-    Planner,
-    PoolRecord,
-    PoolScaling,
-    TierScaling,
-    reported_value,
-    scheduled_minimum,
-)
+from oriel_policies.scaling.members import Members
+from oriel_policies.scaling.planner import TOLERANCE, Planner, reported_value
+from oriel_policies.scaling.records import PoolRecord
+from oriel_policies.scaling.schedule import scheduled_minimum
+from oriel_policies.scaling.wanted import TierScaling
 
 PERIOD_S = 15
-TOLERANCE = 0.1
 SETTLE_S = 60.0
 
 
@@ -64,15 +60,7 @@ class Autoscaled:
         """
         table = snapshot.pools[pool].scaling
         assert table is not None
-        scaling = PoolScaling(
-            minimum=max(1, table.minimum),
-            maximum=table.maximum,
-            spare=table.spare,
-            start_s=table.start_s,
-            capacity=table.capacity,
-            miss_share=table.miss_share,
-            keep_alive_s=table.keep_alive_s,
-        )
+        scaling = replace(table, minimum=max(1, table.minimum))
         tiers = {
             name: TierScaling(band=tier.band, target_s=tier.target_s, weight=table.weights.get(name, 1.0))
             for name, tier in snapshot.tiers.items()

@@ -1,18 +1,10 @@
 """`oriel simulate`: what a load would get from some servers, and the profiles that this needs."""
 
 import argparse
-from typing import Protocol
 
 from oriel_tools.simulate import calibrate, serve
 
-
-class _Action(Protocol):
-    def add_arguments(self, parser: argparse.ArgumentParser, /) -> None: ...
-
-    def run(self, args: argparse.Namespace) -> int: ...
-
-
-ACTIONS: dict[str, tuple[_Action, str]] = {
+ACTIONS = {
     "serve": (serve, "replay a load against the real queue, limit and batch rules in virtual time"),
     "profile": (calibrate, "measure how long a model's batches take on a running server, for `simulate serve`"),
 }
@@ -27,4 +19,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run one action; see its module."""
-    return ACTIONS[args.action][0].run(args)
+    return int(ACTIONS[args.action][0].run(args))

@@ -13,7 +13,7 @@ from functools import partial
 from hashlib import sha256
 from itertools import count
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from oriel_cli.errors import CommandFailed
 from oriel_policies.documents import Snapshot, Tenant
@@ -31,11 +31,6 @@ DEFAULT_TIMEOUT_S = 60.0  # of a server, for a call that names none
 # The end of a call (status, reason, cost in microseconds), and how to cancel one; as in `oriel_gateway.simulated`.
 End = Callable[[int, str, int], None]
 Cancel = Callable[[], None]
-
-
-class _Named(Protocol):
-    @property
-    def name(self) -> str: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -160,7 +155,7 @@ class VirtualLoad:
         self._tenants: list[Tenant] = []
         self._longest_s = max(DEFAULT_TIMEOUT_S, *[request.timeout_s or 0.0 for request in requests])
         if snapshot is not None:
-            self._gateway = SimulatedGateway(snapshot, self._clock, self._forward)
+            self._gateway = SimulatedGateway(snapshot, self._clock.now, self._call_at, self._forward)
             self._longest_s = max(self._longest_s, *[tier.give_up_s for tier in snapshot.tiers.values()])
             self._tenants = [tenant_of(snapshot, stream.name, stream.key) for stream in scenario.stream]
             if servers.scale:
@@ -294,10 +289,13 @@ class VirtualLoad:
 
         self._clock.call_at(now + stream.gives_up_s, give_up)
 
-    def _forward(self, target: _Named, tenant: Tenant, rows: int, deadline: float, end: End) -> Cancel:
-        if target.name not in self._profiles:
-            raise CommandFailed(f"there is no profile of model {target.name!r}, give it with --profile")
-        return self._submit(target.name, rows, deadline=deadline, band=tenant.tier.band, tenant=tenant.name, end=end)
+    def _call_at(self, when_s: float, call: Callable[[], None]) -> Cancel:
+        return self._clock.call_at(when_s, call).cancel
+
+    def _forward(self, name: str, tenant: Tenant, rows: int, deadline: float, end: End) -> Cancel:
+        if name not in self._profiles:
+            raise CommandFailed(f"there is no profile of model {name!r}, give it with --profile")
+        return self._submit(name, rows, deadline=deadline, band=tenant.tier.band, tenant=tenant.name, end=end)
 
     def _submit(self, model: str, rows: int, *, deadline: float, band: int, tenant: str, end: End) -> Cancel:
         from oriel_inference.errors import InferenceError
