@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from oriel_logic.deploy.updates import Updates
 from oriel_logic.loading.folder_config import BadConfig
 from oriel_logic.loading.handlers import load, setup_problem
 from oriel_logic.loading.listing import Listing
-from oriel_logic.observe.metrics import Metrics
+from oriel_logic.observe.metrics import Metrics, Totals
 from oriel_logic.observe.usage import UNIT, Usage
 from oriel_logic.observe.watchdog import Watchdog
 from oriel_logic.server.connection import open_server
@@ -33,13 +34,13 @@ from oriel_logic.server.keeping import Keeping
 from oriel_logic.server.openapi import Description
 from oriel_logic.server.pipeline import Pipeline
 from oriel_logic.server.registry import Registry
-from oriel_logic.server.releases import Deployment, Pool, Release
+from oriel_logic.server.releases import Deployment, Release
+from oriel_logic.services.context import Workers
 from oriel_logic.services.definition import Definition
 from oriel_logic.services.serving import Services
 from oriel_logic.settings import Settings
 from oriel_logic.workers.launch import ALSO, ForkServer
 from oriel_logic.workers.pool import WorkerPool
-from oriel_logic.workers.tally import Totals
 from oriel_logic.workers.worker import PoolLimits
 from oriel_policies.metering.usage import by_label, unbilled_ns
 from oriel_wire.engine.families import counter, gauge
@@ -175,12 +176,10 @@ class Unit:
         self._files = server.files
         self._listing = listing
         self._services = Services()
-        self._early: dict[str, str] = {}  # what workers reported before their services were published
         self.pool = WorkerPool(
             server,
             pool_limits(settings, 0),
             launch=lambda: ForkServer.launch(self._files, max_frame_bytes=settings.max_frame_bytes),
-            on_problems=self._report_early,
         )
         self._upstreams = models or upstreams(settings)
         self._peers = TrustedPeers(settings.trusted_peers)
@@ -261,7 +260,8 @@ class Unit:
             self.registry.publish(file.origin, releases)
             for name, problem in failed:
                 self.registry.fail(file, name, problem)
-        self._report(self._together, self._early)
+        self._report(self._together, self.pool.problems)
+        self.pool.on_problems = partial(self._report, self._together)
         self.updates.begin(self._listing, self._together)
         self._serve_openai()
         if self._settings.watch:
@@ -341,7 +341,7 @@ class Unit:
         return Pipeline(services, pool, self._upstreams.servers)
 
     def _numbers(self) -> Iterator[Metric]:
-        pools: list[Pool] = [each.pool for each in self.updates.deployments]
+        pools: list[Workers] = [each.pool for each in self.updates.deployments]
         yield gauge("oriel_logic_in_flight", "Requests in flight", "", self.envelope.in_flight)
         waiting = sum(each.waiting for each in pools)
         yield gauge("oriel_logic_jobs_waiting", "Jobs waiting for a worker", "", waiting)
@@ -361,12 +361,6 @@ class Unit:
         usage = self._usage_ledger
         yield from ledger_metrics(LedgerCounts() if usage is None else usage.counts)
         yield from self._totals.collect(each.tally for each in pools)
-
-    def _report_early(self, problems: dict[str, str]) -> None:
-        """Note the problems of a worker of the start, which may be ready before this process has its services."""
-        if not self.has_started:
-            self._early |= problems
-        self._report(self._together, problems)
 
     def _report(self, deployment: Deployment, problems: Mapping[str, str]) -> None:
         """Take the releases out of service that a worker could not set up. problems: {service or file: reason}."""

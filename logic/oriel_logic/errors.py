@@ -27,10 +27,11 @@ LogicError
 """
 
 from enum import Enum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 MAX_MESSAGE = 500
 MAX_RETRY_S = 86_400.0
+FACTS = frozenset({"code", "field", "message", "param", "retry_after_s", "stage", "too_many"})
 
 
 class Outcome(Enum):
@@ -74,6 +75,18 @@ class LogicError(Exception):
         self.message = str(message)[:MAX_MESSAGE]
         super().__init__(self.message)
         self.retry_after_s = None if retry_after_s is None else min(max(0.0, retry_after_s), MAX_RETRY_S)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle it as the error of this module that it is or is derived from: other processes may know no others."""
+        kind = next(each for each in type(self).__mro__ if each.__module__ == __name__)
+        return remade, (kind, {name: value for name, value in vars(self).items() if name in FACTS})
+
+
+def remade(kind: type[LogicError], facts: dict[str, Any]) -> LogicError:
+    """Make the error that was pickled."""
+    error = kind.__new__(kind, facts["message"])
+    vars(error).update(facts)
+    return error
 
 
 class BadRequest(LogicError):

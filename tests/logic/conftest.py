@@ -344,7 +344,7 @@ async def pool(
             def launch() -> ForkServer:
                 return ForkServer.launch(handler_files([folder]), max_frame_bytes=chosen.max_frame_bytes)
 
-            made = WorkerPool(launch(), chosen, launch=launch, on_problems=lambda problems: None, clock=clock)
+            made = WorkerPool(launch(), chosen, launch=launch, clock=clock)
             opened.push_async_callback(made.close)
             await made.start()
             await made.wait_ready()

@@ -12,14 +12,11 @@ from hypothesis import strategies as st
 from tests.logic.conftest import a_call
 
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, Refused, Saturated, WorkerDied
+from oriel_logic.observe.metrics import Tally
 from oriel_logic.services.batching import BatchLimits, WrongRows, batched, group_of, limits_of, merge, rows_in, split
-from oriel_logic.services.context import Work
+from oriel_logic.services.context import Done, Work
 from oriel_logic.workers.batcher import Batcher
-from oriel_logic.workers.frames import Kind
-from oriel_logic.workers.job import Done, Job
-from oriel_logic.workers.outcomes import facts_of
-from oriel_logic.workers.tally import Tally
-from oriel_logic.workers.work import run_together
+from oriel_logic.workers.worker import Job
 from oriel_policies.waiting.flows import Ticket
 from oriel_wire.context import CallContext
 
@@ -35,24 +32,6 @@ def test_merged_rows_come_apart_as_they_were(parts: list[list[int]]) -> None:
     assert split(merge(parts), sizes) == parts
     arrays = [np.array(part, np.int32).reshape(-1, 1) for part in parts]
     assert [part.tolist() for part in split(merge(arrays), sizes)] == [part.tolist() for part in arrays]
-
-
-@given(PARTS, st.integers(0, 99))
-def test_only_the_caller_whose_row_is_bad_fails(parts: list[list[int]], bad: int) -> None:
-    def square(rows: list[int]) -> list[int]:
-        if bad in rows:
-            raise Refused("a bad row")
-        return [row * row for row in rows]
-
-    def attempt(work: Callable[[], Any]) -> tuple[Kind, Any]:
-        try:
-            return Kind.RESULT, work()
-        except Refused as error:
-            return Kind.REFUSED, error.message
-
-    for part, (kind, found) in zip(parts, run_together(square, parts, attempt), strict=True):
-        expected = (Kind.REFUSED, "a bad row") if bad in part else (Kind.RESULT, [row * row for row in part])
-        assert (kind, found) == expected
 
 
 @pytest.mark.parametrize(
@@ -101,7 +80,7 @@ class FakePool:
         self.tally = Tally()
         self.queued: list[tuple[Job, asyncio.Future[Done]]] = []
         self.batches: list[list[Any]] = []
-        self.run: Callable[[list[Any]], Any] = lambda parts: [(Kind.RESULT, [-row for row in part]) for part in parts]
+        self.run: Callable[[list[Any]], Any] = lambda parts: [[-row for row in part] for part in parts]
         self.full = False
 
     def batch_job(self, work: Work, parts: Callable[[], list[Any] | None], deadline: float) -> Job:
@@ -167,7 +146,7 @@ async def test_a_batch_is_full_by_rows_and_waits_for_no_more() -> None:
     await pool.work()
     assert pool.batches == [[[1, 2], [3], [4]]]
     assert [(await each).value for each in calls] == [[-1, -2], [-3], [-4]]
-    assert pool.tally.batches == {"full": 1} and pool.tally.batched_rows == 4 and pool.tally.batched_calls == 3
+    assert pool.tally.batches == {"full": 1} and pool.tally.batched_rows == 4
     assert sum([(await each).cpu_us for each in calls]) == 1000
 
 
@@ -222,7 +201,7 @@ async def test_a_batch_that_kills_its_worker_is_tried_caller_by_caller() -> None
     def run(parts: list[Any]) -> Any:
         if [13] in parts:
             raise WorkerDied("crash")
-        return [(Kind.RESULT, part) for part in parts]
+        return parts
 
     pool.run = run
     made = batcher(pool, max_rows=3)
@@ -288,21 +267,13 @@ def test_every_caller_gets_its_own_rows_exactly_once(
 ) -> None:
     """Whoever leaves, whatever fails, in whatever order workers come: MLServer#1306 gave callers others' rows."""
 
-    def function(rows: list[int]) -> list[int]:
-        if bad & set(rows):
-            raise Refused("bad")
-        return [-row for row in rows]
-
-    def attempt(work: Callable[[], Any]) -> tuple[Kind, Any]:
-        try:
-            return Kind.RESULT, work()
-        except Refused as error:
-            return Kind.REFUSED, facts_of(error)
-
     def run(parts: list[list[int]]) -> Any:
-        if any(deadly & set(part) for part in parts):
+        rows = {row for part in parts for row in part}
+        if deadly & rows:
             raise WorkerDied("crash")
-        return run_together(function, parts, attempt)
+        if bad & rows:
+            raise Refused("bad")
+        return [[-row for row in part] for part in parts]
 
     async def story() -> None:
         pool = FakePool()

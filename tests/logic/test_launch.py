@@ -55,11 +55,9 @@ async def pool_with(services: Callable[..., Path]) -> AsyncIterator[Callable[...
             def launch() -> ForkServer:
                 return ForkServer.launch(handler_files([folder]), python=python, max_frame_bytes=limits.max_frame_bytes)
 
-            problems: dict[str, str] = {}
-            made = WorkerPool(launch(), limits, launch=launch, on_problems=problems.update)
+            made = WorkerPool(launch(), limits, launch=launch)
             opened.push_async_callback(made.close)
             await made.start()
-            made.told = problems  # type: ignore[attr-defined]
             return made
 
         yield start
@@ -75,17 +73,17 @@ async def test_a_bare_environment_runs_workers_and_sees_nothing_of_ours(
 ) -> None:
     pool = await pool_with(bare_python, jobs=STANDARD)
     await pool.wait_ready()
-    assert pool.told == {}
+    assert pool.problems == {}
     assert await value(pool, call(), "prefix") == str(Path(bare_python).parents[1])
     with pytest.raises(Exception, match="its log says why"):
         await value(pool, call(), "has", "starlette")
-    assert pool.descriptions["jobs"]["stages"] == {"": {"where": "worker", "streams": False}}
+    assert pool.definitions["jobs"].target is None and pool.definitions["jobs"].runs_in_worker("")
 
 
 async def test_what_a_handler_lacks_there_is_named(pool_with: Any, bare_python: str) -> None:
     pool = await pool_with(bare_python, jobs=STANDARD, maths="import starlette\n")
     await pool.wait_ready()
-    assert pool.told == {"maths": "line 1: ModuleNotFoundError: No module named 'starlette'"}
+    assert pool.problems == {"maths": "line 1: ModuleNotFoundError: No module named 'starlette'"}
 
 
 async def test_an_interpreter_that_cannot_run_workers_says_why(pool_with: Any, tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import pickle
 import re
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator
@@ -16,7 +17,7 @@ from oriel_logic.bodies.audio import Audio
 from oriel_logic.bodies.tensors import Tensors
 from oriel_logic.bodies.upload import Upload
 from oriel_logic.server.openapi import document
-from oriel_logic.services.definition import SHOWN_BYTES, Definition, NotAService, define, describe, options_of
+from oriel_logic.services.definition import SHOWN_BYTES, NotAService, define, options_of
 from oriel_wire.process.api_page import PAGE, SAMPLE, policy
 
 
@@ -73,7 +74,7 @@ def test_the_document_is_valid_openapi_3_1() -> None:
     OpenAPIV31SpecValidator(made).validate()
     definitions = [each for each in definitions if not each.reads_stream]
     made = document(definitions)
-    again = [Definition.from_description(msgspec.json.decode(msgspec.json.encode(describe(d)))) for d in definitions]
+    again = [pickle.loads(pickle.dumps(each.without_code())).in_workers() for each in definitions]
     assert document(again) == made
 
 
@@ -116,7 +117,7 @@ def test_two_services_may_have_types_of_one_name() -> None:
 
 def test_what_reads_a_stream_runs_in_no_other_environment() -> None:
     with pytest.raises(NotAService, match="it gets requests whole"):
-        Definition.from_description(describe(define(filed)))
+        define(filed).without_code().in_workers()
 
 
 def test_a_sample_is_the_example() -> None:

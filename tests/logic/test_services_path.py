@@ -17,6 +17,7 @@ from oriel_logic import app
 from oriel_logic.errors import Outcome, Refused
 from oriel_logic.server.inbound import AHEAD_BYTES
 from oriel_logic.server.replies import Reply
+from oriel_logic.workers.pool import WorkerPool
 from oriel_wire.observe.trace import format_traceparent, new_trace, parse_traceparent
 
 from ..waiting import until
@@ -597,18 +598,18 @@ async def test_bodies_that_wait_are_bounded_together(stack: Any, services: Any) 
 async def test_a_worker_that_reports_before_its_services_are_published_is_heard(
     stack: Any, services: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reported, load, report = threading.Event(), app.load, app.Unit._report
+    reported, load, ready = threading.Event(), app.load, WorkerPool.ready
 
     def late(files: Any) -> Any:
         assert reported.wait(60)
         return load(files)
 
-    def noted(unit: Any, deployment: Any, problems: Any) -> None:
-        report(unit, deployment, problems)
+    def noted(pool: WorkerPool, *worker: Any) -> None:
+        ready(pool, *worker)
         reported.set()
 
     monkeypatch.setattr(app, "load", late)
-    monkeypatch.setattr(app.Unit, "_report", noted)
+    monkeypatch.setattr(WorkerPool, "ready", noted)
     folder = services(
         unset="""
             from oriel_logic import service

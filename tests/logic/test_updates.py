@@ -194,6 +194,21 @@ async def test_services_come_and_go(stack: Any, services: Any) -> None:
     assert logic.unit.updates.deployments == []
 
 
+async def test_a_service_that_reads_a_file_while_it_comes_is_updated(stack: Any, services: Any) -> None:
+    """It was set up in a worker first, which cannot run it, and that was taken for a fault of the server."""
+    source = """
+        from oriel_logic import Upload, service
+        @service(sample=b"abc", sample_type="application/octet-stream")
+        async def size(file: Upload) -> int:
+            return {0} * len(await file.read())
+    """
+    folder = services(size=source.format(1))
+    logic = await stack(folder)
+    write(folder / "size.py", source.format(2))
+    await turns(logic)
+    assert (await logic.post("size", b"abc")).json() == 6
+
+
 async def test_a_folder_may_set_the_limits_of_its_service(stack: Any, services: Any) -> None:
     folder = services()
     source = "from oriel_logic import service\n@service(max_body_bytes=5)\ndef f(request): return 1\n"

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from oriel_logic.workers.frames import Frame
-from oriel_logic.workers.job import Job
-from oriel_logic.workers.worker import Worker
+from oriel_logic.workers.pool import WorkerPool
+from oriel_logic.workers.worker import Job, Worker
 
 from ..waiting import until
 
@@ -101,32 +101,33 @@ WHY = {
 class Measured:
     """What workers measured of their jobs, added up on their way to the pool."""
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cpu_us = 0
         self.jobs = 0
-        answered, gone = pool.answered, pool.gone
+        answered, gone = WorkerPool.answered, WorkerPool.gone
 
-        def count_answered(worker: Worker, job: Job, frame: Frame) -> None:
+        def count_answered(pool: WorkerPool, worker: Worker, job: Job, frame: Frame) -> None:
             self.jobs += 1
             self.cpu_us += frame.cpu_us
-            answered(worker, job, frame)
+            answered(pool, worker, job, frame)
 
-        def count_gone(worker: Worker, job: Job | None) -> None:
+        def count_gone(pool: WorkerPool, worker: Worker, job: Job | None) -> None:
             if job is not None:
                 self.jobs += 1
                 self.cpu_us += worker.spent_us
-            gone(worker, job)
+            gone(pool, worker, job)
 
-        pool.answered, pool.gone = count_answered, count_gone
+        monkeypatch.setattr(WorkerPool, "answered", count_answered)
+        monkeypatch.setattr(WorkerPool, "gone", count_gone)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_all_jobs_are_recorded_for_their_tenant_with_the_reason_why_nobody_is_charged(
-    stack: Any, services: Services, tmp_path: Path, seed: int
+    stack: Any, services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Of jobs that were refused, failed, were killed or left nothing was recorded, and of streams neither."""
+    measured = Measured(monkeypatch)
     logic = await stack(services(burns=BURNS), workers=2)
-    measured = Measured(logic.unit.pool)
     mix = [*WHY, *WHY]
     random.Random(seed).shuffle(mix)
     expected: Counter[str] = Counter()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from oriel_logic.workers.pool import WorkerPool
 from oriel_wire.process.output import MAX_LINE_BYTES, MAX_LINES
 
 from ..waiting import until
@@ -146,17 +147,19 @@ async def test_a_worker_whose_jobs_of_several_services_fail_is_replaced(stack: A
     assert int((await logic.post("pid")).text) != worker
 
 
-async def test_callers_of_failing_services_take_no_worker_away(stack: Any, services: Services) -> None:
+async def test_callers_of_failing_services_take_no_worker_away(
+    stack: Any, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Four failures of two services ended a worker at once, whoever called them, and the next one, and so on."""
-    logic = await stack(services(fails=FAILS), workers=2)
-    pool = logic.unit.pool
-    gone, ready = pool.gone, []
+    gone, ready = WorkerPool.gone, []
 
-    def count(*gone_worker: Any) -> None:
-        gone(*gone_worker)
+    def count(pool: WorkerPool, *gone_worker: Any) -> None:
+        gone(pool, *gone_worker)
         ready.append(len(pool.pids))
 
-    pool.gone = count
+    monkeypatch.setattr(WorkerPool, "gone", count)
+    logic = await stack(services(fails=FAILS), workers=2)
+    pool = logic.unit.pool
     for _ in range(2):
         for _ in range(8):
             answers = await asyncio.gather(*(logic.post(name) for name in ("one", "other", "one", "other")))

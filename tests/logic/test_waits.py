@@ -6,9 +6,9 @@ import pickle
 import pytest
 
 from oriel_logic.observe.stages import Ledger
-from oriel_logic.services.context import Context
+from oriel_logic.services.context import Context, Done
 from oriel_logic.workers.frames import Frame, Kind
-from oriel_logic.workers.job import WAITED_S, Done, Job
+from oriel_logic.workers.worker import WAITED_S, Job
 from oriel_policies.waiting.flows import Ticket
 from oriel_wire.observe.trace import TraceContext
 

@@ -11,9 +11,8 @@ import logging
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from oriel_logic.bodies.schemas import mismatch
 from oriel_logic.client.upstream_errors import NO_TICKET
@@ -49,7 +48,6 @@ from oriel_logic.workers.worker import PoolLimits
 from oriel_wire.context import CallContext, new_request_id
 from oriel_wire.observe.trace import new_trace
 
-POLL_S = 0.1
 MAX_PROBLEM = 500
 # Errors that a later attempt may not meet, although the handler has not changed.
 _log = logging.getLogger(__name__)
@@ -127,22 +125,21 @@ class Deployer:
         return sample.label
 
     async def _set_up(self, source: Source, try_it: bool) -> Deployment:
-        trial = Trial(source, self._limits(source.config.workers), self._report)
-        await trial.start()
+        pool = await self._started(source, source.config.workers)
         try:
             try:
                 async with asyncio.timeout(source.config.setup_timeout_s) as limit:
-                    await trial.until_ready()
-                    if source.python is None and any(map(is_on_loop, trial.pool.descriptions.values())):
+                    await ready(pool)
+                    if source.python is None and any(map(is_on_loop, pool.definitions.values())):
                         await self._try_in_scratch(source, try_it)
-                    definitions, services = await self._definitions(source, trial.pool)
+                    definitions, services = await self._definitions(source, pool)
             except TimeoutError as error:
                 if not limit.expired():
                     raise SetUpFailed(f"its setup failed: {one_line(error)}") from error
                 left = f"import and setup took longer than {source.config.setup_timeout_s:g} s"
                 raise SetUpFailed(f"{left}: make them quicker, or set setup_timeout_s in [tool.oriel]") from error
-            deployment = Deployment([source.file], trial.pool, self._make_pipeline(services, trial.pool))
-            trial.deployment = deployment
+            deployment = Deployment([source.file], pool, self._make_pipeline(services, pool))
+            pool.on_problems = partial(self._report, deployment)
             for definition in definitions.values():
                 shown = await asyncio.to_thread(with_shown_sample, source, source.config.applied(definition))
                 Release(shown, source.file, deployment)
@@ -151,25 +148,37 @@ class Deployer:
                     await self.try_sample(source, release)
             return deployment
         except BaseException:
-            await trial.pool.close()
+            await pool.close()
             forget(source.file.module)
             raise
+
+    async def _started(self, source: Source, workers: int, *, sets_up_all: bool = False) -> WorkerPool:
+        """Start a worker pool for the file. Raises OSError. sets_up_all: see ForkServer."""
+        limits = self._limits(workers)
+        launch = partial(
+            ForkServer.launch,
+            [source.file],
+            python=str(source.python or sys.executable),
+            sets_up_all=sets_up_all,
+            max_frame_bytes=limits.max_frame_bytes,
+        )
+        pool = WorkerPool(launch(), limits, launch=launch)
+        await pool.start()
+        return pool
 
     async def _try_in_scratch(self, source: Source, try_it: bool) -> None:
         """Load the handler in a scratch process first, so that a crash cannot take the server down.
 
         Raises SetUpFailed. A wrong answer to a sample is ignored here: workers cannot do everything that the loop can.
         """
-        scratch = Trial(source, self._limits(1), self._report, sets_up_all=True)
-        await scratch.start()
+        pool = await self._started(source, 1, sets_up_all=True)
         try:
-            await scratch.until_ready()
-            pipeline = self._make_pipeline(Services(), scratch.pool)
-            deployment = Deployment([source.file], scratch.pool, pipeline)
-            for described in scratch.pool.descriptions.values() if try_it else ():
-                if not is_on_loop(described):
+            await ready(pool)
+            deployment = Deployment([source.file], pool, self._make_pipeline(Services(), pool))
+            for definition in pool.definitions.values() if try_it else ():
+                if not is_on_loop(definition) or definition.reads_stream:  # a worker gets whole requests
                     continue
-                release = Release(Definition.from_description(described), source.file, deployment)
+                release = Release(definition.in_workers(), source.file, deployment)
                 sample = find_sample(source, release.definition, limit_bytes=self._max_sample_bytes)
                 if sample is None:
                     continue
@@ -182,18 +191,17 @@ class Deployer:
                         why = f"its self-test with {sample.label} failed: it ended its process: the log says more"
                         raise SetUpFailed(why, service=release.name) from failed
         finally:
-            await scratch.pool.close()
+            await pool.close()
 
     async def _definitions(self, source: Source, pool: WorkerPool) -> tuple[Mapping[str, Definition], Services]:
         """Return the definitions of the file, and the instances of services that run on the loop. Raises
         SetUpFailed.
         """
-        described = {name: Definition.from_description(each) for name, each in pool.descriptions.items()}
         services = Services()
-        if described and source.python is not None:
-            return described, services
+        if pool.definitions and source.python is not None:
+            return {name: each.in_workers() for name, each in pool.definitions.items()}, services
         loaded = await asyncio.to_thread(load_file, source.file, log=False) if source.python is None else []
-        if not described and not serves_openai(source.file):
+        if not pool.definitions and not serves_openai(source.file):
             raise NoService("it has no service: put @service on a function or a class")
         found: dict[str, Definition] = {}
         for each in loaded:
@@ -201,7 +209,7 @@ class Deployer:
                 raise SetUpFailed(each.problem)
             found[each.name] = each.definition
         for name, definition in found.items():
-            if all(map(definition.runs_in_worker, definition.stages())):
+            if not is_on_loop(definition):
                 continue
             failure = await asyncio.to_thread(failure_of, services, definition)
             if failure is not None:
@@ -266,9 +274,19 @@ def failure_of(services: Services, definition: Definition) -> BaseException | No
     return None
 
 
-def is_on_loop(described: Mapping[str, Any]) -> bool:
+async def ready(pool: WorkerPool) -> None:
+    """Wait for a pool that gets one chance to start. Raises SetUpFailed as soon as that is impossible."""
+    try:
+        await pool.wait_ready(starts_once=True)
+    except ServiceBroken as error:
+        raise SetUpFailed(error.message) from error
+    for service, problem in pool.problems.items():
+        raise SetUpFailed(problem, service=service if service in pool.definitions else "")
+
+
+def is_on_loop(definition: Definition) -> bool:
     """Return whether a stage of this service runs in the logic process."""
-    return any(each["where"] == "loop" for each in described["stages"].values())
+    return not all(map(definition.runs_in_worker, definition.stages()))
 
 
 def serves_openai(file: HandlerFile) -> bool:
@@ -304,75 +322,3 @@ def why_of(error: LogicError, path: Path | None) -> str:
     if isinstance(error, HandlerFailed) and error.__cause__ is not None:
         return one_line(error.__cause__, path)
     return " ".join(getattr(error, "__notes__", ())) or error.message
-
-
-class Trial:
-    """A worker pool that gets one chance to start. sets_up_all: see ForkServer."""
-
-    def __init__(self, source: Source, limits: PoolLimits, report: Report, *, sets_up_all: bool = False) -> None:
-        self._file: HandlerFile = source.file
-        self._python = str(source.python) if source.python is not None else sys.executable
-        self._sets_up_all = sets_up_all
-        self._limits = limits
-        self._report = report
-        self._problems: dict[str, str] = {}
-        self._is_lost = False
-        self._was_ready = False
-        self.pool: WorkerPool
-        self.deployment: Deployment | None = None
-
-    async def start(self) -> None:
-        """Start the pool. Raises OSError. Cancelled: nothing is left behind."""
-        launching = asyncio.get_running_loop().run_in_executor(None, self._launch)
-        try:
-            server = await asyncio.shield(launching)
-        except asyncio.CancelledError:
-            with suppress(OSError):
-                await asyncio.to_thread((await launching).close)
-            raise
-        self.pool = WorkerPool(server, self._limits, launch=self._relaunch, on_problems=self._on_problems)
-        await self.pool.start()
-
-    async def until_ready(self) -> None:
-        """Wait until the pool is ready. Raises SetUpFailed as soon as that is impossible."""
-        ready = asyncio.create_task(self.pool.wait_ready(), name="worker pool of a new release")
-        try:
-            while not ready.done():
-                await asyncio.wait([ready], timeout=POLL_S)
-                if self._problems:
-                    service, problem = next(iter(self._problems.items()))
-                    raise SetUpFailed(problem, service=service if service in self.pool.descriptions else "")
-                if self.pool.problem:
-                    raise SetUpFailed(self.pool.problem)
-                if self._is_lost or self.pool.failed_starts:
-                    raise SetUpFailed(
-                        "its process ended while it was imported or set up: its last lines are in the log"
-                    )
-            ready.result()
-        except ServiceBroken as error:
-            raise SetUpFailed(error.message) from error
-        finally:
-            ready.cancel()
-            with suppress(asyncio.CancelledError, ServiceBroken):
-                await ready
-        self._was_ready = True
-
-    def _on_problems(self, problems: dict[str, str]) -> None:
-        self._problems.update(problems)
-        if self.deployment is not None:
-            self._report(self.deployment, problems)
-
-    def _launch(self) -> ForkServer:
-        return ForkServer.launch(
-            [self._file],
-            python=self._python,
-            sets_up_all=self._sets_up_all,
-            max_frame_bytes=self._limits.max_frame_bytes,
-        )
-
-    def _relaunch(self) -> ForkServer:
-        """Fail the trial: the pool lost its fork server."""
-        if not self._was_ready:
-            self._is_lost = True
-            raise OSError("its process ended before it was ready")
-        return self._launch()

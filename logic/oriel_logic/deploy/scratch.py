@@ -6,7 +6,8 @@ If all of them load together, they are served together. Otherwise the handlers t
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from oriel_logic.errors import ServiceBroken
 from oriel_logic.loading.folder_config import SETUP_TIMEOUT_S
@@ -17,8 +18,6 @@ from oriel_logic.workers.pool import WorkerPool
 from oriel_logic.workers.worker import PoolLimits
 
 _log = logging.getLogger(__name__)
-POLL_S = 0.05
-ENDED = "their process ended while they were imported or set up"
 
 
 async def loadable_together(
@@ -51,35 +50,16 @@ async def try_loading(server: ForkServer, *, max_frame_bytes: int, timeout_s: fl
     A handler that raises is not a failure here: it is reported by name when it is loaded for serving.
     Cancelled: the server is closed too.
     """
-    pool = WorkerPool(
-        server,
-        PoolLimits(workers=1, max_frame_bytes=max_frame_bytes),
-        launch=no_other,
-        on_problems=ignored,
-    )
+    launch = partial(ForkServer.launch, server.files, sets_up_all=True, max_frame_bytes=max_frame_bytes)
+    pool = WorkerPool(server, PoolLimits(workers=1, max_frame_bytes=max_frame_bytes), launch=launch)
     await pool.start()
-    ready = asyncio.create_task(pool.wait_ready(), name="loading in a scratch process")
     try:
         async with asyncio.timeout(timeout_s):
-            while not ready.done():
-                await asyncio.wait([ready], timeout=POLL_S)
-                if pool.failed_starts:
-                    return ENDED
-        ready.result()
+            await pool.wait_ready(starts_once=True)
         return ""
     except TimeoutError:
         return f"their import and setup took longer than {timeout_s:g} s"
     except ServiceBroken as error:
         return error.message
     finally:
-        ready.cancel()
-        await asyncio.gather(ready, return_exceptions=True)
         await pool.close()
-
-
-def no_other() -> ForkServer:
-    raise OSError(ENDED)
-
-
-def ignored(problems: Mapping[str, str]) -> None:
-    """Ignore problems that are reported again when the services are loaded for serving."""

@@ -30,7 +30,8 @@ from oriel_logic.loading.handlers import forget
 from oriel_logic.loading.listing import Listing, Source, read_listing
 from oriel_logic.loading.sources import HandlerFile
 from oriel_logic.server.registry import Registry
-from oriel_logic.server.releases import Deployment, Pool, Release
+from oriel_logic.server.releases import Deployment, Release
+from oriel_logic.services.context import Workers
 from oriel_logic.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ class Updates:
         *,
         count: Callable[[str], None],
         changed: Callable[[], None],
-        closed: Callable[[Pool], None],
+        closed: Callable[[Workers], None],
     ) -> None:
         self._registry = registry
         self._deployer = deployer

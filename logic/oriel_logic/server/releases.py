@@ -7,28 +7,13 @@ after its last request it is drained, and once all releases of a deployment are,
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
 
 from oriel_logic.loading.sources import HandlerFile
 from oriel_logic.server.pipeline import Pipeline
+from oriel_logic.services.context import Workers
 from oriel_logic.services.definition import Definition
-from oriel_logic.workers.tally import Tally
 
 VERSION_HEADER = "x-oriel-service-version"
-
-
-class Pool(Protocol):
-    """The part of `workers.pool.WorkerPool` that is needed here."""
-
-    @property
-    def tally(self) -> Tally: ...
-    @property
-    def waiting(self) -> int: ...
-    @property
-    def busy(self) -> int: ...
-    @property
-    def pids(self) -> list[int]: ...
-    async def close(self) -> None: ...
 
 
 class Release:
@@ -89,7 +74,7 @@ class Deployment:
 
     __slots__ = ("files", "pipeline", "pool", "releases")
 
-    def __init__(self, files: Sequence[HandlerFile], pool: Pool, pipeline: Pipeline) -> None:
+    def __init__(self, files: Sequence[HandlerFile], pool: Workers, pipeline: Pipeline) -> None:
         self.files = tuple(files)
         self.pool = pool
         self.pipeline = pipeline

@@ -4,24 +4,33 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 
 from oriel_logic.observe.stages import Ledger, Stage
 from oriel_logic.services.batching import BatchLimits, limits_of
 from oriel_logic.services.references import for_function
 from oriel_wire.context import CallContext
 
+if TYPE_CHECKING:  # workers do without the library of metrics
+    from oriel_logic.observe.metrics import Tally
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Finished(Protocol):
-    @property
-    def value(self) -> Any: ...
-    @property
-    def cpu_us(self) -> int: ...
-    @property
-    def stages(self) -> Sequence[tuple[str, float, float]]: ...
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The result of a job.
+
+    value: the result of the function.
+    cpu_us: processor time that the worker spent.
+    stages: (name, start, end) of what the function timed with `ctx.stage`, and before them `wait` if every worker was
+    busy; monotonic seconds.
+    """
+
+    value: Any
+    cpu_us: int
+    stages: Sequence[tuple[str, float, float]] = ()
 
 
 Spent = Callable[[int, bool], None]  # of a job that has ended: its processor microseconds, and whether they are lost
@@ -49,11 +58,20 @@ class Work:
 
 
 class Workers(Protocol):
-    """The part of `workers.pool.WorkerPool` that a context needs."""
+    """The workers of a deployment: processes (`workers.pool`), or threads in tests (`testing.workers`)."""
 
-    async def call(self, work: Work) -> Finished: ...
+    @property
+    def tally(self) -> "Tally": ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def busy(self) -> int: ...
+    @property
+    def pids(self) -> list[int]: ...
+    async def call(self, work: Work) -> Done: ...
     def stream(self, work: Work) -> AsyncIterator[Any]: ...
-    async def batched(self, work: Work, limits: BatchLimits) -> Finished: ...
+    async def batched(self, work: Work, limits: BatchLimits) -> Done: ...
+    async def close(self) -> None: ...
 
 
 class Context:
@@ -135,7 +153,7 @@ class Context:
             done = await self._workers.call(self._work(reference, arguments, timed.name, terms))
             return self._accounted(done, timed)
 
-    def _accounted(self, done: Finished, timed: Stage) -> Any:
+    def _accounted(self, done: Done, timed: Stage) -> Any:
         timed.attributes["oriel.cpu_us"] = done.cpu_us
         for name, start_s, end_s in done.stages:
             inner = self._ledger.stage(name)

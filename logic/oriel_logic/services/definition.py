@@ -24,7 +24,6 @@ decorator names it.
 import inspect
 import json
 import re
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -59,24 +58,6 @@ class Options:
     sample: Any = None
     sample_type: str = "application/json"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the options for JSON: a sample of bytes as {"base64": text}."""
-        sample = {"base64": b64encode(self.sample).decode()} if isinstance(self.sample, bytes) else self.sample
-        return {
-            "timeout_s": self.timeout_s,
-            "memory_mb": self.memory_mb,
-            "max_body_bytes": self.max_body_bytes,
-            "sample": sample,
-            "sample_type": self.sample_type,
-        }
-
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> "Options":
-        sample = found["sample"]
-        if isinstance(sample, dict) and set(sample) == {"base64"}:
-            sample = b64decode(sample["base64"])
-        return cls(**{**found, "sample": sample})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageFacts:
@@ -95,6 +76,7 @@ class Definition:
     facts: by stage: "" for a function, "predict" for a class, "pre" and "post" for a chain.
     signature: the parameters of the stage that reads the request, with the output of the stage that answers.
     plan: the argument order of that stage.
+    reads_stream: True if it reads its body while it arrives.
     shown: media type and bytes of the sample file for descriptions, if there is one.
     """
 
@@ -110,17 +92,16 @@ class Definition:
     schemas: Schemas
     facts: Mapping[str, StageFacts]
     options: Options = field(default_factory=Options)
+    reads_stream: bool = False
     shown: tuple[str, bytes] | None = None
     offers: tuple[str, ...] = field(init=False)
     is_streamed: bool = field(init=False)
-    reads_stream: bool = field(init=False)
     is_direct: bool = field(init=False)
 
     def __post_init__(self) -> None:
         # The media types to choose from; none if the handler does not declare its answer, or declares bytes.
         gives = tuple(self.schemas.output)
         object.__setattr__(self, "offers", () if gives in (("*/*",), ("application/octet-stream",)) else gives)
-        object.__setattr__(self, "reads_stream", self.signature.streams_in is not None)
         # Called with the request as it came, on the loop, and whatever it returns is the answer.
         on_loop = [each.where for each in self.facts.values()] == ["loop"]
         is_streamed = any(each.streams for each in self.facts.values())
@@ -161,33 +142,21 @@ class Definition:
         found: Callable[..., Any] = getattr(instance, stage) if stage else cast(Callable[..., Any], self.target)
         return found
 
-    @classmethod
-    def from_description(cls, found: Mapping[str, Any]) -> "Definition":
-        """Make the definition of a service whose code only its workers can import: every stage runs there.
+    def without_code(self) -> "Definition":
+        """Return it without the parts that only a process that imports the service can have."""
+        schemas = replace(self.schemas, gives_media=False)
+        return replace(self, target=None, is_named=True, signature=NO_INPUT, plan=plan_of(NO_INPUT), schemas=schemas)
+
+    def in_workers(self) -> "Definition":
+        """Return the definition of a service whose code only its workers can import: every stage runs there.
 
         Raises NotAService if it reads its body while it arrives: workers get whole requests.
         """
-        if found["reads_stream"]:
+        if self.reads_stream:
             raise NotAService(
                 "a service with an environment of its own cannot read an Upload or a stream: it gets requests whole"
             )
-        return cls(
-            name=found["name"],
-            target=None,
-            shape=found["shape"],
-            is_named=True,
-            model=found["model"],
-            model_version=found["model_version"],
-            description=found["description"],
-            schemas=Schemas(
-                input=found["input"],
-                output=found["output"],
-                query=tuple(found["query"]),
-                components=found["schemas"],
-            ),
-            facts={name: StageFacts(where="worker", streams=each["streams"]) for name, each in found["stages"].items()},
-            options=Options.from_dict(found["options"]),
-        )
+        return replace(self, facts={name: replace(each, where="worker") for name, each in self.facts.items()})
 
 
 @overload
@@ -268,6 +237,7 @@ def define(target: Callable[..., Any], name: str = "", options: Options | None =
         schemas=schemas,
         facts=facts,
         options=options or Options(),
+        reads_stream=signature.streams_in is not None,
     )
 
 
@@ -337,26 +307,6 @@ def facts_of(function: Callable[..., Any]) -> StageFacts:
     on_loop = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
     streams = inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)
     return StageFacts(where="loop" if on_loop else "worker", streams=streams)
-
-
-def describe(definition: Definition) -> dict[str, Any]:
-    """Describe a definition in JSON-able values, for a process that cannot import the service; see
-    `from_description`.
-    """
-    return {
-        "name": definition.name,
-        "shape": definition.shape,
-        "stages": {name: {"where": each.where, "streams": each.streams} for name, each in definition.facts.items()},
-        "model": definition.model,
-        "model_version": definition.model_version,
-        "description": definition.description,
-        "input": dict(definition.schemas.input),
-        "query": [dict(each) for each in definition.schemas.query],
-        "output": dict(definition.schemas.output),
-        "schemas": dict(definition.schemas.components),
-        "options": definition.options.as_dict(),
-        "reads_stream": definition.reads_stream,
-    }
 
 
 def definition_of(value: object) -> Definition | None:

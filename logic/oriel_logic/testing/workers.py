@@ -3,16 +3,16 @@
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import Any, ClassVar
 
 from oriel_logic.errors import HandlerFailed, LogicError
+from oriel_logic.observe.metrics import Tally
 from oriel_logic.services.batching import BatchLimits, rows_in, split
-from oriel_logic.services.context import Work
+from oriel_logic.services.context import Done, Work
 from oriel_logic.services.serving import Services
 from oriel_logic.workers.frames import Terms
-from oriel_logic.workers.job import Done
-from oriel_logic.workers.remote import AsyncContext, JobContext
-from oriel_logic.workers.tally import Tally
+from oriel_logic.workers.remote import AsyncContext, JobContext, JobModels
 from oriel_logic.workers.work import injected
 
 END = object()
@@ -69,10 +69,11 @@ class ThreadWorkers:
         is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
         terms = Terms(request_id=call.request_id, deadline=call.deadline, tier=call.tier, tenant=call.tenant)
         given: dict[str, Any] = {}
+        loop = asyncio.get_running_loop()
         if "models" in wanted:
-            given["models"] = work.models if is_async else BlockingModels(work.models, asyncio.get_running_loop())
+            given["models"] = work.models if is_async else JobModels(partial(blocking, loop, work.models))
         if "ctx" in wanted:
-            given["ctx"] = (ClockedAsyncContext if is_async else ClockedContext)(terms, self._clock)
+            given["ctx"] = (AsyncContext if is_async else JobContext)(terms, self._clock)
         if is_async:
             value = function(*arguments, **given)
             return await value if inspect.isawaitable(value) else value
@@ -80,35 +81,6 @@ class ThreadWorkers:
         return await value if inspect.isawaitable(value) else value
 
 
-class BlockingModels:
-    """`models` of a plain function in a thread: the same calls, blocking."""
-
-    def __init__(self, models: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self._models = models
-        self._loop = loop
-
-    def infer(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._wait(self._models.infer(*arguments, **keywords))
-
-    def metadata(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._wait(self._models.metadata(*arguments, **keywords))
-
-    def ready(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._wait(self._models.ready(*arguments, **keywords))
-
-    def _wait(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-
-class ClockedContext(JobContext):
-    def __init__(self, terms: Terms, clock: Callable[[], float]) -> None:
-        super().__init__(terms)
-        self._clock = clock
-
-    @property
-    def remaining_s(self) -> float:
-        return self._deadline - self._clock()
-
-
-class ClockedAsyncContext(ClockedContext, AsyncContext):
-    """`ctx` of a coroutine."""
+def blocking(loop: asyncio.AbstractEventLoop, models: Any, method: str, *arguments: Any, **keywords: Any) -> Any:
+    """Call a model from a thread, and wait for its answer."""
+    return asyncio.run_coroutine_threadsafe(getattr(models, method)(*arguments, **keywords), loop).result()

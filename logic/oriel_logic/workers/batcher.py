@@ -13,25 +13,21 @@ its callers have left.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from oriel_logic.errors import DeadlineExceeded, LogicError, Saturated, WorkerDied
+from oriel_logic.observe.metrics import Tally
 from oriel_logic.services.batching import BatchLimits
-from oriel_logic.services.context import Work
-from oriel_logic.workers.frames import Kind
-from oriel_logic.workers.job import Done, Job
-from oriel_logic.workers.outcomes import failure, raised
-from oriel_logic.workers.tally import Tally
+from oriel_logic.services.context import Done, Work
+from oriel_logic.workers.worker import Job
 from oriel_policies.waiting.batch import BatchBounds, Fill, Idle, Run, ServiceCurve
 from oriel_policies.waiting.batch_queue import BatchQueue
 from oriel_policies.waiting.flows import Ticket
 from oriel_policies.waiting.queue import SlaQueue
 
-_log = logging.getLogger(__name__)
 NOBODY = Done([], 0)
 STOPPING = "the server is stopping"
 
@@ -195,10 +191,11 @@ class Batcher:
         def fill() -> list[Any] | None:
             self._released.remove(batch)
             batch.members = self._taken()
-            self._jobs.tally.batched_calls += len(batch.members)
             self._jobs.tally.batched_rows += sum([each.count for each in batch.members])
             for each in batch.members:
                 each.future.add_done_callback(batch.one_left)
+            if len(batch.members) > 1:
+                job.request_id = f"{job.request_id} and {len(batch.members) - 1} more in one batch"
             asyncio.get_running_loop().call_soon(self.consider)
             return [each.work.arguments[0] for each in batch.members] or None
 
@@ -299,18 +296,7 @@ def fail(member: Member, error: LogicError) -> None:
 
 def give(members: Sequence[Member], done: Done) -> None:
     """Give every caller its own part of a batch's answer, and its share of the cost by rows."""
-    if not done.value:  # nobody was left when a worker was there
-        return
     rows = sum([member.count for member in members])
-    for member, (kind, value) in zip(members, done.value, strict=True):
-        if member.future.done():
-            continue
-        if kind == Kind.RESULT:
+    for member, value in zip(members, done.value, strict=False):  # no values: nobody was left when a worker was there
+        if not member.future.done():
             member.future.set_result(Done(value, round(done.cpu_us * member.count / rows)))
-        elif kind == Kind.REFUSED:
-            member.future.set_exception(raised(value))
-        else:
-            outcome, line, trace = value
-            work = member.work
-            _log.error("request %s: stage '%s' failed: %s\n%s", work.call.request_id, work.stage, line, trace)
-            member.future.set_exception(failure(outcome, work.stage))

@@ -10,11 +10,16 @@ import importlib.util
 import json
 import os
 import socket
+import struct
 import sys
 import sysconfig
 from typing import Any
 
 OLDEST = (3, 11)
+# The records on the fork server's control socket: a kind; a token, pid or length; a pid or wait status. BROKEN is
+# followed by `length` bytes of text, the reason why workers can never be started, and is the last one.
+RECORD = struct.Struct("!BIi")
+SPAWN, STARTED, EXITED, BROKEN = 1, 2, 3, 4
 
 
 class Packages:
@@ -54,11 +59,9 @@ def main(settings: "dict[str, Any]") -> str:
 
 
 def tell(settings: "dict[str, Any]", problem: str) -> None:
-    """Report a problem as in `records`, which cannot be imported yet."""
+    """Report a problem to the logic process."""
     text = problem.encode()
-    record = settings["broken_record"]
-    control = socket.socket(fileno=settings["control_fd"])
-    control.sendall(bytes([record]) + len(text).to_bytes(4, "big") + bytes(4) + text)
+    socket.socket(fileno=settings["control_fd"]).sendall(RECORD.pack(BROKEN, len(text), 0) + text)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any, NoReturn, TypedDict
+from typing import NoReturn, TypedDict
 
 from oriel_logic.loading.handlers import setup_problem
 from oriel_logic.services.definition import Definition
@@ -22,12 +22,12 @@ class Report(TypedDict):
 
     pid: this process, once it is a worker.
     problems: {service: why it cannot run here}.
-    descriptions: see `Definition.describe`.
+    definitions: the services by name, without code.
     """
 
     pid: int
     problems: dict[str, str]
-    descriptions: dict[str, dict[str, Any]]
+    definitions: dict[str, Definition]
 
 
 def run(

@@ -27,12 +27,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from oriel_logic.loading.handlers import load, one_line, preload
+from oriel_logic.loading.handlers import load, preload
 from oriel_logic.loading.sources import HandlerFile
-from oriel_logic.services.definition import Definition, describe
+from oriel_logic.services.definition import Definition
 from oriel_logic.services.serving import Services
 from oriel_logic.workers import child
-from oriel_logic.workers.records import EXITED, RECORD, STARTED, kill_group
+from oriel_logic.workers.bootstrap import EXITED, RECORD, STARTED
 from oriel_wire.process.start import end_group_with, end_with_parent
 
 # The loop answers all callers, a worker one: if both want a core the loop goes first. That took the 99th
@@ -69,14 +69,11 @@ def main(settings: dict[str, Any]) -> None:
 def imported(files: Sequence[HandlerFile]) -> tuple[list[Definition], child.Report]:
     """Import `files`; return their definitions and the report of every worker."""
     definitions: list[Definition] = []
-    report: child.Report = {"pid": 0, "problems": {}, "descriptions": {}}
+    report: child.Report = {"pid": 0, "problems": {}, "definitions": {}}
     for loaded in load(files, log=False):
         if loaded.definition is not None:
             definitions.append(loaded.definition)
-            try:
-                report["descriptions"][loaded.name] = describe(loaded.definition)
-            except Exception as error:  # types of the service that cannot be described
-                report["problems"][loaded.name] = f"it cannot be described: {one_line(error)}"
+            report["definitions"][loaded.name] = loaded.definition.without_code()
         elif loaded.problem:
             report["problems"][loaded.name] = loaded.problem
     preload(files)
@@ -114,6 +111,13 @@ def serve(control: socket.socket, lifeline: int) -> socket.socket | None:
                 control.sendall(RECORD.pack(STARTED, token, pid))
     except OSError:
         return None  # the logic process has ended
+
+
+def kill_group(pid: int) -> None:
+    """Kill what is left of the group that a worker or a fork server leads or has led."""
+    if pid:
+        with suppress(OSError):  # it is empty
+            os.killpg(pid, signal.SIGKILL)
 
 
 def reap(control: socket.socket) -> None:

@@ -11,10 +11,10 @@ are views of the frame, whose memory ends with the last of them.
 import pickle
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from enum import IntEnum
-from io import BytesIO
 from itertools import accumulate
+from operator import is_not
 from typing import Any, NamedTuple
 
 from oriel_wire.process.messages import ALIGN, Buffer, FrameError, frame, padded
@@ -24,18 +24,17 @@ MAX_U32 = 2**32 - 1
 NO_BODY = memoryview(b"")
 LONG_FROM = 64 << 10  # bytes; shorter ones are copied into the pickle
 MAX_BUFFERS = 1024
-MAX_LOOKED_AT = 64  # entries of a list; later ones are copied into the pickle
+MAX_LOOKED_AT = 64  # entries of a list; bytes in longer ones are copied into the pickle
 
 
 class Kind(IntEnum):
     """The kind of a frame. JOB, MORE, CANCEL and CALLED go to a worker; the others come from one.
 
-    JOB: (reference, arguments, Terms). READY: a Report; once, first. RESULT: (value, stages). REFUSED: an error as
-    `outcomes.facts_of` describes it. FAILED: (outcome value, one line, traceback text). UNFIT: like FAILED, before the
-    job's own function was called. EXHAUSTED: like FAILED, and the process ends. PIECE: one value of a stream; its end
-    is one of the four before. MORE: one further piece may be sent. CANCEL: no caller waits for the job any more. CALL:
-    (number, method, arguments, keywords), a call of a model. CALLED: (number, value, None), or (number, None, an error
-    as in REFUSED).
+    JOB: (reference, arguments, Terms). READY: a Report; once, first. RESULT: (value, stages). REFUSED: a LogicError.
+    FAILED: (outcome value, one line, traceback text). UNFIT: like FAILED, before the job's own function was called.
+    EXHAUSTED: like FAILED, and the process ends. PIECE: one value of a stream; its end is one of the four before. MORE:
+    one further piece may be sent. CANCEL: no caller waits for the job any more. CALL: (number, method, arguments,
+    keywords), a call of a model. CALLED: (number, value, None), or (number, None, LogicError).
     """
 
     JOB = 1
@@ -70,56 +69,40 @@ class Packed:
         self.size_bytes = len(payload) + sum([buffer.nbytes for buffer in buffers])
 
 
-class Pickler(pickle.Pickler):
-    """Pickler that also takes long byte strings out of band if they are fields of a value: pickle would copy them."""
-
-    def reducer_override(self, value: Any) -> Any:
-        names: Any = getattr(type(value), "__slots__", None) or getattr(value, "__dict__", ())
-        if not any(is_long(getattr(value, name, None)) for name in names):
-            return NotImplemented
-        reduced = value.__reduce_ex__(5)
-        return tuple(with_long_ones_out(part) for part in reduced) if isinstance(reduced, tuple) else reduced
-
-
 class OutOfBand:
-    """Replaces a long byte string while it is pickled; unpickling gives the byte string again."""
+    """Replaces a value while it is pickled; unpickling makes it again, of parts that pickle would copy."""
 
-    __slots__ = ("value",)
+    __slots__ = ("made_by",)
 
-    def __init__(self, value: bytes) -> None:
-        self.value = value
+    def __init__(self, *made_by: Any) -> None:
+        self.made_by = made_by
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
-        return bytes, (pickle.PickleBuffer(self.value),)
+        return self.made_by
 
 
-def is_long(value: object) -> bool:
-    return type(value) is bytes and len(value) >= LONG_FROM
+def without_long(value: Any, levels: int = 3) -> Any:
+    """Return `value`, or a copy with its long byte strings out of band, which pickle would copy.
 
-
-def has_long(value: object, levels: int = 3) -> bool:
-    """Return whether `Pickler` would find a long byte string; this check costs less than that class does."""
+    They are found in tuples, lists and dicts, and as the `body` of a value.
+    """
     kind = type(value)
     if kind is bytes:
-        return is_long(value)
+        return OutOfBand(bytes, (pickle.PickleBuffer(value),)) if len(value) >= LONG_FROM else value
     if kind is tuple or kind is list:
-        return levels > 0 and any(has_long(each, levels - 1) for each in value[:MAX_LOOKED_AT])  # type: ignore[index]
-    if kind is dict:
-        return levels > 0 and any(is_long(each) for each in value.values())  # type: ignore[attr-defined]
-    return is_long(getattr(value, "body", None))
-
-
-def with_long_ones_out(value: Any) -> Any:
-    """Return `value`, or a copy in which the long byte strings of a tuple, list or dict are out of band."""
-    kind = type(value)
-    if kind is bytes:
-        return OutOfBand(value) if is_long(value) else value
-    if kind is dict:
-        if any(is_long(each) for each in value.values()):
-            return {name: with_long_ones_out(each) for name, each in value.items()}
-    elif (kind is tuple or kind is list) and any(is_long(each) for each in value):
-        return kind(OutOfBand(each) if is_long(each) else each for each in value)
+        if levels and len(value) <= MAX_LOOKED_AT:
+            found = [without_long(each, levels - 1) for each in value]
+            return kind(found) if any(map(is_not, found, value)) else value
+    elif kind is dict:
+        if levels and any(type(each) is bytes and len(each) >= LONG_FROM for each in value.values()):
+            return {name: without_long(each, 0) for name, each in value.items()}
+    elif is_dataclass(kind) and type(body := getattr(value, "body", None)) is bytes and len(body) >= LONG_FROM:
+        return OutOfBand(copied, (replace(value, body=b""), without_long(body)))
     return value
+
+
+def copied(value: Any, body: bytes) -> Any:
+    return replace(value, body=body)
 
 
 def pack(value: Any, *, limit_bytes: int) -> Packed:
@@ -133,14 +116,7 @@ def pack(value: Any, *, limit_bytes: int) -> Packed:
         buffers.append(view)
         return False
 
-    if has_long(value):
-        into = BytesIO()
-        if type(value) is tuple:
-            value = tuple(with_long_ones_out(part) for part in value)
-        Pickler(into, protocol=5, buffer_callback=in_band).dump(with_long_ones_out(value))
-        packed = Packed(into.getvalue(), buffers)
-    else:
-        packed = Packed(pickle.dumps(value, protocol=5, buffer_callback=in_band), buffers)
+    packed = Packed(pickle.dumps(without_long(value), protocol=5, buffer_callback=in_band), buffers)
     if packed.size_bytes > limit_bytes:
         raise FrameTooLarge(packed.size_bytes, limit_bytes)
     return packed

@@ -6,9 +6,11 @@ than may work is kept ready as a spare. If the fork server has ended, so have it
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 
-from oriel_logic.workers.launch import Broken, Exited, ForkServer, Started
+from oriel_logic.workers.bootstrap import BROKEN, EXITED, STARTED
+from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.worker import KILLED, Worker
 
 _log = logging.getLogger(__name__)
@@ -23,7 +25,7 @@ class Keeper:
 
     launch: makes a fork server; `server` is the first one.
     make: makes the loop's end of a worker from its token and the pipe with its output.
-    on_broken: called when workers can never be started.
+    on_news: called when a worker has failed to start, or when none can ever be started.
     workers: by token, ready or not.
     failed_starts: workers in a row that ended before they were ready.
     problem: why no worker can be started, "" while that is not known.
@@ -37,7 +39,7 @@ class Keeper:
         *,
         launch: Callable[[], ForkServer],
         make: Callable[[int, int], Worker],
-        on_broken: Callable[[], None],
+        on_news: Callable[[], None],
     ) -> None:
         self.server: ForkServer | None = server
         self.workers: dict[int, Worker] = {}
@@ -49,7 +51,7 @@ class Keeper:
         self._count = count
         self._launch = launch
         self._make = make
-        self._on_broken = on_broken
+        self._on_news = on_news
         self._tokens = 0
         self._setup_s = 0.0  # of the latest worker that was ready
         self._closing = False
@@ -101,9 +103,13 @@ class Keeper:
         if worker is self.suspect:
             self.suspect = None
         del self.workers[worker.token]
-        if not worker.is_ready:
-            self.failed_starts += 1
         self._missing.set()
+        if not worker.is_ready:
+            self._failed()
+
+    def _failed(self) -> None:
+        self.failed_starts += 1
+        self._on_news()
 
     def _read_events(self) -> None:
         """Handle the events of the fork server, whose control socket is readable."""
@@ -115,22 +121,23 @@ class Keeper:
             self.server.close()
             self.server = None
             self._processes.clear()
-            self.failed_starts += not any(worker.is_ready for worker in self.workers.values())
             for worker in list(self.workers.values()):
                 worker.close()
             self._missing.set()
+            if not any(worker.is_ready for worker in self.workers.values()):
+                self._failed()
             return
-        for event in events:
-            if isinstance(event, Started) and event.token in self.workers:
-                worker = self._processes[event.pid] = self.workers[event.token]
-                worker.pid = event.pid
-            elif isinstance(event, Broken):
-                self.problem = event.problem
-                self._on_broken()
-            elif isinstance(event, Exited) and not self._closing:
-                ended = self._processes.pop(event.pid, None)
-                how = f"by this server: {KILLED[ended.killed_for]}" if ended and ended.killed_for else event.how()
-                _log.warning("worker process %d ended (%s); a new one is started", event.pid, how)
+        for kind, first, second, problem in events:
+            if kind == STARTED and first in self.workers:
+                worker = self._processes[second] = self.workers[first]
+                worker.pid = second
+            elif kind == BROKEN:
+                self.problem = problem
+                self._on_news()
+            elif kind == EXITED and not self._closing:
+                ended = self._processes.pop(first, None)
+                how = f"by this server: {KILLED[ended.killed_for]}" if ended and ended.killed_for else how_ended(second)
+                _log.warning("worker process %d ended (%s); a new one is started", first, how)
 
     async def _keep(self) -> None:
         while True:
@@ -153,8 +160,8 @@ class Keeper:
                         raise
             except OSError as error:
                 _log.error("a worker process cannot be started: %s", error)
-                self.failed_starts += 1
                 self._missing.set()
+                self._failed()
 
     def _wanted(self) -> int:
         return self._count + (self._setup_s >= SPARE_FROM_S) + (self.suspect is not None)
@@ -162,3 +169,10 @@ class Keeper:
     async def _back_off(self) -> None:
         if self.failed_starts:
             await asyncio.sleep(min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self.failed_starts, 10)))
+
+
+def how_ended(status: int) -> str:
+    """Describe the end of a process. status: as from `os.waitpid`."""
+    if os.WIFSIGNALED(status):
+        return f"signal {os.WTERMSIG(status)}"
+    return f"exit code {os.waitstatus_to_exitcode(status)}"

@@ -5,9 +5,8 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -17,8 +16,7 @@ import oriel_logic
 import oriel_policies
 import oriel_wire
 from oriel_logic.loading.sources import HandlerFile
-from oriel_logic.workers.bootstrap import build
-from oriel_logic.workers.records import BROKEN, EXITED, RECORD, SPAWN, STARTED
+from oriel_logic.workers.bootstrap import BROKEN, RECORD, SPAWN, build
 from oriel_wire.process.environment import selected
 from oriel_wire.process.start import THREADS, ChildProcess, Lifeline
 
@@ -33,32 +31,17 @@ ALSO = "ORIEL_WORKER_ENVIRONMENT"  # names of further variables that users' code
 OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The worker with `token` runs as process `pid`."""
+class Event(NamedTuple):
+    """An event of a fork server.
 
-    token: int
-    pid: int
+    kind: STARTED (token, pid) and EXITED (pid, wait status) are about one worker; after BROKEN none can be started.
+    problem: the reason of BROKEN.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class Exited:
-    """A worker has ended; `status` as from `os.waitpid`."""
-
-    pid: int
-    status: int
-
-    def how(self) -> str:
-        if os.WIFSIGNALED(self.status):
-            return f"signal {os.WTERMSIG(self.status)}"
-        return f"exit code {os.waitstatus_to_exitcode(self.status)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """No worker can be started with this interpreter; `problem` gives the reason. The last event."""
-
-    problem: str
+    kind: int
+    first: int
+    second: int
+    problem: str = ""
 
 
 def start_process(
@@ -107,7 +90,6 @@ class ForkServer:
                 "lent": LENT,
                 "build": build(),
                 "max_frame_bytes": max_frame_bytes,
-                "broken_record": BROKEN,
                 "sets_up_all": sets_up_all or python != sys.executable,
             }
             passed = selected(os.environ, os.environ.get(ALSO, "").split(","))
@@ -149,7 +131,7 @@ class ForkServer:
         ours.setblocking(False)
         return ours, output
 
-    def events(self) -> list[Started | Exited | Broken] | None:
+    def events(self) -> list[Event] | None:
         """Return the events since the last call; None once the fork server has ended. Does not block."""
         try:
             data = self._control.recv(4096)
@@ -160,18 +142,13 @@ class ForkServer:
         if not data:
             return None
         data = self._unread + data
-        found: list[Started | Exited | Broken] = []
+        found = []
         while len(data) >= RECORD.size:
             kind, first, second = RECORD.unpack_from(data)
             end = RECORD.size + (first if kind == BROKEN else 0)
             if len(data) < end:
                 break
-            if kind == STARTED:
-                found.append(Started(first, second))
-            elif kind == EXITED:
-                found.append(Exited(first, second))
-            elif kind == BROKEN:
-                found.append(Broken(data[RECORD.size : end].decode(errors="replace")))
+            found.append(Event(kind, first, second, data[RECORD.size : end].decode(errors="replace")))
             data = data[end:]
         self._unread = data
         return found

@@ -10,7 +10,7 @@ A job that goes on after its caller has left still counts.
 from collections.abc import Collection
 from typing import Final
 
-from oriel_logic.workers.job import Job
+from oriel_logic.workers.worker import Job
 
 LONG_S: Final = 0.5
 FORGET_S: Final = 60.0

@@ -3,22 +3,15 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol
 
+from oriel_logic.client.models import Models
 from oriel_logic.errors import HandlerFailed, LogicError, Saturated
 from oriel_logic.workers.frames import Frame, FrameTooLarge, Kind, Packed, pack, unpack
-from oriel_logic.workers.outcomes import facts_of
 
 _log = logging.getLogger(__name__)
 METHODS = ("infer", "metadata", "ready")
 MAX_AT_ONCE = 64
 MAX_FACTS = 64 << 10
-
-
-class ModelCalls(Protocol):
-    """The part of `Models` that is needed here."""
-
-    async def infer(self, *arguments: Any, **keywords: Any) -> Any: ...
 
 
 class CallServer:
@@ -27,7 +20,7 @@ class CallServer:
     send: sends a frame to the job's worker.
     """
 
-    def __init__(self, models: ModelCalls | None, send: Callable[[Kind, Packed], None], *, limit_bytes: int) -> None:
+    def __init__(self, models: Models | None, send: Callable[[Kind, Packed], None], *, limit_bytes: int) -> None:
         self._models = models
         self._send = send
         self._limit_bytes = limit_bytes
@@ -54,7 +47,7 @@ class CallServer:
                 raise HandlerFailed(f"models.{method} cannot be called here")
             packed = pack((number, await target(*arguments, **keywords), None), limit_bytes=self._limit_bytes)
         except LogicError as error:
-            packed = pack((number, None, facts_of(error)), limit_bytes=MAX_FACTS)
+            packed = pack((number, None, error), limit_bytes=MAX_FACTS)
         except FrameTooLarge as error:
             packed = self._sorry(number, f"the model's outputs: {error}")
         except Exception as error:  # wrong arguments, or a bug of ours: the job gets an error and goes on
@@ -64,4 +57,4 @@ class CallServer:
 
     @staticmethod
     def _sorry(number: int, why: str) -> Packed:
-        return pack((number, None, facts_of(HandlerFailed(why))), limit_bytes=MAX_FACTS)
+        return pack((number, None, HandlerFailed(why)), limit_bytes=MAX_FACTS)

@@ -16,16 +16,16 @@ from math import inf
 from typing import Any
 
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, LogicError, Saturated, ServiceBroken, WorkerDied
+from oriel_logic.observe.metrics import Tally
 from oriel_logic.services.batching import BatchLimits, WrongRows, group_of, rows_in, size_of
-from oriel_logic.services.context import Work
+from oriel_logic.services.context import Done, Work
+from oriel_logic.services.definition import Definition
 from oriel_logic.workers.batcher import Batcher
 from oriel_logic.workers.frames import Frame, FrameTooLarge, Kind, Packed, Terms, pack, unpack
-from oriel_logic.workers.job import Done, Job, Pieces
 from oriel_logic.workers.keeper import Keeper
 from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.long_jobs import LongJobs
-from oriel_logic.workers.tally import Tally
-from oriel_logic.workers.worker import NOTHING, PoolLimits, Worker
+from oriel_logic.workers.worker import NOTHING, Hooks, Job, Pieces, PoolLimits, Worker
 from oriel_policies.waiting.flows import Ticket
 from oriel_policies.waiting.queue import SlaQueue
 from oriel_wire.context import CallContext
@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 FIRST_COST_MS = 5.0
 COST_SHARE = 0.2  # weight of the newest sample in the moving average
 MAX_BATCHERS = 64
+FAILED_START = "its process ended while it was imported or set up: its last lines are in the log"
 HELD = "long"  # where the queue holds the jobs that wait by the rule of `long_jobs`
 
 
@@ -41,9 +42,11 @@ class WorkerPool:
     """Runs jobs in worker processes.
 
     launch: makes a fork server; `server` is the first one.
-    on_problems: called with {service: reason} for services that a worker could not set up.
-    descriptions: {service: as `Definition.describe` gives it}, once a worker is ready.
+    problems: {service: reason} for services that workers could not set up.
+    on_problems: called with those of each worker that is ready.
+    definitions: the services by name, once a worker is ready.
     tally: the counters of this pool.
+    is_ready: True once all workers have been ready at the same time.
     """
 
     def __init__(
@@ -52,14 +55,14 @@ class WorkerPool:
         limits: PoolLimits,
         *,
         launch: Callable[[], ForkServer],
-        on_problems: Callable[[dict[str, str]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limits = limits
-        self._keeper = Keeper(server, limits.workers, launch=launch, make=self._make, on_broken=self._tell)
-        self._on_problems = on_problems
+        self._keeper = Keeper(server, limits.workers, launch=launch, make=self._make, on_news=self._tell)
         self._clock = clock
-        self.descriptions: dict[str, dict[str, Any]] = {}
+        self.problems: dict[str, str] = {}
+        self.on_problems: Callable[[dict[str, str]], None] = lambda problems: None
+        self.definitions: dict[str, Definition] = {}
         self.tally = Tally()
         self._batchers: dict[tuple[str, tuple[Any, ...]], Batcher] = {}
         self._queue = SlaQueue(max_items=limits.max_waiting, max_bytes=limits.max_waiting_bytes)
@@ -68,7 +71,7 @@ class WorkerPool:
         self._workers = self._keeper.workers
         self._idle: list[Worker] = []
         self._closing = False
-        self._was_ready = False
+        self.is_ready = False
         self._news_came = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -87,30 +90,21 @@ class WorkerPool:
         """The processes of the workers that are ready."""
         return [worker.pid for worker in self._workers.values() if worker.is_ready and worker.pid]
 
-    @property
-    def is_ready(self) -> bool:
-        """Return whether all workers have been ready at the same time, once."""
-        return self._was_ready
-
-    @property
-    def failed_starts(self) -> int:
-        """The number of workers in a row that ended before they were ready."""
-        return self._keeper.failed_starts
-
-    @property
-    def problem(self) -> str:
-        """The reason why no worker can be started; "" while that is not known."""
-        return self._keeper.problem
-
     async def start(self) -> None:
         """Attach to the fork server and begin to start workers; returns before they are ready."""
         self._keeper.start()
 
-    async def wait_ready(self) -> None:
-        """Wait until all workers have been ready at the same time. Raises ServiceBroken if none can ever be started."""
+    async def wait_ready(self, *, starts_once: bool = False) -> None:
+        """Wait until all workers have been ready at the same time.
+
+        starts_once: give up if a worker fails to start.
+        Raises ServiceBroken if none can ever be started.
+        """
         while not self.is_ready:
-            if self.problem:
-                raise ServiceBroken(f"no worker can be started: {self.problem}")
+            if self._keeper.problem:
+                raise ServiceBroken(f"no worker can be started: {self._keeper.problem}")
+            if starts_once and self._keeper.failed_starts:
+                raise ServiceBroken(FAILED_START)
             await self._news_came.wait()
 
     async def close(self) -> None:
@@ -246,12 +240,12 @@ class WorkerPool:
         report = unpack(frame)
         worker.pid = report["pid"]  # the fork server's record of it may come later
         self._keeper.ready(worker)
-        self.descriptions = report["descriptions"]
-        if report["problems"]:
-            self._on_problems(report["problems"])
+        self.definitions = report["definitions"]
+        self.problems |= report["problems"]
+        self.on_problems(report["problems"])
         self._rests(worker)
         if len(self._idle) + self.busy >= self._limits.workers:
-            self._was_ready = True
+            self.is_ready = True
             self._tell()
         self._dispatch()
 
@@ -408,7 +402,7 @@ class WorkerPool:
         self._timer = loop.call_later(delay_s, self.expire)
 
     def _make(self, token: int, output: int) -> Worker:
-        return Worker(self, token, output, self._limits, self._clock)
+        return Worker(Hooks(self.ready, self.answered, self.gone), token, output, self._limits, self._clock)
 
     def _tell(self) -> None:
         self._news_came.set()

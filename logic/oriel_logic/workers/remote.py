@@ -8,11 +8,11 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from oriel_logic.workers.frames import Frame, Kind, Terms, unpack
 from oriel_logic.workers.link import Link
-from oriel_logic.workers.outcomes import raised
 
 
 class JobAbandoned(BaseException):
@@ -36,21 +36,24 @@ class Mailbox:
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._reader: asyncio.Future[None] | None = None
 
-    def ask(self, method: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> int:
+    def _ask(self, method: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> int:
         """Send a call and return its number."""
         self._number += 1
         self.link.send(Kind.CALL, (self._number, method, arguments, keywords))
         return self._number
 
-    def answer(self, number: int) -> Any:
-        """Wait for the answer to a call. Raises what the model's client raised, or JobAbandoned."""
+    def call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
+        """Call a model and block until it answers. Raises what the model's client raised, or JobAbandoned."""
+        self.check()
+        number = self._ask(method, arguments, keywords)
         while number not in self._answers:
             self.wait()
             self.check()
         return value_of(self._answers.pop(number))
 
-    async def arrived(self, number: int) -> Any:
-        """Wait for the answer on a loop that reads `link` with `take_pending`."""
+    async def call_on_loop(self, method: str, *arguments: Any, **keywords: Any) -> Any:
+        """Call a model, on a loop that reads `link` with `take_pending`."""
+        number = self._ask(method, arguments, keywords)
         if number not in self._answers:
             future = self._waiting[number] = asyncio.get_running_loop().create_future()
             try:
@@ -94,61 +97,35 @@ class Mailbox:
 
 
 def value_of(answer: Any) -> Any:
-    _, value, facts = answer
-    if facts is not None:
-        raise raised(facts)
+    _, value, error = answer
+    if error is not None:
+        raise error
     return value
 
 
 class JobModels:
-    """`Models` for a plain function: the same calls, blocking."""
+    """`models` in a worker. call: makes a call of a model by its method; a coroutine's `models` have one to await."""
 
-    def __init__(self, mailbox: Mailbox) -> None:
-        self._mailbox = mailbox
-
-    def infer(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._call("infer", arguments, keywords)
-
-    def metadata(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._call("metadata", arguments, keywords)
-
-    def ready(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._call("ready", arguments, keywords)
-
-    def _call(self, method: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        self._mailbox.check()
-        return self._mailbox.answer(self._mailbox.ask(method, arguments, keywords))
-
-
-class AsyncModels:
-    """`Models` for a coroutine in a worker."""
-
-    def __init__(self, mailbox: Mailbox) -> None:
-        self._mailbox = mailbox
-
-    async def infer(self, *arguments: Any, **keywords: Any) -> Any:
-        return await self._mailbox.arrived(self._mailbox.ask("infer", arguments, keywords))
-
-    async def metadata(self, *arguments: Any, **keywords: Any) -> Any:
-        return await self._mailbox.arrived(self._mailbox.ask("metadata", arguments, keywords))
-
-    async def ready(self, *arguments: Any, **keywords: Any) -> Any:
-        return await self._mailbox.arrived(self._mailbox.ask("ready", arguments, keywords))
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.infer = partial(call, "infer")
+        self.metadata = partial(call, "metadata")
+        self.ready = partial(call, "ready")
 
 
 class JobContext:
     """`ctx` in a worker: the attributes of `context.Context`, for a plain function."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: Terms, clock: Callable[[], float] = time.monotonic) -> None:
         self.request_id = terms.request_id
         self.tier = terms.tier
         self.tenant = terms.tenant
         self.stages: list[tuple[str, float, float]] = []
         self._deadline = terms.deadline
+        self._clock = clock
 
     @property
     def remaining_s(self) -> float:
-        return self._deadline - time.monotonic()
+        return self._deadline - self._clock()
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

@@ -5,7 +5,7 @@ import inspect
 import os
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 from oriel_logic.bodies.signature import python_signature
@@ -16,8 +16,7 @@ from oriel_logic.services.serving import Services
 from oriel_logic.workers.frames import WINDOW, Frame, FrameTooLarge, Kind, Terms, unpack
 from oriel_logic.workers.link import Link
 from oriel_logic.workers.memory import MemoryBound
-from oriel_logic.workers.outcomes import facts_of
-from oriel_logic.workers.remote import AsyncContext, AsyncModels, JobAbandoned, JobContext, JobModels, Mailbox
+from oriel_logic.workers.remote import AsyncContext, JobAbandoned, JobContext, JobModels, Mailbox
 
 MAX_TRACEBACK = 8000
 Result = tuple[Any, list[tuple[str, float, float]]]
@@ -67,38 +66,24 @@ class JobRunner:
             return self._result(function, reference, arguments, terms)
 
         try:
-            kind, answer = self._attempt(job)
-            return (Kind.UNFIT if kind is Kind.FAILED and not begun else kind), answer
+            return Kind.RESULT, job()
         except MemoryError as error:
             self._memory.lift()
             return Kind.EXHAUSTED, (Outcome.MEMORY_EXCEEDED.value, *described(error))
+        except JobAbandoned:
+            return Kind.FAILED, (Outcome.CALLER_LEFT.value, "nobody waits for it any more", "")
+        except BaseException as error:  # user code: whatever it raises is this job's answer
+            if isinstance(error, OSError) and self._link.is_gone(error):
+                raise
+            if isinstance(error, LogicError) and error.outcome is not Outcome.HANDLER_FAILED:
+                return Kind.REFUSED, error.with_traceback(None)  # by the handler or a model
+            return Kind.FAILED if begun else Kind.UNFIT, (Outcome.HANDLER_FAILED.value, *described(error))
         finally:
             self._memory.lift()
 
-    def _attempt(self, work: Callable[[], Any]) -> tuple[Kind, Any]:
-        """Run user code and return its result or error. Raises MemoryError, and OSError once the logic process has
-        ended.
-        """
-        try:
-            return Kind.RESULT, work()
-        except MemoryError:
-            raise
-        except JobAbandoned:
-            return Kind.FAILED, (Outcome.CALLER_LEFT.value, "nobody waits for it any more", "")
-        except LogicError as error:  # a refusal by the handler or a model
-            if error.outcome is Outcome.HANDLER_FAILED:
-                return Kind.FAILED, (error.outcome.value, *described(error))
-            return Kind.REFUSED, facts_of(error)
-        except OSError as error:
-            if self._link.is_gone(error):
-                raise
-            return Kind.FAILED, (Outcome.HANDLER_FAILED.value, *described(error))
-        except BaseException as error:  # user code: whatever it raises is this job's answer
-            return Kind.FAILED, (Outcome.HANDLER_FAILED.value, *described(error))
-
     def _result(self, function: Callable[..., Any], reference: str, arguments: tuple[Any, ...], terms: Terms) -> Result:
         if terms.is_batch:
-            return run_together(function, arguments, self._attempt), []
+            return split(function(merge(arguments)), [rows_in(part) for part in arguments]), []
         wanted = self._injected.get(reference)
         if wanted is None:
             wanted = self._injected[reference] = injected(function, len(arguments))
@@ -107,7 +92,7 @@ class JobRunner:
         context = AsyncContext(terms) if runs_on_a_loop else JobContext(terms)
         given: dict[str, Any] = {}
         if "models" in wanted:
-            given["models"] = AsyncModels(mailbox) if runs_on_a_loop else JobModels(mailbox)
+            given["models"] = JobModels(mailbox.call_on_loop if runs_on_a_loop else mailbox.call)
         if "ctx" in wanted:
             given["ctx"] = context
         value = function(*arguments, **given)
@@ -199,27 +184,3 @@ def described(error: BaseException) -> tuple[str, str]:
         begin = begin.tb_next
     lines = traceback.format_exception(type(error), error, begin or error.__traceback__)
     return one_line(error), "".join(lines)[-MAX_TRACEBACK:]
-
-
-Attempt = Callable[[Callable[[], Any]], tuple[Kind, Any]]
-
-
-def run_together(function: Callable[[Any], Any], parts: Sequence[Any], attempt: Attempt) -> list[tuple[Kind, Any]]:
-    """Run the rows of several callers as one batch, and return the result of each part, in their order.
-
-    A result is (RESULT, its rows), (REFUSED, facts) or (FAILED, description).
-    attempt: calls a function and returns its result. If the batch fails, each part is tried alone.
-    """
-
-    def together() -> list[Any]:
-        return split(function(merge(parts)), [rows_in(part) for part in parts])
-
-    def alone(part: Any) -> Any:
-        return split(function(part), [rows_in(part)])[0]
-
-    kind, found = attempt(together)
-    if kind is Kind.RESULT:
-        return [(Kind.RESULT, rows) for rows in found]
-    if len(parts) == 1:
-        return [(kind, found)]
-    return [attempt(lambda part=part: alone(part)) for part in parts]  # type: ignore[misc]

@@ -9,21 +9,27 @@ twice what it would with knowledge of the job's length.
 """
 
 import asyncio
+import logging
 import socket
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
-from oriel_logic.errors import DeadlineExceeded, HandlerFailed, HandlerTimedOut
-from oriel_logic.workers.frames import Frame, Kind, Packed, body_bound, decoded, encoded, pack
-from oriel_logic.workers.job import Job
+from oriel_logic.client.models import Models
+from oriel_logic.errors import DeadlineExceeded, HandlerFailed, HandlerTimedOut, LogicError, MemoryExceeded, Outcome
+from oriel_logic.services.context import Done, Spent, uncounted
+from oriel_logic.workers.forkserver import kill_group
+from oriel_logic.workers.frames import Frame, Kind, Packed, body_bound, decoded, encoded, pack, unpack
 from oriel_logic.workers.model_calls import CallServer
-from oriel_logic.workers.records import cpu_ns, kill_group
+from oriel_policies.waiting.flows import Ticket
 from oriel_wire.process.messages import FrameError, MessageStream
 from oriel_wire.process.output import OutputPipe
 
+_log = logging.getLogger(__name__)
+WAITED_S = 0.001  # a job that began later than this had to wait, because every worker was busy
 ANSWERS = (Kind.RESULT, Kind.REFUSED, Kind.FAILED, Kind.UNFIT, Kind.EXHAUSTED)
 FAILURES = 4  # jobs of several services that fail in a row
 KILLED = {
@@ -57,12 +63,127 @@ class PoolLimits:
     stream_idle_s: float = 60.0
 
 
-class Owner(Protocol):
-    """The pool, which is called back. `gone` comes exactly once, last."""
+class Pieces:
+    """The pieces of one stream between worker and reader. The worker sends at most `frames.WINDOW` ahead."""
 
-    def ready(self, worker: "Worker", frame: Frame) -> None: ...
-    def answered(self, worker: "Worker", job: Job, frame: Frame) -> None: ...
-    def gone(self, worker: "Worker", job: Job | None) -> None: ...
+    def __init__(self) -> None:
+        self._waiting: deque[Frame] = deque()
+        self._reader: asyncio.Future[None] | None = None
+        self.ended = False
+
+    def put(self, frame: Frame) -> None:
+        self._waiting.append(frame)
+        self._wake()
+
+    def end(self) -> None:
+        self.ended = True
+        self._wake()
+
+    async def next(self) -> Frame | None:
+        """Return the next piece; None once all have been read and the job has ended."""
+        while not self._waiting:
+            if self.ended:
+                return None
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        return self._waiting.popleft()
+
+    def drop(self) -> None:
+        """Release the pieces that were not read."""
+        self._waiting.clear()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Job:
+    """One job. The pool is its only writer. `started` is set once a worker has it, `worker` while a worker has it.
+
+    prepare: gives the frame to send, once a worker is free; None if the job is not needed any more.
+    run_s: bound on its run time.
+    models: answers its model calls.
+    spent: called with its processor time at its end.
+    pieces: set if it is a stream.
+    may_repeat: True if another worker gets it if one cannot even begin with it.
+    """
+
+    reference: str
+    stage: str
+    request_id: str
+    prepare: Callable[[], Packed | None]
+    ticket: Ticket
+    future: asyncio.Future[Done]
+    queued_s: float
+    run_s: float | None = None
+    models: Models | None = None
+    spent: Spent = uncounted
+    pieces: Pieces | None = None
+    started: bool = False
+    worker: "Worker | None" = None
+    began_s: float = 0.0
+    may_repeat: bool = True
+
+    @property
+    def service(self) -> str:
+        """The service or file that the code belongs to."""
+        return self.reference.rpartition(":")[0]
+
+    def fail(self, error: LogicError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+            if self.pieces is not None:
+                self.future.exception()  # a reader that has left will not retrieve it
+        if self.pieces is not None:
+            self.pieces.end()
+
+    def answer(self, frame: Frame) -> None:
+        """Finish the job with a worker's last frame, unless no caller waits for it."""
+        if self.future.done():
+            return
+        try:
+            value = unpack(frame)
+        except Exception as error:  # a value whose class loads only in the worker fails this job
+            self.fail(self.unreadable(error))
+            return
+        if frame.kind is Kind.RESULT:
+            stages = value[1]
+            if self.began_s - self.queued_s >= WAITED_S:
+                stages = (("wait", self.queued_s, self.began_s), *stages)
+            self.future.set_result(Done(value[0], frame.cpu_us, stages))
+            if self.pieces is not None:
+                self.pieces.end()
+            return
+        if frame.kind is Kind.REFUSED:
+            self.fail(value)
+            return
+        outcome, line, trace = value
+        _log.error("request %s: stage '%s' failed: %s\n%s", self.request_id, self.stage, line, trace)
+        failed = failure(outcome, self.stage)
+        failed.add_note(line)  # for the handler's author, in a self-test
+        self.fail(failed)
+
+    def unreadable(self, error: Exception) -> LogicError:
+        """Return the caller's error for an answer that cannot be unpacked here; `error` is logged."""
+        _log.error("request %s: the result of '%s' cannot be read", self.request_id, self.stage, exc_info=error)
+        return failure(Outcome.HANDLER_FAILED.value, self.stage)
+
+
+def failure(outcome: str, stage: str) -> LogicError:
+    """Make the caller's error for a job that failed; the reason is in the log."""
+    if outcome == Outcome.MEMORY_EXCEEDED.value:
+        return MemoryExceeded(f"the service needed more memory in its stage '{stage}' than its limit allows")
+    return HandlerFailed(f"the service failed in its stage '{stage}': its log says why under this request id")
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """The pool's functions that a worker calls. `gone` is called exactly once, last."""
+
+    ready: Callable[["Worker", Frame], None]
+    answered: Callable[["Worker", Job, Frame], None]
+    gone: Callable[["Worker", Job | None], None]
 
 
 class Worker:
@@ -80,7 +201,7 @@ class Worker:
 
     def __init__(
         self,
-        owner: Owner,
+        hooks: Hooks,
         token: int,
         output: int,
         limits: PoolLimits,
@@ -97,7 +218,7 @@ class Worker:
         self.killed_for = ""
         self.failed: deque[str] = deque(maxlen=FAILURES)
         self.answered = 0
-        self._owner = owner
+        self._hooks = hooks
         self._limits = limits
         self._clock = clock
         self._spawned_s = clock()
@@ -179,7 +300,7 @@ class Worker:
         if frame.kind is Kind.READY:
             self.is_ready = True
             self.setup_s = self._clock() - self._spawned_s
-            self._owner.ready(self, frame)
+            self._hooks.ready(self, frame)
         elif job is None:
             return
         elif frame.kind is Kind.PIECE:
@@ -196,7 +317,7 @@ class Worker:
         elif frame.kind in ANSWERS:
             self.job = None
             self._rest()
-            self._owner.answered(self, job, frame)
+            self._hooks.answered(self, job, frame)
         else:
             raise FrameError(f"a worker sent {frame.kind.name}")
 
@@ -212,7 +333,7 @@ class Worker:
         job, self.job = self.job, None
         self._rest()
         self._output.close()
-        self._owner.gone(self, job)
+        self._hooks.gone(self, job)
 
     def _arm(self, seconds: float, reason: str) -> None:
         if self._timer is not None:
@@ -230,6 +351,13 @@ class Worker:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def cpu_ns(pid: int) -> int:
+    """Return the processor time of a process so far; 0 if it has been reaped, or is none of Linux's."""
+    with suppress(OSError):
+        return time.clock_gettime_ns(~pid << 3 | 2)  # the number of its clock, as of clock_getcpuclockid()
+    return 0
 
 
 def _show(line: str) -> None:
