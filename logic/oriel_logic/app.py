@@ -212,9 +212,9 @@ class Unit:
         if settings.usage_folder is not None:
             self._usage_ledger = open_ledger(settings.usage_folder, UNIT, self.usage.added, store=settings.usage_store)
         self._watchdog = Watchdog(
-            self.registry.definitions,
+            lambda: [(each.name, each.target) for each in self.registry.definitions()],
             on_lag=self.metrics.loop_lag.observe,
-            on_block=lambda block: self.metrics.count_block(block.service),
+            on_block=self.metrics.count_block,
         )
         self._openai: OpenAI | None = None
         self.envelope = Envelope(
@@ -296,7 +296,7 @@ class Unit:
         from oriel_logic.openai.served import served_in
 
         if self._openai is None:
-            self._openai = OpenAI(self.dispatch.routes, self.pool, self._upstreams.servers)
+            self._openai = OpenAI(self.dispatch.routes, self.pool, self._upstreams.bind)
         for each, problem in self._openai.serve(served_in(self.updates.files.values())):
             self.registry.fail(each.file, each.served_as, problem)
 
@@ -338,7 +338,7 @@ class Unit:
         return is_up and self.updates.has_begun
 
     def _pipeline(self, services: Services, pool: WorkerPool) -> Pipeline:
-        return Pipeline(services, pool, self._upstreams.servers)
+        return Pipeline(services, pool, self._upstreams.bind)
 
     def _numbers(self) -> Iterator[Metric]:
         pools: list[Workers] = [each.pool for each in self.updates.deployments]

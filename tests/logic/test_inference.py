@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oriel_logic.client.endpoints import Client, Endpoints
+from oriel_logic.client.endpoints import Endpoints
 from oriel_logic.client.inference import BoundModels, InferenceServers
 from oriel_logic.client.model_streams import StreamServers, stream_client
 from oriel_logic.client.upstreams import http_client
@@ -26,6 +26,7 @@ from oriel_logic.errors import (
 from oriel_logic.observe.spans import stage_span
 from oriel_logic.observe.stages import Ledger
 from oriel_wire.context import CallContext
+from oriel_wire.engine.client import HttpClient
 from oriel_wire.observe.trace import format_traceparent, parse_traceparent
 
 ROW = np.array([[1, 2]], np.float32)
@@ -44,7 +45,7 @@ async def servers() -> AsyncIterator[Callable[..., InferenceServers]]:
     made: list[InferenceServers] = []
 
     def connect(*ports: int, clock: Callable[[], float] = monotonic, **options: int) -> InferenceServers:
-        endpoints: Endpoints[Client] = Endpoints(partial(http_client, **options), clock=clock)
+        endpoints: Endpoints[HttpClient] = Endpoints(partial(http_client, **options), clock=clock)
         endpoints.replace(("127.0.0.1", port) for port in ports)
         made.append(InferenceServers(endpoints, StreamServers(Endpoints(stream_client)), clock=clock))
         return made[-1]

@@ -12,7 +12,7 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from oriel_logic.client.endpoints import Client, Endpoints
+from oriel_logic.client.endpoints import Endpoints
 from oriel_logic.client.inference import BoundModels, InferenceServers
 from oriel_logic.client.model_streams import MAX_ANSWER_BYTES, MAX_S, StreamServers, stream_client
 from oriel_logic.client.upstreams import http_client
@@ -28,6 +28,7 @@ from oriel_logic.errors import (
 from oriel_logic.observe.spans import stage_span
 from oriel_logic.observe.stages import Ledger
 from oriel_wire.context import CallContext
+from oriel_wire.engine.client import HttpClient
 from oriel_wire.observe.trace import parse_traceparent
 from oriel_wire.v2.grpc import SERVICE, decode_infer, encode_infer
 from oriel_wire.v2.messages import InferResponse, tensor
@@ -109,7 +110,7 @@ async def connect(inference: Any, call: Any) -> AsyncIterator[Connect]:
         def connected(
             *ports: int, context: CallContext | None = None, max_answer_bytes: int = MAX_ANSWER_BYTES, **bounds: float
         ) -> BoundModels:
-            http: Endpoints[Client] = Endpoints(http_client)
+            http: Endpoints[HttpClient] = Endpoints(http_client)
             http.replace([("127.0.0.1", inference.port)])
             streams = Endpoints(partial(stream_client, max_answer_bytes=max_answer_bytes))
             streams.replace(("127.0.0.1", port) for port in ports)

@@ -9,23 +9,24 @@ import numpy as np
 import pytest
 from scripted_discovery import ScriptedDiscovery
 
-from oriel_logic.client.endpoints import Client, Endpoints
+from oriel_logic.client.endpoints import Endpoints
 from oriel_logic.client.inference import InferenceServers
 from oriel_logic.client.model_streams import StreamServers, stream_client
 from oriel_logic.client.upstreams import AddressWatch, http_client
 from oriel_logic.errors import ModelBusy, ModelFailed, ModelUnavailable
 from oriel_logic.observe.stages import Ledger
+from oriel_wire.engine.client import HttpClient
 from oriel_wire.errors import UpstreamUnread
 
 ROW = np.array([[1, 2]], np.float32)
 
 
 @pytest.fixture
-async def connect() -> AsyncIterator[Callable[..., tuple[InferenceServers, Endpoints[Client]]]]:
+async def connect() -> AsyncIterator[Callable[..., tuple[InferenceServers, Endpoints[HttpClient]]]]:
     made: list[InferenceServers] = []
 
-    def connected(*ports: int) -> tuple[InferenceServers, Endpoints[Client]]:
-        endpoints: Endpoints[Client] = Endpoints(http_client)
+    def connected(*ports: int) -> tuple[InferenceServers, Endpoints[HttpClient]]:
+        endpoints: Endpoints[HttpClient] = Endpoints(http_client)
         endpoints.replace(("127.0.0.1", port) for port in ports)
         made.append(InferenceServers(endpoints, StreamServers(Endpoints(stream_client))))
         return made[-1], endpoints
@@ -119,7 +120,7 @@ async def test_a_pod_that_dies_at_work_fails_its_requests_alone(
 
 
 async def test_pods_come_and_go_by_lookup(inference: Any, second_inference: Any, call: Any) -> None:
-    endpoints: Endpoints[Client] = Endpoints(http_client)
+    endpoints: Endpoints[HttpClient] = Endpoints(http_client)
     servers = InferenceServers(endpoints, StreamServers(Endpoints(stream_client)))
     name = ScriptedDiscovery([("127.0.0.1", inference.port)])
     watch = AddressWatch([name], endpoints.replace)

@@ -1,7 +1,5 @@
 """Who used the processors of a logic server."""
 
-from types import SimpleNamespace
-
 from oriel_logic.errors import Outcome
 from oriel_logic.observe.stages import Ledger
 from oriel_logic.observe.usage import Usage
@@ -28,17 +26,17 @@ def ledger(cpu_ns: int, tokens: int = 0) -> Ledger:
     return made
 
 
-SIZES = SimpleNamespace(bytes_in=10, bytes_out=20)
+SIZES = (10, 20)
 
 
 def test_what_ends_well_is_the_tenants_and_the_rest_is_recorded_with_its_reason() -> None:
     usage = Usage()
-    usage.account(call("a"), "s", Outcome.OK, ledger(5, 7), SIZES)
-    usage.account(call("a"), "s", Outcome.OK, ledger(6), SIZES)
-    usage.account(call("a"), "s", Outcome.HANDLER_FAILED, ledger(1), SIZES)
-    usage.account(call("a"), "s", Outcome.CALLER_LEFT, ledger(2), SIZES)
-    usage.account(call(""), "s", Outcome.OK, ledger(3), SIZES)
-    usage.account(call("a", unbilled="shadow"), "s", Outcome.OK, ledger(4), SIZES)
+    usage.account(call("a"), "s", Outcome.OK, ledger(5, 7), *SIZES)
+    usage.account(call("a"), "s", Outcome.OK, ledger(6), *SIZES)
+    usage.account(call("a"), "s", Outcome.HANDLER_FAILED, ledger(1), *SIZES)
+    usage.account(call("a"), "s", Outcome.CALLER_LEFT, ledger(2), *SIZES)
+    usage.account(call(""), "s", Outcome.OK, ledger(3), *SIZES)
+    usage.account(call("a", unbilled="shadow"), "s", Outcome.OK, ledger(4), *SIZES)
     lines = {line.why: line for line in usage.added("2026-11-24T17:05")}
     assert {why: line.cpu_ns for why, line in lines.items()} == {
         "": 11,

@@ -8,10 +8,11 @@ for that model a second later at the earliest: it answers at once, and would dra
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from oriel_wire.discovery.discovery import Address
-from oriel_wire.engine.client import HttpResponse
+from oriel_wire.engine.client import HttpClient
+from oriel_wire.engine.grpc_client import GrpcClient
 
 DOWN_S = 1.0
 DOWN_MAX_S = 5.0
@@ -20,25 +21,7 @@ LACKS_S = 1.0
 MAX_LACKING = 64
 
 
-class Closable(Protocol):
-    async def close(self) -> None: ...
-
-
-class Client(Closable, Protocol):
-    """The part that is used of `oriel_wire.engine.client.HttpClient`."""
-
-    async def request(
-        self,
-        method: str,
-        target: str,
-        headers: Sequence[tuple[str, str]] | str,
-        body: bytes | Sequence[bytes | memoryview] = b"",
-        *,
-        deadline: float,
-    ) -> HttpResponse: ...
-
-
-C = TypeVar("C", bound=Closable)
+C = TypeVar("C", bound=HttpClient | GrpcClient)
 
 
 class Endpoint(Generic[C]):

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from typing import NamedTuple
 
 from oriel_logic.client.codec import ModelCodec, infer_request, outputs_of, path_of
-from oriel_logic.client.endpoints import Client, Endpoint, Endpoints
+from oriel_logic.client.endpoints import Endpoint, Endpoints
 from oriel_logic.client.model_streams import STAGE as STREAM
 from oriel_logic.client.model_streams import StreamServers
 from oriel_logic.client.models import ArrayLike, ModelSpec, Outputs
@@ -21,7 +21,7 @@ from oriel_logic.client.upstream_errors import MAYBE_ELSEWHERE, check_ticket, is
 from oriel_logic.errors import DeadlineExceeded, ModelFailed, ModelInputWrong, ModelUnavailable, ModelUnreachable
 from oriel_logic.observe.stages import HopFacts, Ledger, Stage
 from oriel_wire.context import CallContext, GatewayHop, Hop
-from oriel_wire.engine.client import HttpResponse
+from oriel_wire.engine.client import HttpClient, HttpResponse
 from oriel_wire.errors import UpstreamBroken, UpstreamTimedOut, UpstreamUnreachable, UpstreamUnread
 from oriel_wire.observe.trace import TraceContext
 
@@ -48,7 +48,7 @@ class InferenceServers:
 
     def __init__(
         self,
-        endpoints: Endpoints[Client],
+        endpoints: Endpoints[HttpClient],
         streams: StreamServers,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -127,7 +127,7 @@ class InferenceServers:
         the first answer counts.
         Raises ModelUnreachable, ModelFailed or DeadlineExceeded.
         """
-        tried: list[Endpoint[Client]] = []
+        tried: list[Endpoint[HttpClient]] = []
         refused: HttpResponse | None = None
         while (endpoint := self._endpoints.pick(tried, model)) is not None:
             lines = ask.headers + hop.lines(self._clock(), trace)

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from oriel_logic.client.endpoints import Client, Endpoints
+from oriel_logic.client.endpoints import Endpoints
 from oriel_logic.client.inference import InferenceServers
 from oriel_logic.client.model_streams import StreamServers, stream_client
 from oriel_wire.discovery.discovery import Address, Discovery, DiscoveryFailed, discovery_of
@@ -25,13 +25,14 @@ class Upstreams:
     """
 
     def __init__(self, http: Sequence[Address], grpc: Sequence[Address] = (), *, through_gateway: bool = False) -> None:
-        endpoints: Endpoints[Client] = Endpoints(
+        endpoints: Endpoints[HttpClient] = Endpoints(
             partial(http_client, max_connections=MAX_GATEWAY_CONNECTIONS) if through_gateway else http_client
         )
         streams = Endpoints(stream_client)
         self.servers = InferenceServers(
             endpoints, StreamServers(streams, through_gateway=through_gateway), through_gateway=through_gateway
         )
+        self.bind = self.servers.bind
         self._watches = (
             AddressWatch([_discovery(each) for each in http], endpoints.replace),
             AddressWatch([_discovery(each) for each in grpc], streams.replace),

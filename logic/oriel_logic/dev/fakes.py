@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class FakeServers:
-    """Replaces `InferenceServers`. paths: files with a FakeModels `models`, which run in this process.
+    """Replaces `Upstreams`. paths: files with a FakeModels `models`, which run in this process.
 
     If several files fake a model, the first one counts.
     """
@@ -38,10 +38,6 @@ class FakeServers:
     def names(self) -> list[str]:
         """Return the names of the faked models."""
         return sorted(self._models.models)
-
-    @property
-    def servers(self) -> "FakeServers":
-        return self
 
     async def start(self) -> None:
         """Do nothing: there are no addresses to look up."""

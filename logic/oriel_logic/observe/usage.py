@@ -1,7 +1,6 @@
 """Counts who used the processors of this server, in rows of usage and lines of the usage ledger."""
 
 from functools import partial
-from typing import Protocol
 
 from oriel_logic.errors import Outcome
 from oriel_logic.observe.stages import Ledger
@@ -13,13 +12,6 @@ UNIT = "logic"
 MAX_KNOWN = 4096
 
 
-class Sizes(Protocol):
-    """The bytes of a request and of its answer."""
-
-    bytes_in: int
-    bytes_out: int
-
-
 class Usage:
     """The book of a logic server. Single writer: the loop."""
 
@@ -28,9 +20,12 @@ class Usage:
         self._rows: dict[tuple[str, str, str, str], UsageRow] = {}
         self._generation = 0
 
-    def account(self, call: CallContext, target: str, outcome: Outcome, ledger: Ledger, sizes: Sizes) -> None:
+    def account(
+        self, call: CallContext, target: str, outcome: Outcome, ledger: Ledger, bytes_in: int, bytes_out: int
+    ) -> None:
         """Count one request that has ended, and what jobs of it use that still run.
 
+        bytes_in, bytes_out: sizes of its body and of its answer's.
         Nobody is charged for a request that failed or whose caller left, nor for such jobs of one that ended well.
         """
         why = call.unbilled
@@ -45,8 +40,8 @@ class Usage:
         ledger.late = partial(self._late, (call.tenant, call.tier, target, why or "left"))
         if outcome is Outcome.OK:
             row.requests += 1
-            row.bytes_in += sizes.bytes_in
-            row.bytes_out += sizes.bytes_out
+            row.bytes_in += bytes_in
+            row.bytes_out += bytes_out
             row.tokens_in += ledger.tokens_in
             row.tokens_out += ledger.tokens_out
 

@@ -21,21 +21,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
 
 _log = logging.getLogger(__name__)
 LOG_EVERY_S = 60.0
 MAX_NAMES = 1000
-NOBODY = ""
-
-
-class Handler(Protocol):
-    """The part of a Definition that is needed here."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def target(self) -> object: ...
+Handler = tuple[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,50 +41,32 @@ class Place:
         return f"{Path(self.file).name}:{self.line} in {self.function}"
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """One block of the loop. service: "" if no service's code was running. place: its innermost line, or the
-    server's.
-    """
-
-    service: str
-    seconds: float
-    place: Place | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """The seconds between two questions to the loop, after which it counts as blocked, and until it is said to be so
-    while it still is.
-    """
-
-    ask_every_s: float = 0.02
-    blocked_s: float = 0.05
-    still_s: float = 2.0
-
-
-PACE = Pace()
-
-
 class Watchdog:
-    """Watches one loop. handlers: called when it was blocked. on_lag, on_block: called in the watchdog's thread."""
+    """Watches one loop.
+
+    handlers: called when it was blocked; returns the name of each service with its function or class.
+    on_lag: called in the watchdog's thread with the seconds of each answer of the loop.
+    on_block: called there with the service that blocked the loop, "" if no service's code was running.
+    ask_every_s, blocked_s, still_s: seconds between two questions to the loop, after which it counts as blocked, and
+        until it is said to be so while it still is.
+    """
 
     def __init__(
         self,
         handlers: Callable[[], Iterable[Handler]],
         *,
         on_lag: Callable[[float], object],
-        on_block: Callable[[Block], object],
-        pace: Pace = PACE,
-        clock: Callable[[], float] = time.monotonic,
+        on_block: Callable[[str], object],
+        ask_every_s: float = 0.02,
+        blocked_s: float = 0.05,
+        still_s: float = 2.0,
     ) -> None:
         self._handlers = handlers
         self._on_lag = on_lag
         self._on_block = on_block
-        self._ask_every_s = pace.ask_every_s
-        self._blocked_s = pace.blocked_s - pace.ask_every_s / 2
-        self._still_s = pace.still_s
-        self._clock = clock
+        self._ask_every_s = ask_every_s
+        self._blocked_s = blocked_s - ask_every_s / 2
+        self._still_s = still_s
         self._answered = threading.Event()
         self._answered_s = 0.0
         self._stopping = threading.Event()
@@ -115,7 +87,7 @@ class Watchdog:
     def _watch(self, loop: asyncio.AbstractEventLoop, thread: int) -> None:
         while not self._stopping.wait(self._ask_every_s):
             self._answered.clear()
-            pinged_s = self._clock()
+            pinged_s = time.monotonic()
             try:
                 loop.call_soon_threadsafe(self._answer)
             except RuntimeError:  # the loop is closed
@@ -125,26 +97,23 @@ class Watchdog:
                 stack = stack_of(thread)
                 self.stack_reads += 1
                 if not self._answered.wait(self._still_s):
-                    self._say(self._clock() - pinged_s, *named(stack_of(thread), self._handlers()), still=True)
+                    self._say(time.monotonic() - pinged_s, *named(stack_of(thread), self._handlers()), still=True)
                     self._answered.wait()
             if self._stopping.is_set():
                 return
             lag_s = self._answered_s - pinged_s
             self._on_lag(lag_s)
             if stack is not None and lag_s >= self._blocked_s:
-                self._report(lag_s, stack)
+                service, place = named(stack, self._handlers())
+                self._on_block(service)
+                self._say(lag_s, service, place)
 
     def _answer(self) -> None:
-        self._answered_s = self._clock()
+        self._answered_s = time.monotonic()
         self._answered.set()
 
-    def _report(self, seconds: float, stack: list[Place]) -> None:
-        service, place = named(stack, self._handlers())
-        self._on_block(Block(service, seconds, place))
-        self._say(seconds, service, place)
-
     def _say(self, seconds: float, service: str, place: Place | None, *, still: bool = False) -> None:
-        now = self._clock()
+        now = time.monotonic()
         if now - self._logged.get(service, -LOG_EVERY_S) < LOG_EVERY_S or len(self._logged) > MAX_NAMES:
             return
         self._logged[service] = now
@@ -174,9 +143,9 @@ def named(stack: list[Place], handlers: Iterable[Handler]) -> tuple[str, Place |
     A function of a service's file that is not the handler itself belongs to the only service of that file.
     """
     by_module: dict[str, list[tuple[str, str]]] = {}
-    for each in handlers:
-        module = str(getattr(each.target, "__module__", ""))
-        by_module.setdefault(module, []).append((str(getattr(each.target, "__qualname__", "")), each.name))
+    for service, target in handlers:
+        own = (str(getattr(target, "__qualname__", "")), service)
+        by_module.setdefault(str(getattr(target, "__module__", "")), []).append(own)
     for at, place in enumerate(stack):
         known = by_module.get(place.module)
         if not known:
@@ -187,4 +156,4 @@ def named(stack: list[Place], handlers: Iterable[Handler]) -> tuple[str, Place |
         if names:
             inner = [each for each in stack[at:] if each.module == place.module]
             return names[0], inner[-1]
-    return NOBODY, stack[-1] if stack else None
+    return "", stack[-1] if stack else None

@@ -6,31 +6,19 @@ so far, width]; outputs `logits` [rows, tokens, vocabulary] (the last token's ar
 `.value`, which are the next call's past. The first call has a past of no tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from oriel_logic.client.models import ArrayLike, ModelSpec, Outputs
+from oriel_logic.client.models import ModelSpec, Outputs
 from oriel_logic.errors import HandlerFailed, ModelFailed
 from oriel_wire.v2.datatypes import DATATYPES
 
 PAST, PRESENT = "past_key_values.", "present."
-
-
-class Steps(Protocol):
-    """The part of `Models` that a decode loop needs."""
-
-    async def infer(
-        self,
-        model: str,
-        inputs: Mapping[str, ArrayLike],
-        *,
-        outputs: Sequence[str] | None = None,
-        version: str = "",
-    ) -> Outputs: ...
+Infer = Callable[..., Awaitable[Outputs]]  # as `Models.infer`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,18 +55,18 @@ class TokenModel:
     positions: bool
     mask: bool
 
-    async def begin(self, models: Steps, prompt: NDArray[Any]) -> tuple[NDArray[Any], Cache]:
+    async def begin(self, infer: Infer, prompt: NDArray[Any]) -> tuple[NDArray[Any], Cache]:
         """Run the whole prompt at once ("prefill"); return the logits [1, vocabulary] of the next token, and the cache.
 
         prompt: token ids, at least one.
         """
         cache = Cache({each.past: np.zeros(each.shape, dtype=each.dtype) for each in self.layers}, 0)
-        return await self.step(models, prompt[np.newaxis].astype(np.int64), cache), cache
+        return await self.step(infer, prompt[np.newaxis].astype(np.int64), cache), cache
 
-    async def step(self, models: Steps, tokens: NDArray[np.int64], cache: Cache) -> NDArray[Any]:
+    async def step(self, infer: Infer, tokens: NDArray[np.int64], cache: Cache) -> NDArray[Any]:
         """Return the logits [rows, vocabulary] after `tokens` [rows, new], which are added to the cache.
 
-        Raises what `models.infer` raises; the cache is unchanged then.
+        Raises what `infer` raises; the cache is unchanged then.
         """
         rows, new = tokens.shape
         seen = cache.tokens + new
@@ -87,7 +75,7 @@ class TokenModel:
             inputs["attention_mask"] = np.ones((rows, seen), dtype=np.int64)
         if self.positions:
             inputs["position_ids"] = np.tile(np.arange(cache.tokens, seen, dtype=np.int64), (rows, 1))
-        outputs = await models.infer(self.model, inputs, version=self.version)
+        outputs = await infer(self.model, inputs, version=self.version)
         cache.arrays = {each.past: self._present(outputs, each, rows, seen) for each in self.layers}
         cache.tokens = seen
         logits = outputs["logits"]

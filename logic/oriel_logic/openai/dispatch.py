@@ -14,6 +14,7 @@ from urllib.parse import unquote
 import msgspec
 
 from oriel_logic.bodies.messages import MAX_JSON_BYTES
+from oriel_logic.client.models import Outputs
 from oriel_logic.errors import (
     CallerLeft,
     DeadlineExceeded,
@@ -27,11 +28,11 @@ from oriel_logic.observe.stages import StepLedger
 from oriel_logic.openai.embeddings import Embeddings
 from oriel_logic.openai.language import LanguageModel
 from oriel_logic.openai.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse
-from oriel_logic.openai.served import Served, StepModels, Tools
+from oriel_logic.openai.served import Served, Tools
 from oriel_logic.server.envelope import Visit
 from oriel_logic.server.inbound import Inbound
 from oriel_logic.server.ingress import Handler, read_body
-from oriel_logic.server.pipeline import STREAM_STEP_S, ModelServers, longer
+from oriel_logic.server.pipeline import STREAM_STEP_S, Bind, longer
 from oriel_logic.server.replies import Reply, error_reply
 from oriel_logic.server.streaming import first_logic_error
 from oriel_logic.services.context import Context, Workers
@@ -63,7 +64,7 @@ class OpenAI:
         self,
         routes: MutableMapping[tuple[str, str], Handler],
         workers: Workers,
-        inference: ModelServers,
+        bind: Bind,
         *,
         stream_step_s: float = STREAM_STEP_S,
         clock: Callable[[], float] = time.monotonic,
@@ -71,7 +72,7 @@ class OpenAI:
         self.stream_step_s = stream_step_s
         self._routes = routes
         self._workers = workers
-        self._inference = inference
+        self._bind = bind
         self._clock = clock
         self._created = int(time.time())
         self._served: dict[str, Served] = {}
@@ -170,18 +171,24 @@ class OpenAI:
 
     def _tools(self, visit: Visit) -> Tools:
         steps = StepLedger(visit.ledger, STEPS, clock=self._clock)
-        models, of_steps = self._inference.bind(visit.call, visit.ledger), self._inference.bind(visit.call, steps)
+        models, of_steps = self._bind(visit.call, visit.ledger), self._bind(visit.call, steps)
 
         def go_on() -> None:
             call = longer(visit.call, self._clock() + self.stream_step_s)
             models.rebind(call)
             of_steps.rebind(call)
 
+        async def infer(*arguments: Any, **keywords: Any) -> Outputs:
+            try:
+                return await of_steps.infer(*arguments, **keywords)
+            finally:
+                steps.fold()
+
         return Tools(
             visit=visit,
             context=Context(visit.call, visit.ledger, self._workers, clock=self._clock),
             models=models,
-            steps=StepModels(of_steps, steps),
+            steps=infer,
             go_on=go_on,
         )
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oriel_logic.errors import ModelFailed
-from oriel_logic.openai.decoder import Steps, TokenModel
+from oriel_logic.openai.decoder import Infer, TokenModel
 from oriel_logic.openai.sequence import Delta
 from oriel_logic.openai.sequence import Sequence as Generated
 
@@ -16,11 +16,11 @@ SMALL_LOGITS = 1 << 15  # drawn in place: under 1 ms
 
 
 async def generate(
-    model: TokenModel, prompt: NDArray[Any], choices: Sequence[Generated], *, first: Steps, steps: Steps
+    model: TokenModel, prompt: NDArray[Any], choices: Sequence[Generated], *, first: Infer, steps: Infer
 ) -> AsyncGenerator[list[Delta], None]:
     """Yield the text that each step adds to each choice that has not ended, until all have.
 
-    first: models for the prefill; steps: models for the rest.
+    first: makes the call of the prefill; steps: makes the others.
     Raises what models raise, DeadlineExceeded included. Closed between two steps it makes no further call; cancelled in
     one, the inference server sees that the caller left.
     """

@@ -30,7 +30,7 @@ from oriel_logic.openai.sequence import Delta
 from oriel_logic.openai.sequence import Sequence as Generated
 from oriel_logic.openai.served import Served, Tools
 from oriel_logic.server.replies import Reply, facts_of
-from oriel_logic.server.streaming import Primed, first_logic_error
+from oriel_logic.server.streaming import failed
 
 _log = logging.getLogger(__name__)
 STAGE = "decode"
@@ -128,13 +128,7 @@ class LanguageModel(Served):
         )
         if request.stream:
             answer.tells_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
-            pieces = run.events(answer)
-            try:
-                first = await anext(pieces)
-            except BaseException:
-                await pieces.aclose()
-                raise
-            return Reply(status=200, body=b"", content_type=EVENT_STREAM, pieces=Primed(first, pieces))
+            return Reply(status=200, content_type=EVENT_STREAM, pieces=run.events(answer))
         texts = await run.texts()
         finishes = [choice.finish for each in run.choices for choice in each]
         return Reply(status=200, body=answers.written(answer.whole(texts, finishes, run.usage())))
@@ -254,13 +248,12 @@ class Run:
             usage = self.usage()
             yield (event(answer.last(usage)) if answer.tells_usage else b"") + DONE
         except Exception as error:
+            meant = failed(error)
             if not begun:
-                raise
+                raise meant from error
             # The stream has begun, so the error cannot be a status any more.
-            meant = first_logic_error(error)
-            if meant is None:
+            if meant.__cause__ is error:
                 _log.error("request %s: stream failed", self._tools.visit.call.request_id, exc_info=error)
-                meant = HandlerFailed("the service failed: its log says why under this request id")
             self._tools.visit.outcome = meant.outcome
             yield event(facts_of(meant, self._tools.visit.call.request_id))
         finally:
@@ -269,7 +262,7 @@ class Run:
     async def _deltas(self, prompt: int) -> AsyncGenerator[list[Delta], None]:
         tools = self._tools
         steps = generate(
-            self._model, self._prompts[prompt], self.choices[prompt], first=tools.models, steps=tools.steps
+            self._model, self._prompts[prompt], self.choices[prompt], first=tools.models.infer, steps=tools.steps
         )
         try:
             async with aclosing(steps):

@@ -3,17 +3,16 @@
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oriel_logic.client.models import ArrayLike, Models, Outputs
+from oriel_logic.client.models import Models
 from oriel_logic.errors import ParameterWrong
 from oriel_logic.loading.sources import HandlerFile
-from oriel_logic.observe.stages import StepLedger
 from oriel_logic.openai import tokenizer
-from oriel_logic.openai.decoder import Steps
+from oriel_logic.openai.decoder import Infer
 
 if TYPE_CHECKING:  # workers import handler files too, and do without the server
     from oriel_logic.server.envelope import Visit
@@ -29,37 +28,15 @@ class Tools:
     """The objects of one request.
 
     models: each call is timed as a stage.
-    steps: for the many calls of a decode loop.
+    steps: makes the many calls of a decode loop, which are one stage together.
     go_on: called when a streamed answer begins or goes on: the next step has its own time limit from then on.
     """
 
     visit: "Visit"
     context: "Context"
     models: Models
-    steps: Steps
+    steps: Infer
     go_on: Callable[[], None]
-
-
-class StepModels:
-    """Models for a loop, whose calls are one stage together."""
-
-    def __init__(self, models: Steps, ledger: StepLedger) -> None:
-        """Wrap `models`, which write to `ledger`."""
-        self._models = models
-        self._ledger = ledger
-
-    async def infer(
-        self,
-        model: str,
-        inputs: Mapping[str, ArrayLike],
-        *,
-        outputs: Sequence[str] | None = None,
-        version: str = "",
-    ) -> Outputs:
-        try:
-            return await self._models.infer(model, inputs, outputs=outputs, version=version)
-        finally:
-            self._ledger.fold()
 
 
 class Served:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -16,8 +16,8 @@ from oriel_logic.observe.stages import Ledger
 from oriel_logic.observe.usage import Usage
 from oriel_logic.server.inbound import Inbound
 from oriel_logic.server.releases import Release
-from oriel_logic.server.replies import Reply, error_reply, not_ready, reply_of
-from oriel_logic.server.streaming import Primed, close
+from oriel_logic.server.replies import Reply, body_of, error_reply, not_ready, reply_of
+from oriel_logic.server.streaming import ERROR_FRAMES, close
 from oriel_wire.context import COST, COST_US, REQUEST_ID, TICKET, CallContext, ContextPlan, format_cost, read_headers
 from oriel_wire.h1.response import UNBUFFERED
 from oriel_wire.observe.server_timing import bounded, server_timing
@@ -125,8 +125,6 @@ class Envelope:
             visit.bytes_out = len(reply.body)
             if reply.pieces is not None:
                 streams = True
-                pieces = Watched(reply.pieces, visit, self._stream_idle_s, self._streamed(visit))
-                reply = replace(reply, pieces=pieces)
                 if reply.content_type.startswith("text/event-stream"):
                     reply = replace(reply, headers=(*reply.headers, *UNBUFFERED))
                 if visit.call.trusted:
@@ -162,7 +160,9 @@ class Envelope:
                 raise Saturated("this server has too many requests under way: try again later", retry_after_s=1.0)
             reply = await self._handle(inbound, visit)
             if reply.pieces is not None:
-                reply = replace(reply, pieces=await self._begun(reply.pieces, visit))
+                watched = Watched(reply, visit, self._stream_idle_s, self._account)
+                await watched.begin(visit.call.remaining_s(self._clock()))
+                reply = replace(reply, pieces=watched)
             elif visit.outcome is None:
                 visit.outcome = Outcome.OK
             return reply
@@ -175,26 +175,6 @@ class Envelope:
             for each in filter(None, (error, error.__cause__, error.__context__)):
                 each.__traceback__ = None  # its frames may hold the error, and only the collector would free them
             return error_reply(error, visit.call.request_id)
-
-    async def _begun(self, pieces: AsyncIterator[bytes], visit: Visit) -> AsyncIterator[bytes]:
-        """Wait for the first piece, and yield all pieces: an error before the first can still have a status."""
-        try:
-            async with asyncio.timeout(visit.call.remaining_s(self._clock())):
-                first = await anext(pieces, None)
-        except TimeoutError as error:
-            await close(pieces)
-            raise DeadlineExceeded(visit.ledger.interrupted) from error
-        except BaseException:
-            await close(pieces)
-            raise
-        return Primed(first, pieces)
-
-    def _streamed(self, visit: Visit) -> Callable[[Outcome], None]:
-        def ended(outcome: Outcome) -> None:
-            visit.outcome = outcome
-            self._account(visit)
-
-        return ended
 
     def _stamp(self, visit: Visit, seconds: float, *, streams: bool = False) -> list[tuple[str, str]]:
         ledger = visit.ledger
@@ -223,7 +203,8 @@ class Envelope:
         ended = self._clock()
         outcome = visit.outcome or Outcome.HANDLER_FAILED
         self._metrics.observe(visit.service, visit.call.tier, outcome, ended - visit.started_s, visit.ledger.stages)
-        self._usage.account(visit.call, visit.target or visit.service, outcome, visit.ledger, visit)
+        sizes = visit.bytes_in, visit.bytes_out
+        self._usage.account(visit.call, visit.target or visit.service, outcome, visit.ledger, *sizes)
         sink = self._sink
         if not sink.enabled:
             return
@@ -269,27 +250,44 @@ def cost(visit: Visit) -> tuple[tuple[str, str], ...]:
 
 
 class Watched:
-    """The pieces of an answer that is being sent. `ended` is called exactly once: after the last piece, or by
-    `aclose`.
+    """The pieces of an answer that is being sent.
+
+    If they fail after the first, one more says why, where the media type has a form for that.
+    account: called exactly once with the visit, after the last piece or by `aclose`.
     """
 
-    def __init__(
-        self, pieces: AsyncIterator[bytes], visit: Visit, idle_s: float, ended: Callable[[Outcome], None]
-    ) -> None:
-        self._pieces = pieces
+    def __init__(self, reply: Reply, visit: Visit, idle_s: float, account: Callable[[Visit], None]) -> None:
+        assert reply.pieces is not None
+        self._pieces = reply.pieces
+        self._error_frame = ERROR_FRAMES.get(reply.content_type)
         self._visit = visit
         self._idle_s = idle_s
-        self._ended: Callable[[Outcome], None] | None = ended
+        self._account: Callable[[Visit], None] | None = account
+        self._first: bytes | None = None
+        self._has_failed = False
+
+    async def begin(self, seconds: float) -> None:
+        """Wait for the first piece, at most so long: an error before it can still have a status. Raises LogicError."""
+        try:
+            async with asyncio.timeout(seconds):
+                self._first = await anext(self._pieces, None)
+        except BaseException as error:
+            await close(self._pieces)
+            if isinstance(error, TimeoutError):
+                raise DeadlineExceeded(self._visit.ledger.interrupted) from error
+            raise
 
     def __aiter__(self) -> "Watched":
         return self
 
     async def __anext__(self) -> bytes:
+        piece, self._first = self._first, None
         try:
-            async with asyncio.timeout(self._idle_s):
-                piece = await anext(self._pieces)
-                self._visit.bytes_out += len(piece)
-                return piece
+            if self._has_failed:
+                raise StopAsyncIteration
+            if piece is None:
+                async with asyncio.timeout(self._idle_s):
+                    piece = await anext(self._pieces)
         except StopAsyncIteration:
             self._end(self._visit.outcome or Outcome.OK)  # a stream that ended with an error piece has recorded it
             raise
@@ -298,9 +296,17 @@ class Watched:
             self._end(Outcome.DEADLINE_EXCEEDED)
             raise
         except Exception as error:
-            _log.error("%s failed while it streamed", self._whose(), exc_info=error)
-            self._end(error.outcome if isinstance(error, LogicError) else Outcome.HANDLER_FAILED)
-            raise
+            frame = None if isinstance(error, CallerLeft) else self._error_frame
+            is_refusal = isinstance(error, LogicError) and not (isinstance(error, HandlerFailed) and error.__cause__)
+            if frame is None or not is_refusal:
+                _log.error("%s failed while it streamed", self._whose(), exc_info=error)
+            if frame is None or not isinstance(error, LogicError):
+                self._end(error.outcome if isinstance(error, LogicError) else Outcome.HANDLER_FAILED)
+                raise
+            self._visit.outcome, self._has_failed = error.outcome, True
+            piece = frame(body_of(error, self._visit.call.request_id))
+        self._visit.bytes_out += len(piece)
+        return piece
 
     async def aclose(self) -> None:
         """Stop sending: the caller has left."""
@@ -308,9 +314,10 @@ class Watched:
         await close(self._pieces)
 
     def _end(self, outcome: Outcome) -> None:
-        ended, self._ended = self._ended, None
-        if ended is not None:
-            ended(outcome)
+        account, self._account = self._account, None
+        if account is not None:
+            self._visit.outcome = outcome
+            account(self._visit)
 
     def _whose(self) -> str:
         return f"request {self._visit.call.request_id}: service '{self._visit.service}'"

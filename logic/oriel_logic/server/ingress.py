@@ -8,13 +8,12 @@ from typing import Any
 from urllib.parse import unquote
 
 from oriel_logic.bodies.messages import Request
-from oriel_logic.errors import DeadlineExceeded, MediaUnsupported, Outcome
+from oriel_logic.errors import DeadlineExceeded, MediaUnsupported
 from oriel_logic.server.envelope import Visit
 from oriel_logic.server.inbound import Inbound
 from oriel_logic.server.registry import Registry, for_tenants
 from oriel_logic.server.releases import Release
-from oriel_logic.server.replies import Reply, body_of, error_body, reply_of
-from oriel_logic.server.streaming import Streamed, ended_well
+from oriel_logic.server.replies import Reply, error_body, reply_of
 from oriel_wire.context import SERVICES
 from oriel_wire.near_names import near_path
 
@@ -88,8 +87,7 @@ class Dispatch:
             headers=public(headers),
         )
         pieces = inbound.pieces() if definition.reads_stream else None
-        answer = await release.pipeline.run(definition, request, visit.call, visit.ledger, pieces, limit_bytes)
-        return streamed_reply(answer, visit) if isinstance(answer, Streamed) else answer
+        return await release.pipeline.run(definition, request, visit.call, visit.ledger, pieces, limit_bytes)
 
     async def _list(self, inbound: Inbound, visit: Visit) -> Reply:
         return described({"services": self._registry.describe()}, visit)
@@ -104,15 +102,6 @@ def described(facts: Mapping[str, Any], visit: Visit) -> Reply:
 def public(headers: Mapping[str, str]) -> Mapping[str, str]:
     """Return the headers that a handler sees."""
     return {name: value for name, value in headers.items() if name not in PRIVATE and not name.startswith("x-oriel-")}
-
-
-def streamed_reply(answer: Streamed, visit: Visit) -> Reply:
-    def note(outcome: Outcome) -> None:
-        visit.outcome = outcome
-
-    request_id = visit.call.request_id
-    pieces = ended_well(answer, lambda error: body_of(error, request_id), note, request_id)
-    return Reply(status=200, content_type=answer.content_type, pieces=pieces)
 
 
 def is_at(known: str, path: str) -> bool:

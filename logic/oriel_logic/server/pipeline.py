@@ -24,7 +24,7 @@ from oriel_logic.errors import DeadlineExceeded, HandlerFailed, HandlerTimedOut,
 from oriel_logic.observe.stages import Ledger
 from oriel_logic.server.negotiate import choose
 from oriel_logic.server.replies import Reply, reply_of
-from oriel_logic.server.streaming import Streamed, close, failed, framed
+from oriel_logic.server.streaming import close, failed
 from oriel_logic.services.context import Context, Workers
 from oriel_logic.services.definition import Definition
 from oriel_logic.services.references import for_function, for_stage
@@ -34,12 +34,6 @@ from oriel_wire.context import CallContext
 STREAM_STEP_S = 60.0
 
 
-class ModelServers(Protocol):
-    """The part of `client.inference.InferenceServers` that a pipeline needs."""
-
-    def bind(self, call: CallContext, ledger: Ledger) -> "BoundModels": ...
-
-
 class BoundModels(Models, Protocol):
     """The models of one request."""
 
@@ -47,20 +41,27 @@ class BoundModels(Models, Protocol):
         """Give later calls another deadline."""
 
 
+Bind = Callable[[CallContext, Ledger], BoundModels]
+
+
 class Pipeline:
-    """Runs services. services: those set up in this process, for stages that are `async def`."""
+    """Runs services.
+
+    services: those set up in this process, for stages that are `async def`.
+    bind: makes the models of one request.
+    """
 
     def __init__(
         self,
         services: Services,
         workers: Workers,
-        inference: ModelServers,
+        bind: Bind,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._services = services
         self._workers = workers
-        self._inference = inference
+        self._bind = bind
         self._clock = clock
 
     async def run(
@@ -71,7 +72,7 @@ class Pipeline:
         ledger: Ledger,
         pieces: AsyncIterator[bytes] | None = None,
         limit_bytes: int = 0,
-    ) -> Reply | Streamed:
+    ) -> Reply:
         """Run a service and return its encoded answer.
 
         pieces: the body, for a service that reads it while it arrives, at most `limit_bytes` of it.
@@ -93,11 +94,11 @@ class Pipeline:
             memory_mb=options.memory_mb or 0,
             clock=self._clock,
         )
-        models = self._inference.bind(call, ledger)
+        models = self._bind(call, ledger)
         if definition.is_streamed:
             run = Run(self._services, definition, request, media, context, models, pieces, limit_bytes)
             values = run.streamed(call, self._clock)
-            return Streamed(content_type=media or "application/octet-stream", pieces=values)
+            return Reply(status=200, content_type=media or "application/octet-stream", pieces=values)
         try:
             with Deadline(call.remaining_s(self._clock())) as limit:
                 if definition.is_direct:
@@ -176,9 +177,12 @@ class Run:
         try:
             values = await self._values()
             frame = framing(self._media)
-            if self._definition.runs_in_worker(self._definition.stages()[0]):
-                frame = framed_already(frame)
-            async for piece in framed(values, frame):
+            is_framed = self._definition.runs_in_worker(self._definition.stages()[0])
+            async for value in values:
+                try:
+                    piece = value if is_framed else frame(value)
+                except (TypeError, ValueError, RecursionError, OverflowError) as error:
+                    raise HandlerFailed("a piece of the service's answer cannot be sent: its log says why") from error
                 yield piece
                 lasting = longer(call, clock() + STREAM_STEP_S)
                 if lasting is not call:
@@ -252,11 +256,6 @@ async def encoded(value: Any, media: str, definition: Definition, context: Conte
     if not isinstance(value, Answer) and (definition.schemas.gives_media or is_heavy(value)):
         value = await context.work(for_function(encode_in_worker), (value, media, service), "encode")
     return reply_of(encode(value, media, service=service))
-
-
-def framed_already(frame: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
-    """Return a function that encodes pieces unless the worker has encoded them, which its environment may not allow."""
-    return lambda value: value if isinstance(value, bytes) else frame(value)
 
 
 def negotiated(definition: Definition, request: Request) -> str:

@@ -69,7 +69,7 @@ class AsyncClient:
             assert each.definition is not None
             services.set_up(each.definition)
         workers = ThreadWorkers(services, clock)
-        pipeline = Pipeline(services, workers, self.models, clock=clock)
+        pipeline = Pipeline(services, workers, self.models.bind, clock=clock)
         self._dispatch = Dispatch(registry_of(loaded, workers, pipeline), max_body_bytes=max_body_bytes)
         self._sink = ListSink()
         self._envelope = Envelope(

@@ -234,6 +234,7 @@ class Batcher:
                     fail(member, error)
             await self._again(batch.members, error)
         finally:
+            job.prepare = lambda: None  # it refers to the job
             if self._closing:
                 for member in batch.members:
                     fail(member, WorkerDied(STOPPING))

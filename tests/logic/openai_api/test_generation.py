@@ -67,7 +67,7 @@ class Toy:
 
 async def run(toy: Toy, prompt: list[int], choices: list[Generated]) -> list[Delta]:
     model: TokenModel = token_model(spec())
-    steps = generate(model, np.array(prompt, np.int32), choices, first=toy, steps=toy)
+    steps = generate(model, np.array(prompt, np.int32), choices, first=toy.infer, steps=toy.infer)
     return [delta async for deltas in steps for delta in deltas]
 
 
