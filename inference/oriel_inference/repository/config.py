@@ -13,7 +13,6 @@ from oriel_inference.repository.accelerators import check_accelerators
 from oriel_inference.repository.engines import name_engine
 from oriel_inference.repository.ensembles import check_ensemble, is_ensemble
 from oriel_inference.repository.metrics_config import check_metrics, other_families
-from oriel_inference.repository.not_executed import refuse_not_executed
 from oriel_inference.repository.queueing import check_queueing
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import CONFIG_DATATYPES, from_config_name
@@ -26,9 +25,12 @@ MAX_TENSORS = 1024
 MAX_INSTANCES = 256
 MAX_SHOWN = 8
 MAX_FALLBACKS = 16
+# Triton writes the names that instances have without any policy into the configurations it shows.
+_DEFAULT_POLICY = re.compile(r"(?:cpu|model|gpu_[0-9]+)\Z")
 _CAPABILITY = re.compile(r"[0-9]{1,2}\.[0-9]\Z")
 _LINE = re.compile(r"^(\d+):(\d+) : (?:'.*?': )?(?:Message type )?")
 _GRAPH_LEVELS = (-1, 0, 1, 2)
+_NOT_YET = "is understood, but not executed by this server yet"
 _SHAPE_TENSOR = "is not supported: plans with shape tensors are not executed"
 
 _Refuse = Callable[[str, str], ConfigInvalid]
@@ -72,7 +74,7 @@ def validate(config: pb.ModelConfig, model: str, file: str, files: Sequence[str]
     _optimization(config, refuse)
     _names(config, refuse)
     check_accelerators(config, file)
-    refuse_not_executed(config, refuse)
+    _not_executed(config, refuse)
     if config.HasField("dynamic_batching"):
         check_queueing(config.dynamic_batching, config.max_batch_size, refuse)
     if any(version < 0 for version in config.version_policy.specific.versions):
@@ -199,6 +201,37 @@ def _instances(config: pb.ModelConfig, refuse: _Refuse) -> None:
         total += (group.count or 1) * max(1, len(group.gpus))
     if total > MAX_INSTANCES:
         raise refuse("instance_group", f"asks for {total} instances, at most {MAX_INSTANCES} are allowed")
+
+
+def _not_executed(config: pb.ModelConfig, refuse: _Refuse) -> None:
+    """Refuse the fields without which answers would differ, and which this server does not execute. Raises
+    ConfigInvalid for the first one.
+    """
+    for field in ("batch_input", "batch_output"):
+        if getattr(config, field):
+            raise refuse(f"{field}[0]", _NOT_YET)
+    if config.HasField("sequence_batching"):
+        raise refuse("sequence_batching", _NOT_YET)
+    for index, tensor in enumerate(config.input):
+        if tensor.allow_ragged_batch:
+            reason = f"{_NOT_YET}: requests of unequal shapes never share a batch here, so leave it out"
+            raise refuse(f"input[{index}].allow_ragged_batch", reason)
+    for index, library in enumerate(config.model_operations.op_library_filename):
+        field = f"model_operations.op_library_filename[{index}]"
+        raise refuse(field, f"{_NOT_YET}: the library {library[:64]!r} would be loaded into the server")
+    for index, agent in enumerate(config.model_repository_agents.agents):
+        if agent.name == "checksum":
+            reason = f"{_NOT_YET}: nothing would be compared, so the model is not loaded"
+            raise refuse(f"model_repository_agents.agents[{index}]", reason)
+    for index, group in enumerate(config.instance_group):
+        field, policy = f"instance_group[{index}]", group.host_policy
+        if group.passive:
+            raise refuse(f"{field}.passive", _NOT_YET)
+        if group.rate_limiter.resources or group.rate_limiter.priority > 1:
+            raise refuse(f"{field}.rate_limiter", f"{_NOT_YET}: instances share the cores of --cores instead")
+        if policy and not _DEFAULT_POLICY.match(policy):
+            reason = f"{_NOT_YET}: no host policy {policy[:64]!r} can be defined, leave it out"
+            raise refuse(f"{field}.host_policy", reason)
 
 
 def _optimization(config: pb.ModelConfig, refuse: _Refuse) -> None:
