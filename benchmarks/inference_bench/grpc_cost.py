@@ -22,8 +22,7 @@ from inference_bench.cost import write_tiny
 from oriel_inference.app import calm_collector, open_unit
 from oriel_inference.servers.encoding import Encodings
 from oriel_inference.servers.grpc import GrpcFrontend
-from oriel_inference.servers.grpc_call import GrpcPort
-from oriel_inference.servers.grpc_connection import GrpcConnection
+from oriel_inference.servers.grpc_call import GrpcConnection, GrpcPort
 from oriel_inference.servers.grpc_plans import CallPlans
 from oriel_inference.settings import Settings
 from oriel_wire.engine.limits import HttpLimits

@@ -14,7 +14,7 @@ from oriel_inference.app import Unit
 from oriel_inference.batching.stream import AHEAD
 from oriel_inference.errors import Outcome
 from oriel_inference.servers import grpc_call
-from oriel_inference.servers.grpc_connection import GrpcConnection
+from oriel_inference.servers.grpc_call import GrpcConnection
 from oriel_wire.h2 import grpc
 from oriel_wire.h2.frames import NO_ERROR
 from oriel_wire.h2.grpc import prefix

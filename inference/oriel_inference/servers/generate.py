@@ -52,7 +52,7 @@ def _start(
             serving = surface.catalog.get(model, version)
         except NotLoaded:
             again = partial(_start, surface, exchange, named, body, ctx, record, stream)
-            wait(surface, exchange, model, ctx, record, len(body), again)
+            wait(surface, exchange, model, record, len(body), again)
             return
         check_expanded(exchange, len(body))
         request = decode_generate(model, version, body, serving.spec)
@@ -65,8 +65,8 @@ def _start(
             left=record.left,
             emit=call.emit if serving.spec.decoupled else None,
         )
-    except (InferenceError, BadMessage) as refusal:
-        error = as_inference_error(refusal)
+    except Exception as failure:
+        error = as_inference_error(failure)
         refuse(exchange, error, record.refused(error, model))
         return
     exchange.on_abort = call.leave

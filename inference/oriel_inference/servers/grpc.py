@@ -1,6 +1,5 @@
 """The v2 protocol over gRPC: the methods of the port and their answers, on calls of the HTTP/2 engine."""
 
-import logging
 import socket
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -9,24 +8,22 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest, NotSupported, UnknownModel
+from oriel_inference.errors import InvalidRequest, NotSupported, ServerStopping, UnknownModel
 from oriel_inference.servers.encoding import Encodings
-from oriel_inference.servers.grpc_call import MAX_CALLS, Body, GrpcCall, GrpcPort, Method
-from oriel_inference.servers.grpc_connection import GrpcConnection, refuse_http1
+from oriel_inference.servers.grpc_call import MAX_CALLS, Body, GrpcCall, GrpcConnection, GrpcPort, Method, refuse_http1
 from oriel_inference.servers.grpc_infer import GrpcInfer
 from oriel_inference.servers.grpc_plans import CallPlans
-from oriel_inference.servers.health import HealthWatch, is_serving
-from oriel_inference.servers.keeping import keep_traces
 from oriel_inference.servers.not_served import METHODS_NOT_SERVED, SHARED_MEMORY
 from oriel_inference.servers.reflection import Reflection
 from oriel_inference.servers.repository_api import GrpcRepository
+from oriel_inference.servers.request_record import keep_traces
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.stream import StreamFrontend
 from oriel_inference.servers.surface import SERVER_VERSION, Surface, extensions
 from oriel_wire.engine.grpc_port import Http2Front
+from oriel_wire.engine.health import NOT_SERVING, SERVICE_UNKNOWN, SERVING, Watch, Watches
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
-from oriel_wire.errors import BadMessage
 from oriel_wire.h2.limits import H2Limits
 from oriel_wire.observe.recall import KEEP_METHOD
 from oriel_wire.observe.unsampled import MAX_TRACES
@@ -34,8 +31,6 @@ from oriel_wire.v2.grpc import HEALTH_METHODS, HEALTH_SERVICE, METHODS, SERVICE
 from oriel_wire.v2.metadata import metadata_message
 from oriel_wire.v2.proto import health_pb2, v2_pb2
 from oriel_wire.v2.proto_cost import parse
-
-_log = logging.getLogger(__name__)
 
 _Handler = Callable[[Any], Message]
 _Slow = Callable[[Any], Coroutine[Any, Any, Message]]
@@ -114,12 +109,8 @@ class GrpcFrontend:
         async def run(call: GrpcCall, request: Message) -> None:
             try:
                 answer = await handler(request)
-            except (InferenceError, BadMessage) as refusal:
-                call.refuse(as_inference_error(refusal))
-            except Exception:
-                # As in `GrpcCall`.
-                _log.exception("a call failed unexpectedly")
-                call.refuse(BackendFailed("the server failed on this request"))
+            except Exception as failure:
+                call.refuse(as_inference_error(failure))
             else:
                 call.answer(answer.SerializeToString())
 
@@ -177,6 +168,36 @@ class GrpcFrontend:
             else:
                 response.settings[name].string_param = value
         return response
+
+
+def is_serving(surface: Surface, service: str) -> bool:
+    """Return whether the server serves ("" and the name of v2's service), or the model of that name. Raises
+    UnknownModel.
+    """
+    return surface.readiness()[0] if service in ("", SERVICE) else surface.model_ready(service, "")
+
+
+class HealthWatch:
+    """The method `Watch` of `grpc.health.v1.Health`."""
+
+    def __init__(self, surface: Surface) -> None:
+        self._surface = surface
+        self._watches = Watches()
+        self.stop = self._watches.stop
+
+    def start(self, call: GrpcCall, data: Body) -> None:
+        """Begin to watch. Raises BadMessage."""
+        service = parse(health_pb2.HealthCheckRequest, data).service
+        call.ends_s = call.own_deadline_s
+        end = partial(call.refuse, ServerStopping())
+        watch = Watch(self._watches, partial(self._status, service), call.send, end)
+        call.on_leave, call.on_room = watch.leave, watch.resume
+
+    def _status(self, service: str) -> int:
+        try:
+            return SERVING if is_serving(self._surface, service) else NOT_SERVING
+        except UnknownModel:
+            return SERVICE_UNKNOWN
 
 
 def _refuse(why: str, call: GrpcCall, data: Body) -> None:

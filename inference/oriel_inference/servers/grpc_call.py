@@ -5,7 +5,6 @@ once or later, on the loop: there is no task per call. Whatever ends a call (its
 leaves) ends it once, and clears `on_leave` and `on_room`, which refer to the method's own objects.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import ceil, inf
@@ -13,7 +12,6 @@ from time import monotonic
 from typing import Final, Protocol
 
 from oriel_inference.errors import (
-    BackendFailed,
     DeadlineExceeded,
     InferenceError,
     InvalidRequest,
@@ -24,19 +22,20 @@ from oriel_inference.errors import (
 )
 from oriel_inference.servers.encoding import Encodings
 from oriel_inference.servers.grpc_plans import CallPlan, CallPlans
-from oriel_inference.servers.statuses import as_inference_error, grpc_status
+from oriel_inference.servers.statuses import as_inference_error, grpc_status, head_refusal
 from oriel_wire.context import CallContext
-from oriel_wire.engine.grpc_port import PortCall
+from oriel_wire.engine.grpc_port import PortCall, PortConnection
 from oriel_wire.engine.h2_server import H2ServerConnection
-from oriel_wire.engine.limits import inflated_limit
-from oriel_wire.errors import BadMessage, TooLarge
+from oriel_wire.engine.limits import inflated_limit, reason_phrase
+from oriel_wire.engine.listener import HttpServer
+from oriel_wire.errors import TooLarge
+from oriel_wire.h1.request import RequestHead
 from oriel_wire.h2.grpc import HEAD, PREFIX_BYTES, RESOURCE_EXHAUSTED, encode_text, prefix
 from oriel_wire.h2.grpc_reader import MessageReader
 from oriel_wire.h2.hpack import literal
 from oriel_wire.h2.known_fields import Field
-from oriel_wire.h2.streams import ENDED
-
-_log = logging.getLogger(__name__)
+from oriel_wire.h2.limits import H2Limits
+from oriel_wire.h2.streams import ENDED, Stream
 
 Body = bytes | memoryview
 Fields = Iterable[tuple[str, str]]
@@ -208,8 +207,8 @@ class GrpcCall(PortCall):
                 return
             try:
                 self._messages = method.open(self)
-            except Exception:
-                self._fail_unexpectedly()
+            except Exception as failure:
+                self.refuse(as_inference_error(failure))
 
     def received(self, data: Body, end: bool) -> None:
         """Take what has come on the stream."""
@@ -253,10 +252,8 @@ class GrpcCall(PortCall):
     def _run(self, start: "Callable[[GrpcCall, Body], None]", data: Body) -> None:
         try:
             start(self, data)
-        except (InferenceError, BadMessage) as refusal:
-            self.refuse(as_inference_error(refusal))
-        except Exception:
-            self._fail_unexpectedly()
+        except Exception as failure:
+            self.refuse(as_inference_error(failure))
 
     def _read(self, received_s: float) -> None:
         """Take messages as long as there is room for them, and return the credit of their bytes to the client."""
@@ -281,10 +278,8 @@ class GrpcCall(PortCall):
                     raise InvalidRequest("the call ends within a message")
                 self._reader = None
                 messages.end()
-        except (InferenceError, BadMessage) as refusal:
-            self.refuse(as_inference_error(refusal))
-        except Exception:
-            self._fail_unexpectedly()
+        except Exception as failure:
+            self.refuse(as_inference_error(failure))
         self._reading = False
         if reader.taken_bytes:
             self._connection.consumed(self, reader.taken_bytes)
@@ -308,10 +303,8 @@ class GrpcCall(PortCall):
             else:
                 try:
                     self._messages.message(body, received_s)
-                except (InferenceError, BadMessage) as refusal:
-                    self.refuse(as_inference_error(refusal))
-                except Exception:
-                    self._fail_unexpectedly()
+                except Exception as failure:
+                    self.refuse(as_inference_error(failure))
                 if not self._over and not self._reading:
                     self._read(received_s)
 
@@ -378,11 +371,6 @@ class GrpcCall(PortCall):
             if self.held_bytes:
                 connection.consumed(self, self.held_bytes)
 
-    def _fail_unexpectedly(self) -> None:
-        # An unexpected error in one call must not affect others, and its text must not show internals to the client.
-        _log.exception("a call failed unexpectedly")
-        self.refuse(BackendFailed("the server failed on this request"))
-
     # The client ------------------------------------------------------------------------------------------------
 
     def too_large(self, message: str) -> None:
@@ -420,3 +408,30 @@ class GrpcCall(PortCall):
 def encode_fields(fields: Fields) -> bytes:
     """Encode trailing metadata."""
     return b"".join([literal(name.encode(), value.encode("latin-1")) for name, value in fields])
+
+
+class GrpcConnection(PortConnection):
+    """One connection of the port, with one `GrpcCall` per stream."""
+
+    __slots__ = ("_plans", "_port")
+
+    def __init__(self, server: HttpServer, port: GrpcPort, limits: H2Limits, *, trusted: bool) -> None:
+        super().__init__(server, limits)
+        self._port = port
+        self._plans = port.plans[trusted]
+
+    def new_stream(self, stream_id: int) -> GrpcCall:
+        return GrpcCall(self, self._port, self._plans)
+
+    def on_headers(self, stream: Stream, fields: list[Field], end: bool) -> None:
+        if self._judged is not None:
+            self.trust_fields()
+        super().on_headers(stream, fields, end)
+
+
+def refuse_http1(head: RequestHead | None, status: int, message: str) -> bytes:
+    """Return a whole answer to a client that speaks HTTP/1.1."""
+    refusal = head_refusal(head, status, message)
+    fields = "".join([f"{name}: {value}\r\n" for name, value in refusal.headers])
+    start = f"HTTP/1.1 {status} {reason_phrase(status)}\r\nconnection: close\r\n{fields}"
+    return f"{start}content-length: {len(refusal.body)}\r\n\r\n".encode("latin-1") + refusal.body

@@ -5,6 +5,7 @@ and its answer differs only in shapes and numbers.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -12,7 +13,7 @@ from oriel_inference.backends import Outputs
 from oriel_inference.batching.call import Answer, Call
 from oriel_inference.catalog import ServingModel
 from oriel_inference.dataplane.dataplane import Completion, positions, respond
-from oriel_inference.errors import BackendFailed, CallerLeft, InferenceError, NotLoaded
+from oriel_inference.errors import CallerLeft, InferenceError, NotLoaded
 from oriel_inference.fitting import Fitted
 from oriel_inference.servers.grpc_call import Body, GrpcCall
 from oriel_inference.servers.request_record import RequestRecord
@@ -70,52 +71,28 @@ class GrpcInfer:
         model = ""
         try:
             found = self._messages.find(data)
-            if found is not None:
-                model = found[0].model_name[:128]
-            if found is not None and self._is_current(found[0]):
-                _InferCall(surface, call, record).run_known(*found, data, ctx)
-                return
-            if found is not None:
-                request = found[0].request(data, found[1])
-            else:
-                message, raw = read(data)
-                model = message.model_name[:128]
-                request = decode_infer(message, raw)
-                del message, raw  # not to be held in memory until the answer
-                self._messages.remember(data, request)
-            _InferCall(surface, call, record).run(request, data, ctx)
-            self._learn(request, data)
-        except NotLoaded as missing:
-            self._wait(missing.model, call, data, ctx, record)
-        except (InferenceError, BadMessage) as refusal:
-            error = as_inference_error(refusal)
+            try:
+                if found is not None:
+                    model = found[0].model_name[:128]
+                    if self._is_current(found[0]):
+                        _InferCall(surface, call, record).run_known(*found, data, ctx)
+                        return
+                    request = found[0].request(data, found[1])
+                else:
+                    message, raw = read(data)
+                    model = message.model_name[:128]
+                    request = decode_infer(message, raw)
+                    del message, raw  # not to be held in memory until the answer
+                    self._messages.remember(data, request)
+                _InferCall(surface, call, record).run(request, data, ctx)
+                self._learn(request, data)
+            except NotLoaded as missing:
+                again = partial(self._start, call, data, ctx, record)
+                demand = surface.control.demand
+                call.on_leave = record.wait_for_load(demand, missing.model, len(data), again, call.refuse)
+        except Exception as failure:
+            error = as_inference_error(failure)
             call.refuse(error, record.refused(error, model))
-        except Exception:
-            record.refused(BackendFailed("the server failed on this request"), model)
-            raise
-
-    def _wait(self, model: str, call: GrpcCall, data: Body, ctx: CallContext, record: RequestRecord) -> None:
-        """Have a call wait for its model to be loaded, and begin it again then."""
-
-        def ready() -> None:
-            call.on_leave = None
-            self._start(call, data, ctx, record)
-
-        def refused(error: InferenceError) -> None:
-            call.on_leave = None
-            call.refuse(error, record.refused(error, model))
-
-        try:
-            leave = self._surface.control.demand.wait(model, ctx, size_bytes=len(data), resume=ready, refuse=refused)
-        except InferenceError as error:
-            refused(error)
-            return
-
-        def left() -> None:
-            leave()
-            record.refused(CallerLeft(), model)
-
-        call.on_leave = left
 
     def _is_current(self, head: RequestHead) -> bool:
         """Return whether the cached facts are about the version that serves now. Raises InferenceError if none

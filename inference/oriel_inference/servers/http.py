@@ -4,35 +4,32 @@ Everything here is synchronous. `refuse` checks the head before the body is read
 exchange until the batcher replies. Routes of known models are cached by method and path.
 """
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import unquote
 
 import msgspec
 
-from oriel_inference.errors import BackendFailed, InferenceError, Outcome, UnknownModel
+from oriel_inference.errors import InferenceError, Outcome, UnknownModel
 from oriel_inference.model import is_model_name
 from oriel_inference.servers import repository_api
 from oriel_inference.servers.encoding import ACCEPTED, Encodings, is_encoded, is_known
 from oriel_inference.servers.generate import generate
 from oriel_inference.servers.http_call import answer, hinted, json_object, refuse
 from oriel_inference.servers.http_infer import HEADER_LENGTH, HttpInfer
-from oriel_inference.servers.keeping import keep_traces
 from oriel_inference.servers.large_json import LargeJson
 from oriel_inference.servers.memory_report import memory_report
 from oriel_inference.servers.not_served import why_not_served, without_regions
-from oriel_inference.servers.statuses import head_outcome, head_refusal, http_status, identity
+from oriel_inference.servers.request_record import keep_traces
+from oriel_inference.servers.statuses import as_inference_error, head_outcome, head_refusal, http_status, identity
 from oriel_inference.servers.surface import SERVER_VERSION, Surface, extensions
 from oriel_wire.context import ARTEFACT, LOOP_US, PROVIDER, TENANT
-from oriel_wire.engine.buffered import Exchange, Refusal
+from oriel_wire.engine.buffered import Body, Exchange, Refusal
 from oriel_wire.engine.kernel import thread_busy_s
 from oriel_wire.engine.loopback import page_refusal
 from oriel_wire.h1.request import RequestHead
 from oriel_wire.observe.recall import KEEP
 from oriel_wire.v2.metadata import encode_metadata, message_json
-
-_log = logging.getLogger(__name__)
 
 _MAX_ROUTES = 4096
 
@@ -69,7 +66,7 @@ class HttpFrontend:
         self._encodings = encodings
         self._infer = HttpInfer(surface, encodings, large_json)
         self._routes: dict[tuple[str, str], _Route] = {}
-        self._repository = repository_api.HttpRepository(surface, large_json, refuse)
+        self._repository = repository_api.HttpRepository(surface, large_json)
         self._plain: dict[str, Callable[[Exchange, _Route], None]] = {
             "metadata": self._server_metadata,
             "live": self._live,
@@ -126,24 +123,34 @@ class HttpFrontend:
         """Answer one request, now or when its batch has run."""
         route = self._route(exchange.head)
         assert isinstance(route, _Route)  # checked by `refuse`
+        encoding = exchange.head.content_encoding
+        if encoding is not None and is_encoded(encoding) and route.kind in _CALLS:
+            self._encodings.decompress(bytes(exchange.body), lambda body: self._decompressed(exchange, route, body))
+        else:
+            self._answer(exchange, route, exchange.body)
+
+    def _decompressed(self, exchange: Exchange, route: _Route, body: bytes | InferenceError) -> None:
+        if exchange.aborted:
+            return
+        if isinstance(body, InferenceError):
+            self._refuse(exchange, route, body)
+        else:
+            self._answer(exchange, route, body)
+
+    def _answer(self, exchange: Exchange, route: _Route, body: Body) -> None:
+        kind = route.kind
         try:
-            if route.kind == "infer" and exchange.head.content_encoding is None:
-                self._infer.start(exchange, route.model, route.version, exchange.body)
-            elif route.kind in repository_api.POSTED:
-                self._repository.start(exchange, route.kind, route.version, route.model)
-            elif route.kind not in _CALLS:
-                self._plain[route.kind](exchange, route)
-            elif is_encoded(exchange.head.content_encoding):
-                self._encodings.decompress(bytes(exchange.body), lambda body: self._decompressed(exchange, route, body))
+            if kind == "infer":
+                self._infer.start(exchange, route.model, route.version, body)
+            elif kind in _CALLS:
+                stream = kind != "generate"
+                generate(self._surface, exchange, route.model, route.version, bytes(body), stream=stream)
+            elif kind in repository_api.POSTED:
+                self._repository.start(exchange, kind, route.version, route.model)
             else:
-                self._call(exchange, route, bytes(exchange.body))
-        except InferenceError as error:
-            self._refuse(exchange, route, error)
-        except Exception:
-            # An unexpected error in one request must not affect others, and its text must not show internals to the
-            # client.
-            _log.exception("a request failed unexpectedly")
-            self._refuse(exchange, route, BackendFailed("the server failed on this request"))
+                self._plain[kind](exchange, route)
+        except Exception as failure:
+            self._refuse(exchange, route, as_inference_error(failure))
 
     def _refuse(self, exchange: Exchange, route: _Route, error: InferenceError) -> None:
         """Refuse a request that has no request record."""
@@ -151,27 +158,6 @@ class HttpFrontend:
         if route.kind in _CALLS:
             self._surface.meter.turned_away(name_value[1], http_status(error), error.outcome, route.model)
         refuse(exchange, hinted(error, exchange.head), [name_value])
-
-    # Inference --------------------------------------------------------------------------------------------------
-
-    def _decompressed(self, exchange: Exchange, route: _Route, body: bytes | InferenceError) -> None:
-        if exchange.aborted:
-            return
-        if isinstance(body, InferenceError):
-            self._refuse(exchange, route, body)
-            return
-        try:
-            self._call(exchange, route, body)
-        except Exception:
-            # As in `handle`; this may be another turn of the loop.
-            _log.exception("a request failed unexpectedly")
-            self._refuse(exchange, route, BackendFailed("the server failed on this request"))
-
-    def _call(self, exchange: Exchange, route: _Route, body: bytes) -> None:
-        if route.kind == "infer":
-            self._infer.start(exchange, route.model, route.version, body)
-        else:
-            generate(self._surface, exchange, route.model, route.version, body, stream=route.kind != "generate")
 
     # Everything else --------------------------------------------------------------------------------------------
 

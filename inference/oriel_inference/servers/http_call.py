@@ -1,12 +1,13 @@
 """The parts of every HTTP answer of the v2 server."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import ceil
 from typing import Any
 
 import msgspec
 
-from oriel_inference.errors import CallerLeft, InferenceError, InvalidRequest, RequestTooLarge, UnknownModel
+from oriel_inference.errors import InferenceError, InvalidRequest, RequestTooLarge, UnknownModel
 from oriel_inference.servers.request_record import RequestRecord
 from oriel_inference.servers.spans import Requested
 from oriel_inference.servers.statuses import error_body, http_status, identity
@@ -67,28 +68,13 @@ def wait(
     surface: Surface,
     exchange: Exchange,
     model: str,
-    ctx: CallContext,
     record: RequestRecord,
     size_bytes: int,
     resume: Callable[[], None],
 ) -> None:
     """Have a request wait for its model to be loaded. resume: begins it again. Raises InferenceError."""
-
-    def ready() -> None:
-        exchange.on_abort = None
-        resume()
-
-    def refused(error: InferenceError) -> None:
-        exchange.on_abort = None
-        refuse(exchange, error, record.refused(error, model))
-
-    leave = surface.control.demand.wait(model, ctx, size_bytes=size_bytes, resume=ready, refuse=refused)
-
-    def left() -> None:
-        leave()
-        record.refused(CallerLeft(), model)
-
-    exchange.on_abort = left
+    demand = surface.control.demand
+    exchange.on_abort = record.wait_for_load(demand, model, size_bytes, resume, partial(refuse, exchange))
 
 
 def answer(

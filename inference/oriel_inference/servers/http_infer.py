@@ -5,7 +5,6 @@ before (`Templates`). A recognised request needs no full decoding: it fits the m
 in numbers. Any other text goes through the full codec.
 """
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -15,7 +14,7 @@ from oriel_inference.backends import Outputs
 from oriel_inference.batching.call import Answer, Call
 from oriel_inference.catalog import ServingModel
 from oriel_inference.dataplane.dataplane import Completion, positions, respond
-from oriel_inference.errors import BackendFailed, CallerLeft, InferenceError, NotLoaded
+from oriel_inference.errors import CallerLeft, InferenceError, NotLoaded
 from oriel_inference.fitting import Fitted
 from oriel_inference.servers.encoding import MIN_BYTES, Encodings, negotiate
 from oriel_inference.servers.http_call import JSON, HeadPlan, begin, check_expanded, refuse, wait
@@ -35,8 +34,6 @@ BINARY = ("content-type", "application/octet-stream")
 HEADER_LENGTH = "inference-header-content-length"
 _JSON_LINE = f"{JSON[0]}: {JSON[1]}\r\n"
 _BINARY_LINE = f"{BINARY[0]}: {BINARY[1]}\r\n"
-
-_log = logging.getLogger(__name__)
 
 _Answers = JsonAnswers | BinaryAnswers
 
@@ -117,7 +114,7 @@ class _HttpCall:
                 self._serving = surface.catalog.get(model, version)
             except NotLoaded:
                 again = partial(self.start, model, version, body)
-                wait(surface, self._exchange, model, self._ctx, self._record, len(body), again)
+                wait(surface, self._exchange, model, self._record, len(body), again)
                 return
             length = None if plan.header_length is None else parse_header_length(plan.header_length)
             found = self._serving.templates.find(body, length)
@@ -128,10 +125,12 @@ class _HttpCall:
                     self.run(body, length)
                 except TooLarge:
                     self.convert_and_run(body, length)
-        except (InferenceError, BadMessage) as refusal:
-            error = as_inference_error(refusal)
-            self._exchange.on_abort = None
-            refuse(self._exchange, error, self._record.refused(error, model))
+        except Exception as failure:
+            self._refuse(failure, model)
+
+    def _refuse(self, failure: Exception, model: str) -> None:
+        error = as_inference_error(failure)
+        refuse(self._exchange, error, self._record.refused(error, model))
 
     # A recognised text ------------------------------------------------------------------------------------------
 
@@ -167,7 +166,6 @@ class _HttpCall:
                 body, length = encoded
                 lines = self._record.answered(completion, result, len(body))
                 lines += _JSON_LINE if length is None else f"{_BINARY_LINE}{HEADER_LENGTH}: {length}\r\n"
-                self._exchange.on_abort = None
                 self._exchange.respond(200, lines, body)
                 return
         completion.response = respond(serving, self._request.outputs, self._request.id, outputs)
@@ -229,15 +227,8 @@ class _HttpCall:
                 raise result
             (binary,), length = result
             self.run(binary, length)
-            return
-        except (InferenceError, BadMessage) as refusal:
-            error = as_inference_error(refusal)
-        except Exception:
-            # This runs in a later turn of the loop than `start`, whose caller handles such errors.
-            _log.exception("a request failed unexpectedly")
-            error = BackendFailed("the server failed on this request")
-        self._exchange.on_abort = None
-        refuse(self._exchange, error, self._record.refused(error, self._serving.spec.name))
+        except Exception as failure:
+            self._refuse(failure, self._serving.spec.name)
 
     # The way out ------------------------------------------------------------------------------------------------
 
@@ -255,7 +246,6 @@ class _HttpCall:
             except (InferenceError, BadMessage) as failed:
                 completion.error = as_inference_error(failed)
         assert completion.error is not None
-        self._exchange.on_abort = None
         refuse(self._exchange, completion.error, self._record.ended(completion, self._serving.spec.name))
 
     def _encode_elsewhere(self, completion: Completion, response: InferResponse) -> None:

@@ -1,8 +1,7 @@
 """The model repository extension over HTTP and gRPC: index, load, unload."""
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -10,27 +9,23 @@ import msgspec
 from google.protobuf.message import Message
 
 from oriel_inference.catalog import Entry
-from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest, NotSupported, ServerStopping
+from oriel_inference.errors import InvalidRequest, NotSupported, ServerStopping
 from oriel_inference.model import is_model_name
+from oriel_inference.servers.http_call import JSON, refuse
 from oriel_inference.servers.large_json import LargeJson, Task
 from oriel_inference.servers.load_body import FILE_PREFIX, decode_body, files_behind, from_base64
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.surface import Surface
 from oriel_wire.engine.buffered import Exchange
-from oriel_wire.errors import BadMessage
 from oriel_wire.v2.depth import check_depth
 from oriel_wire.v2.metadata import parse_config_json
 from oriel_wire.v2.proto import model_config_pb2 as pb
 from oriel_wire.v2.proto import v2_pb2
 
-_log = logging.getLogger(__name__)
-
 MAX_FLAGS_BYTES = 64 << 10
 MAX_FILES = 1000
 POSTED = frozenset({"repository_index", "repository_load", "repository_unload"})
 INLINE_LOAD_BYTES = 1 << 20
-_JSON = ("content-type", "application/json")
-_Fail = Callable[[Exchange, InferenceError, list[tuple[str, str]]], None]
 
 
 def resolve(path: str) -> tuple[str, str, str] | None:
@@ -60,34 +55,27 @@ def resolve(path: str) -> tuple[str, str, str] | None:
 class HttpRepository:
     """Repository requests over HTTP. `start` takes one request; its answer comes later, unless the caller has left."""
 
-    def __init__(self, surface: Surface, large_json: LargeJson, refuse: _Fail) -> None:
-        self._surface = surface
+    def __init__(self, surface: Surface, large_json: LargeJson) -> None:
+        self._control = surface.control
         self._large_json = large_json
-        self._refuse = refuse
 
     def start(self, exchange: Exchange, kind: str, repository: str, model: str) -> None:
         """Start to answer. Raises InferenceError."""
         _only_unnamed(repository)
         work = {"repository_index": self._index, "repository_load": self._load, "repository_unload": self._unload}
-        self._surface.control.spawn(self._answer(exchange, work[kind](bytes(exchange.body), model)))
+        self._control.spawn(self._answer(exchange, work[kind](bytes(exchange.body), model)))
 
     async def _answer(self, exchange: Exchange, work: Coroutine[Any, Any, bytes]) -> None:
         try:
             body = await work
-        except (InferenceError, BadMessage) as refusal:
-            self._refuse(exchange, as_inference_error(refusal), [])
-        except Exception:
-            # An unexpected error in one request must not affect others, and its text must not show internals to the
-            # client.
-            _log.exception("a repository request failed unexpectedly")
-            self._refuse(exchange, BackendFailed("the server failed on this request"), [])
+        except Exception as failure:
+            refuse(exchange, as_inference_error(failure), [])
         else:
-            exchange.respond(200, [_JSON], body)
+            exchange.respond(200, [JSON], body)
 
     async def _index(self, body: bytes, model: str) -> bytes:
         wanted = decode_body(_short(body))
-        lines = [_line(entry) for entry in await self._surface.control.index(ready=wanted.ready)]
-        return msgspec.json.encode(lines)
+        return msgspec.json.encode([_line(entry) for entry in await self._control.index(ready=wanted.ready)])
 
     async def _load(self, body: bytes, model: str) -> bytes:
         to_bytes: Callable[[str, Any], bytes | memoryview] = from_base64
@@ -96,12 +84,12 @@ class HttpRepository:
             to_bytes, body = files_behind(body, length), body[:length]
         # Even a small configuration takes some time, and the loop has requests to serve.
         config, files = await asyncio.to_thread(lambda: _override(decode_body(body).parameters, to_bytes))
-        await self._surface.control.load(model, config=config, files=files)
+        await self._control.load(model, config=config, files=files)
         return b""
 
     async def _unload(self, body: bytes, model: str) -> bytes:
         dependents = _unload_parameters(decode_body(_short(body)).parameters)
-        await self._surface.control.unload(model, dependents=dependents)
+        await self._control.unload(model, dependents=dependents)
         return b""
 
 
@@ -114,19 +102,13 @@ class GrpcRepository:
     def handlers(self) -> dict[str, Callable[[Any], Coroutine[Any, Any, Message]]]:
         """Return method name -> handler."""
         return {
-            "RepositoryIndex": self._guard(self._index),
-            "RepositoryModelLoad": self._guard(self._load),
-            "RepositoryModelUnload": self._guard(self._unload),
+            "RepositoryIndex": self._index,
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
         }
 
-    def _guard(self, method: Callable[[Any], Awaitable[Message]]) -> Callable[[Any], Coroutine[Any, Any, Message]]:
-        async def call(request: Any) -> Message:
-            _only_unnamed(request.repository_name)
-            return await method(request)
-
-        return call
-
     async def _index(self, request: v2_pb2.RepositoryIndexRequest) -> Message:
+        _only_unnamed(request.repository_name)
         if self._surface.stopping:  # to gateways a server that is not ready is as ready as its models
             raise ServerStopping()
         response = v2_pb2.RepositoryIndexResponse()
@@ -135,11 +117,13 @@ class GrpcRepository:
         return response
 
     async def _load(self, request: v2_pb2.RepositoryModelLoadRequest) -> Message:
+        _only_unnamed(request.repository_name)
         config, files = await asyncio.to_thread(lambda: _override(_values(request.parameters), _bytes))
         await self._surface.control.load(_model(request.model_name), config=config, files=files)
         return v2_pb2.RepositoryModelLoadResponse()
 
     async def _unload(self, request: v2_pb2.RepositoryModelUnloadRequest) -> Message:
+        _only_unnamed(request.repository_name)
         dependents = _unload_parameters(_values(request.parameters))
         await self._surface.control.unload(_model(request.model_name), dependents=dependents)
         return v2_pb2.RepositoryModelUnloadResponse()

@@ -2,10 +2,12 @@
 
 import logging
 import time
+from collections.abc import Callable, Iterable
 
 from oriel_inference.batching.call import Answer
 from oriel_inference.dataplane.dataplane import Completion
-from oriel_inference.errors import InferenceError
+from oriel_inference.errors import CallerLeft, InferenceError
+from oriel_inference.models.demand import Demand
 from oriel_inference.servers.meter import Meter
 from oriel_inference.servers.spans import Ended, Requested, keeps_alone, run_of, spans_of
 from oriel_inference.servers.surface import Surface
@@ -13,8 +15,10 @@ from oriel_policies.metering.usage import UsageRow
 from oriel_wire.context import COST, COST_US, REQUEST_ID, CallContext, format_cost
 from oriel_wire.h2.hpack import LENGTHS, field_prefix, literal
 from oriel_wire.observe.orca import LOAD_METRICS
+from oriel_wire.observe.recall import keep_requested
 from oriel_wire.observe.server_timing import server_timing
 from oriel_wire.observe.trace import child, format_traceparent
+from oriel_wire.observe.unsampled import Noted
 
 _log = logging.getLogger(__name__)
 
@@ -91,6 +95,30 @@ class RequestRecord:
         self._meter.refused_early(self._ctx, error, model, self._received_s, self._protocol, self.size_bytes)
         self._record_spans(None, model, error)
         return self.identity()
+
+    def wait_for_load(
+        self,
+        demand: Demand,
+        model: str,
+        size_bytes: int,
+        resume: Callable[[], None],
+        refuse: Callable[[InferenceError, list[tuple[str, str]]], None],
+    ) -> Callable[[], None]:
+        """Has the request wait for its model to be loaded; returns the function to call when its caller leaves.
+
+        resume: begins it again. refuse: gets an error and the headers of its answer. Raises InferenceError.
+        """
+
+        def refused(error: InferenceError) -> None:
+            refuse(error, self.refused(error, model))
+
+        leave = demand.wait(model, self._ctx, size_bytes=size_bytes, resume=resume, refuse=refused)
+
+        def left() -> None:
+            leave()
+            self.refused(CallerLeft(), model)
+
+        return left
 
     def ended(self, completion: Completion, model: str, size_out: int = 0) -> list[tuple[str, str]]:
         """Records the end of a request that reached the queue; returns the headers of its answer: identity, the
@@ -215,3 +243,16 @@ def note_kept(meter: Meter, ended: Ended) -> None:
     if ended.outcome is None:
         took_s = ended.ended_s - ended.received_s
         meter.traced(ended.model, ended.version, ended.ctx.tier, took_s, ended.own.trace_id)
+
+
+def keep_traces(surface: Surface, body: bytes) -> bytes | None:
+    """Send the spans of traces that a server in front asks for at their end (`oriel_wire.observe.recall`). Return the
+    body of the answer, None for a request that is not valid. body: of the request.
+    """
+
+    def recalled(found: Iterable[Noted]) -> None:
+        for _, build, record, _ in found:
+            if build is not None:
+                note_kept(surface.meter, *record)
+
+    return keep_requested(surface.sink, body, recalled)

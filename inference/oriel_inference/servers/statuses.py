@@ -2,14 +2,18 @@
 DEADLINE_EXCEEDED.
 """
 
+import logging
+
 import msgspec
 
-from oriel_inference.errors import InferenceError, InvalidRequest, Outcome
+from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest, Outcome
 from oriel_wire.context import REQUEST_ID, new_request_id, valid_request_id
 from oriel_wire.engine.buffered import Refusal
 from oriel_wire.errors import BadMessage
 from oriel_wire.h1.request import RequestHead
 from oriel_wire.h2 import grpc
+
+_log = logging.getLogger(__name__)
 
 _STATUSES: dict[Outcome, tuple[int, int]] = {
     Outcome.OK: (200, grpc.OK),
@@ -63,11 +67,17 @@ def status_number(outcome: Outcome, protocol: str) -> int:
     return http if protocol == "http" else code
 
 
-def as_inference_error(error: InferenceError | BadMessage) -> InferenceError:
-    """Convert an error of a codec to an InferenceError. It drops the traceback, whose frames refer to the request and
-    to the error itself.
+def as_inference_error(error: Exception) -> InferenceError:
+    """Return the refusal for an error, without the traceback, whose frames refer to the request and to the error.
+
+    An unexpected error is logged here. It must not affect other requests, nor show internals to the client.
     """
-    return error.with_traceback(None) if isinstance(error, InferenceError) else InvalidRequest(error.message)
+    if isinstance(error, InferenceError):
+        return error.with_traceback(None)
+    if isinstance(error, BadMessage):
+        return InvalidRequest(error.message)
+    _log.error("a request failed unexpectedly", exc_info=error)
+    return BackendFailed("the server failed on this request")
 
 
 def error_body(error: InferenceError, request_id: str) -> bytes:

@@ -8,23 +8,16 @@ client holds them back. A refusal is an `error_message`, and the stream goes on,
 """
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from math import inf
 
 from msgspec.structs import replace
 
 from oriel_inference.dataplane.dataplane import Completion
-from oriel_inference.errors import (
-    BackendFailed,
-    CallerLeft,
-    InferenceError,
-    InvalidRequest,
-    NotLoaded,
-    ServerStopping,
-)
+from oriel_inference.errors import InferenceError, InvalidRequest, NotLoaded, ServerStopping
 from oriel_inference.servers.grpc_call import Body, GrpcCall
 from oriel_inference.servers.request_record import RequestRecord, cost_text
 from oriel_inference.servers.spans import Requested
@@ -38,8 +31,6 @@ from oriel_wire.v2.grpc import decode_infer, encode_infer
 from oriel_wire.v2.grpc_messages import read
 from oriel_wire.v2.messages import InferRequest, InferResponse
 from oriel_wire.v2.proto import v2_pb2
-
-_log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 64
 QUIET_S = 0.5
@@ -234,17 +225,11 @@ class _Stream:
         self._attempt(slot, record, begin)
 
     def _attempt(self, slot: _Slot, record: RequestRecord, begin: Callable[[], None]) -> None:
-        """Begin a message, and refuse it if that fails."""
+        """Begin a message, and refuse it if that fails; the stream goes on."""
         try:
             begin()
-        except (InferenceError, BadMessage) as refusal:
-            error = as_inference_error(refusal)
-            record.refused(error, slot.model)
-            self._refuse(slot, error)
-        except Exception:
-            # An unexpected error in one message must not end the stream.
-            _log.exception("a message of a stream failed unexpectedly")
-            error = BackendFailed("the server failed on this request")
+        except Exception as failure:
+            error = as_inference_error(failure)
             record.refused(error, slot.model)
             self._refuse(slot, error)
 
@@ -256,7 +241,14 @@ class _Stream:
             serving = self._surface.catalog.get(request.model_name, request.model_version)
         except NotLoaded:
             self._place(slot)  # its answer keeps its place in the order, unless the model is decoupled
-            self._wait(slot, request, ctx, record, size_bytes)
+            again = partial(self._start, slot, request, ctx, record, size_bytes)
+            slot.leave = record.wait_for_load(
+                self._surface.control.demand,
+                request.model_name,
+                size_bytes,
+                lambda: self._attempt(slot, record, again),
+                lambda error, _: self._refuse(slot, error),
+            )
             return
         slot.version = serving.version
         slot.ordered = not serving.spec.decoupled
@@ -278,30 +270,6 @@ class _Stream:
         slot.leave = self._surface.dataplane.infer(
             request, ctx, size_bytes=size_bytes, reply=reply, left=record.left, emit=emit
         )
-
-    def _wait(
-        self, slot: _Slot, request: InferRequest, ctx: CallContext, record: RequestRecord, size_bytes: int
-    ) -> None:
-        """Have a message wait for its model to be loaded. Raises InferenceError."""
-
-        def ready() -> None:
-            slot.leave = None
-            self._attempt(slot, record, lambda: self._start(slot, request, ctx, record, size_bytes))
-
-        def refused(error: InferenceError) -> None:
-            slot.leave = None
-            record.refused(error, slot.model)
-            self._refuse(slot, error)
-
-        leave = self._surface.control.demand.wait(
-            request.model_name, ctx, size_bytes=size_bytes, resume=ready, refuse=refused
-        )
-
-        def left() -> None:
-            leave()
-            record.refused(CallerLeft(), slot.model)
-
-        slot.leave = left
 
     def _decode(self, data: Body, slot: _Slot) -> InferRequest:
         message, raw = read(data)
@@ -350,6 +318,7 @@ class _Stream:
     def _refuse(self, slot: _Slot, error: InferenceError) -> None:
         # The frames of the traceback hold the message, and the slot would hold the frames.
         error.__traceback__ = error.__context__ = error.__cause__ = None
+        slot.leave = None
         ended: _Response | InferenceError = error
         if not self._call.plan.errors_as_status:
             ended = _Response(error_message=error.message)
