@@ -292,8 +292,8 @@ async def _finished(servers: Sequence[HttpServer]) -> None:
 
 
 def _refuse_failures(catalog: Catalog, control: ModelControl) -> None:
-    if unread := control.unread:
-        raise StartFailed(f"--exit-on-error: a model repository cannot be read: {unread}")
+    for each in control.repositories.unseen():
+        raise StartFailed(f"--exit-on-error: a model repository cannot be read: {each.failure}")
     failed = [entry for entry in catalog.index() if entry.serving is None and not entry.on_demand]
     if failed:
         names = ", ".join(sorted({entry.name for entry in failed})[:8])

@@ -7,21 +7,22 @@ that is loaded again continues to count; a version that leaves keeps its series 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from oriel_inference.artefacts.records import ArtefactCounts
 from oriel_inference.backends.nvml import GpuLoad
 from oriel_inference.batching.device import Devices
 from oriel_inference.batching.statistics import Statistics
-from oriel_inference.catalog import Catalog, ServingModel
+from oriel_inference.catalog import ServingModel
 from oriel_inference.errors import Outcome
 from oriel_inference.host import HostLoad
 from oriel_inference.quality.sampler import SAMPLE_RESULTS, VersionQuality
 from oriel_inference.quality.tensor import ODD_KINDS
-from oriel_inference.stores.remote import StoreCounts
-from oriel_policies.metering.usage import UsageRow, by_label, unbilled_ns
-from oriel_wire.observe.exemplars import Exemplars
-from oriel_wire.observe.telemetry import head, histogram, label_text, pieces
-from oriel_wire.usage.lines import LedgerCounts
+from oriel_inference.servers.surface import Surface
+from oriel_inference.stores.remote import counts_of
+from oriel_policies.metering.usage import by_label, unbilled_ns
+from oriel_wire.observe.exemplars import Exemplar
+from oriel_wire.observe.telemetry import Histogram, head, histogram, label_text, pieces
 
 PIECE_LINES = 2000
 _REASONS = {
@@ -36,80 +37,75 @@ _REASONS = {
 _ALL_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 
 
+class _Traced(NamedTuple):
+    """A histogram with traces by the number of their bucket."""
+
+    found: Histogram
+    exemplars: Mapping[int, Exemplar]
+
+
+# Labels and value; a metric's name, kind, text and samples.
+Samples = Iterable[tuple[Mapping[str, str], float | Histogram | _Traced]]
+Own = tuple[str, str, str, Samples]
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """The labels and counters of one version. queues: the schedulers of what serves, and of what it replaced and still
-    finishes. exemplars: traces of its requests; None where the text cannot show them.
+    finishes. quality: its samples, if it is sampled. exemplars: returns traces of a tier's requests.
     """
 
     labels: str
     statistics: Statistics
     serving: ServingModel
     queues: tuple[ServingModel, ...]
-    exemplars: Exemplars[tuple[str, str, str]] | None
+    quality: VersionQuality | None
+    exemplars: Callable[[tuple[str, str, str]], Mapping[int, Exemplar]]
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One metric of every version. lines: returns its samples, complete with name and labels."""
+    """One metric of every version. read: returns its samples without the labels of the version."""
 
     name: str
     kind: str
     text: str
-    lines: Callable[[str, Source], Iterator[str]]
+    read: Callable[[Source], Samples]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerCounts:
-    """Counts outside the versions.
-
-    refused: (model, tier, outcome) -> requests that reached no version.
-    failed_loads: (model, reason) -> times.
-    memory: device -> its budget, the bytes of models, the bytes of models that found no room in the last minute.
-    evictions, memory_refusals: model -> times.
-    load_queues: model -> requests that wait for it to be loaded.
-    usage: counts of the usage ledger.
-    exemplars: traces of answered requests by (model, version, tier).
-    artefacts: counts of builds and checks.
-    gpus: the load of each.
-    """
-
-    refused: Mapping[tuple[str, str, Outcome], int]
-    failed_loads: Mapping[tuple[str, str], int]
-    repository_up: bool
-    repositories_up: Mapping[str, bool]
-    stores: StoreCounts
-    log_lines_dropped: int
-    memory: Mapping[str, tuple[int, int, int]]
-    evictions: Mapping[str, int]
-    memory_refusals: Mapping[str, int]
-    load_queues: Mapping[str, int]
-    usage: LedgerCounts
-    exemplars: Exemplars[tuple[str, str, str]]
-    artefacts: ArtefactCounts
-    gpus: Sequence[GpuLoad]
-
-
-def exposition(
-    catalog: Catalog, counts: ServerCounts, host: HostLoad, devices: Devices, *, openmetrics: bool
-) -> Iterator[str]:
+def exposition(surface: Surface, host: HostLoad, gpus: Sequence[GpuLoad], *, openmetrics: bool) -> Iterator[str]:
     """Yield the text in pieces of at most PIECE_LINES lines, so that a caller on the loop can let it go on in
     between. OpenMetrics needs `telemetry.END` behind them.
+
+    gpus: the load of each.
     """
-    sources = _sources(catalog, counts.exemplars if openmetrics else None)
+    sources = _sources(surface, openmetrics)
     for family in FAMILIES:
         yield head(family.name, family.kind, family.text, openmetrics=openmetrics)
-        lines = (line for source in sources for line in family.lines(family.name, source))
         if family.name == "oriel_requests_total":
-            yield from pieces(_refused(family.name, counts), size=PIECE_LINES)
+            yield from pieces(_lines(family.name, "", _refused(surface)), size=PIECE_LINES)
+        lines = (line for each in sources for line in _lines(family.name, each.labels, family.read(each)))
         yield from pieces(lines, size=PIECE_LINES)
-    own = (*_server(counts, catalog, host), *_usage(devices))
-    yield from pieces(_own(own, openmetrics), size=PIECE_LINES)
+    for name, kind, text, samples in (*_server(surface, host, gpus), *_usage(surface.devices)):
+        yield head(name, kind, text, openmetrics=openmetrics)
+        yield from pieces(_lines(name, "", samples), size=PIECE_LINES)
 
 
-def _sources(catalog: Catalog, exemplars: Exemplars[tuple[str, str, str]] | None) -> list[Source]:
+def _lines(name: str, common: str, samples: Samples) -> Iterator[str]:
+    """Yield the lines of some samples. common: the text of labels that all of them have."""
+    for more, value in samples:
+        labels = ",".join(filter(None, (common, label_text(more))))
+        if isinstance(value, _Traced):
+            yield from histogram(name, labels, *value)
+        elif isinstance(value, Histogram):
+            yield from histogram(name, labels, value)
+        else:
+            yield f"{name}{{{labels}}} {value!r}\n" if labels else f"{name} {value!r}\n"
+
+
+def _sources(surface: Surface, openmetrics: bool) -> list[Source]:
     found: dict[tuple[str, str], list[ServingModel]] = {}
-    for model in (*catalog.serving(), *catalog.leaving):
+    for model in (*surface.catalog.serving(), *surface.catalog.leaving):
         found.setdefault((model.spec.name, model.version), []).append(model)
     return [
         Source(
@@ -120,7 +116,8 @@ def _sources(catalog: Catalog, exemplars: Exemplars[tuple[str, str, str]] | None
             models[0].batcher.statistics,
             models[0],
             tuple(models),
-            exemplars,
+            surface.quality.of(name, models[0].spec.version),
+            surface.meter.exemplars.of if openmetrics else lambda _: {},
         )
         for (name, version), models in sorted(found.items())
     ]
@@ -129,128 +126,90 @@ def _sources(catalog: Catalog, exemplars: Exemplars[tuple[str, str, str]] | None
 # Families of every version -----------------------------------------------------------------------------------------
 
 
-def _number(read: Callable[[Statistics], int]) -> Callable[[str, Source], Iterator[str]]:
-    def lines(name: str, source: Source) -> Iterator[str]:
-        yield f"{name}{{{source.labels}}} {read(source.statistics)}\n"
-
-    return lines
+def _number(read: Callable[[Statistics], float | Histogram]) -> Callable[[Source], Samples]:
+    return lambda source: (({}, read(source.statistics)),)
 
 
-def _failures(name: str, source: Source) -> Iterator[str]:
+def _total(read: Callable[[ServingModel], float]) -> Callable[[Source], Samples]:
+    return lambda source: (({}, sum(read(each) for each in source.queues)),)
+
+
+def _by(label: str, values: Iterable[tuple[str, float]]) -> Samples:
+    return (({label: of}, value) for of, value in values)
+
+
+def _failures(source: Source) -> Samples:
     found = Counter(dict.fromkeys(_ALL_REASONS, 0))
     for outcome, count in source.statistics.failures.items():
         found[_REASONS.get(outcome, "OTHER")] += count
-    for reason, count in found.items():
-        yield f'{name}{{{source.labels},reason="{reason}"}} {count}\n'
+    return _by("reason", found.items())
 
 
-def _pending(name: str, source: Source) -> Iterator[str]:
-    yield f"{name}{{{source.labels}}} {sum(model.batcher.pending for model in source.queues)}\n"
+def _instances(source: Source) -> Samples:
+    return [({"by": "demand" if source.serving.spec.by_demand else "configuration"}, source.serving.spec.instances)]
 
 
-def _instances(name: str, source: Source) -> Iterator[str]:
-    by = "demand" if source.serving.spec.by_demand else "configuration"
-    yield f'{name}{{{source.labels},by="{by}"}} {source.serving.spec.instances}\n'
+def _first_response(source: Source) -> Samples:
+    return [({}, source.statistics.first_response)] if source.serving.spec.decoupled else ()
 
 
-def _running(name: str, source: Source) -> Iterator[str]:
-    yield f"{name}{{{source.labels}}} {sum(model.batcher.running for model in source.queues)}\n"
-
-
-def _load_seconds(name: str, source: Source) -> Iterator[str]:
-    yield f"{name}{{{source.labels}}} {source.serving.load_s!r}\n"
-
-
-def _first_response(name: str, source: Source) -> Iterator[str]:
-    if source.serving.spec.decoupled:
-        yield from histogram(name, source.labels, source.statistics.first_response)
-
-
-def _latency(name: str, source: Source) -> Iterator[str]:
-    serving, exemplars = source.serving, source.exemplars
+def _latency(source: Source) -> Samples:
+    of = source.serving.spec.name, source.serving.version
     for tier, found in sorted(source.statistics.tiers.items()):
-        examples = None if exemplars is None else exemplars.of((serving.spec.name, serving.version, tier))
-        yield from histogram(name, f'{source.labels},tier="{tier}"', found.latency, examples)
+        yield {"tier": tier}, _Traced(found.latency, source.exemplars((*of, tier)))
 
 
-def _requests(name: str, source: Source) -> Iterator[str]:
+def _requests(source: Source) -> Samples:
     for tier, found in sorted(source.statistics.tiers.items()):
-        counts = {Outcome.OK: found.latency.count, **found.refusals}
-        for outcome, count in counts.items():
-            yield f'{name}{{{source.labels},tier="{tier}",reason="{outcome.value}"}} {count}\n'
+        for outcome, count in {Outcome.OK: found.latency.count, **found.refusals}.items():
+            yield {"tier": tier, "reason": outcome.value}, count
 
 
-def _refused(name: str, counts: ServerCounts) -> Iterator[str]:
-    for (model, tier, outcome), count in counts.refused.items():
-        labels = label_text({"model": model, "version": "", "tier": tier, "reason": outcome.value})
-        yield f"{name}{{{labels}}} {count}\n"
+def _refused(surface: Surface) -> Samples:
+    for (model, tier, outcome), count in list(surface.meter.refused.items()):
+        yield {"model": model, "version": "", "tier": tier, "reason": outcome.value}, count
 
 
-def _depth(name: str, source: Source) -> Iterator[str]:
+def _depth(source: Source) -> Samples:
     depths: Counter[int] = Counter()
     for model in source.queues:
         for band, items, _ in model.batcher.depths():
             depths[band] += items
-    for band, items in sorted(depths.items()):
-        yield f'{name}{{{source.labels},priority="{band}"}} {items}\n'
+    return _by("priority", ((str(band), items) for band, items in sorted(depths.items())))
 
 
-def _expected_wait(name: str, source: Source) -> Iterator[str]:
+def _expected_wait(source: Source) -> Samples:
     for band, _, seconds in source.serving.batcher.depths():
         if seconds is not None:
-            yield f'{name}{{{source.labels},priority="{band}"}} {round(seconds, 6)!r}\n'
+            yield {"priority": str(band)}, round(seconds, 6)
 
 
-def _batch_rows(name: str, source: Source) -> Iterator[str]:
-    yield from histogram(name, source.labels, source.statistics.sizes)
+def _artefact(source: Source) -> Samples:
+    life = source.serving.artefact
+    return [] if life is None else [({"compiler": life.compiler, "state": life.state.value}, 1)]
 
 
-def _releases(name: str, source: Source) -> Iterator[str]:
-    for reason, count in sorted(source.statistics.releases.items()):
-        yield f'{name}{{{source.labels},reason="{reason}"}} {count}\n'
+def _drift(index: int) -> Callable[[Source], Samples]:
+    def read(source: Source) -> Samples:
+        found = {} if source.quality is None else source.quality.drift()
+        return _by("tensor", ((tensor, each[index]) for tensor, each in found.items()))
+
+    return read
 
 
-def _artefact(name: str, source: Source) -> Iterator[str]:
-    if (life := source.serving.artefact) is not None:
-        yield f'{name}{{{source.labels},compiler="{life.compiler}",state="{life.state.value}"}} 1\n'
+def _confidence(source: Source) -> Samples:
+    totals = {} if source.quality is None else source.quality.totals
+    return (({"tensor": tensor}, each.confidence) for tensor, each in totals.items() if each.confidence.count)
 
 
-def _quality(source: Source) -> VersionQuality | None:
-    sampler = source.statistics.sampler
-    return sampler if isinstance(sampler, VersionQuality) else None
+def _odd_values(source: Source) -> Samples:
+    totals = {} if source.quality is None else source.quality.totals
+    return (({"tensor": tensor, "kind": kind}, each.odd[kind]) for tensor, each in totals.items() for kind in ODD_KINDS)
 
 
-def _of_tensor(source: Source, tensor: str) -> str:
-    return f"{source.labels},{label_text({'tensor': tensor})}"
-
-
-def _drift(index: int) -> Callable[[str, Source], Iterator[str]]:
-    def lines(name: str, source: Source) -> Iterator[str]:
-        if (quality := _quality(source)) is not None:
-            for tensor, found in quality.drift().items():
-                yield f"{name}{{{_of_tensor(source, tensor)}}} {found[index]!r}\n"
-
-    return lines
-
-
-def _confidence(name: str, source: Source) -> Iterator[str]:
-    if (quality := _quality(source)) is not None:
-        for tensor, totals in quality.totals.items():
-            if totals.confidence.count:
-                yield from histogram(name, _of_tensor(source, tensor), totals.confidence)
-
-
-def _odd_values(name: str, source: Source) -> Iterator[str]:
-    if (quality := _quality(source)) is not None:
-        for tensor, totals in quality.totals.items():
-            for kind in ODD_KINDS:
-                yield f'{name}{{{_of_tensor(source, tensor)},kind="{kind}"}} {totals.odd[kind]}\n'
-
-
-def _sampled(name: str, source: Source) -> Iterator[str]:
-    if (quality := _quality(source)) is not None:
-        for result in SAMPLE_RESULTS:
-            yield f'{name}{{{source.labels},result="{result}"}} {quality.samples[result]}\n'
+def _sampled(source: Source) -> Samples:
+    quality = source.quality
+    return () if quality is None else _by("result", ((each, quality.samples[each]) for each in SAMPLE_RESULTS))
 
 
 FAMILIES = (
@@ -265,7 +224,10 @@ FAMILIES = (
         _number(lambda s: s.success.ns // 1000),
     ),
     Family(
-        "nv_inference_queue_duration_us", "counter", "Total time in the queue", _number(lambda s: s.queue.ns // 1000)
+        "nv_inference_queue_duration_us",
+        "counter",
+        "Total time in the queue",
+        _number(lambda s: s.queue.ns // 1000),
     ),
     Family(
         "nv_inference_compute_input_duration_us",
@@ -285,8 +247,15 @@ FAMILIES = (
         "Total time of splitting batches, counted once per request",
         _number(lambda s: s.stages.output.ns // 1000),
     ),
-    Family("nv_inference_pending_request_count", "gauge", "Requests that wait", _pending),
-    Family("nv_model_load_duration_secs", "gauge", "Duration of loading the model", _load_seconds),
+    Family(
+        "nv_inference_pending_request_count",
+        "gauge",
+        "Requests that wait",
+        _total(lambda each: each.batcher.pending),
+    ),
+    Family(
+        "nv_model_load_duration_secs", "gauge", "Duration of loading the model", lambda s: (({}, s.serving.load_s),)
+    ),
     Family(
         "nv_inference_first_response_histogram_ms",
         "histogram",
@@ -307,10 +276,20 @@ FAMILIES = (
         "Estimated wait of a new request of that priority",
         _expected_wait,
     ),
-    Family("oriel_batch_rows", "histogram", "Rows of executed batches", _batch_rows),
-    Family("oriel_batches_released_total", "counter", "Batches by the reason for which they were started", _releases),
+    Family("oriel_batch_rows", "histogram", "Rows of executed batches", _number(lambda s: s.sizes)),
+    Family(
+        "oriel_batches_released_total",
+        "counter",
+        "Batches by the reason for which they were started",
+        lambda s: _by("reason", sorted(s.statistics.releases.items())),
+    ),
     Family("oriel_instances", "gauge", "Batches that may run at once, and what decides that number", _instances),
-    Family("oriel_instances_running", "gauge", "Batches that run", _running),
+    Family(
+        "oriel_instances_running",
+        "gauge",
+        "Batches that run",
+        _total(lambda each: each.batcher.running),
+    ),
     Family("oriel_artefact_state", "gauge", "1 for the state of a model's compiled artefact", _artefact),
     Family("oriel_model_drift_psi", "gauge", "Distance of the latest sampled rows from the reference", _drift(0)),
     Family("oriel_model_drift_noise", "gauge", "The distance that chance alone makes on average", _drift(1)),
@@ -322,40 +301,27 @@ FAMILIES = (
 
 # The server's own --------------------------------------------------------------------------------------------------
 
-Samples = Iterable[tuple[Mapping[str, str], float]]  # labels and value
-Own = tuple[str, str, str, Samples]  # a metric's name, kind and text
-
-
-def _own(metrics: Iterable[Own], openmetrics: bool) -> Iterator[str]:
-    for name, kind, text, samples in metrics:
-        yield head(name, kind, text, openmetrics=openmetrics)
-        for labels, value in samples:
-            yield f"{name}{{{label_text(labels)}}} {value!r}\n" if labels else f"{name} {value!r}\n"
-
-
-def _by(label: str, values: Iterable[tuple[str, float]]) -> Samples:
-    return (({label: of}, value) for of, value in values)
-
 
 def _by_both(labels: tuple[str, str], values: Mapping[tuple[str, str], float]) -> Samples:
     return ((dict(zip(labels, of, strict=True)), value) for of, value in sorted(values.items()))
 
 
-def _server(counts: ServerCounts, catalog: Catalog, host: HostLoad) -> Iterator[Own]:
+def _server(surface: Surface, host: HostLoad, gpus: Sequence[GpuLoad]) -> Iterator[Own]:
     if (busy := host.utilization()) is not None:
         yield "nv_cpu_utilization", "gauge", "Busy share of the machine's processors", [({}, busy)]
     if (memory := host.memory_bytes()) is not None:
         yield "nv_cpu_memory_total_bytes", "gauge", "Memory of the machine", [({}, memory[0])]
         yield "nv_cpu_memory_used_bytes", "gauge", "Memory of the machine that is in use", [({}, memory[1])]
-    yield from _gpus(counts.gpus)
-    stores, up = counts.stores, int(counts.repository_up)
-    each_up = _by("repository", ((name, int(each)) for name, each in counts.repositories_up.items()))
-    failed = _by_both(("model", "reason"), counts.failed_loads)
+    yield from _gpus(gpus)
+    catalog, control = surface.catalog, surface.control
+    stores, up = counts_of([each.store for each in control.repositories]), control.repositories.up()
     fallbacks = (
         ({"model": found.name, "version": str(found.serving), "newest": str(found.newest)}, 1)
         for found in catalog.fallbacks()
     )
-    yield "oriel_model_repository_up", "gauge", "Whether every model repository could be read", [({}, up)]
+    text = "Whether every model repository could be read"
+    yield "oriel_model_repository_up", "gauge", text, [({}, int(all(up.values())))]
+    each_up = _by("repository", ((name, int(each)) for name, each in up.items()))
     yield "oriel_model_store_up", "gauge", "Whether a model repository could be read", each_up
     text = "Bytes read from object stores"
     yield "oriel_model_store_read_bytes_total", "counter", text, [({}, stores.read_bytes)]
@@ -363,16 +329,18 @@ def _server(counts: ServerCounts, catalog: Catalog, host: HostLoad) -> Iterator[
     yield "oriel_model_cache_bytes", "gauge", text, [({}, stores.cache_bytes)]
     text = "Failed reads from object stores by reason"
     yield "oriel_model_store_failures_total", "counter", text, _by("reason", stores.failures.items())
+    failed = _by_both(("model", "reason"), control.rollout.failures.counts)
     yield "oriel_model_load_failures_total", "counter", "Refused loads by reason", failed
     text = "1 if no version serves because one could not be loaded"
     yield "oriel_model_unavailable", "gauge", text, _by("model", ((model, 1) for model in catalog.unavailable()))
     text = "1 if an older version serves because the newest cannot be loaded"
     yield "oriel_model_fallback", "gauge", text, fallbacks
-    yield from _memory(counts)
-    yield from _artefacts(counts.artefacts)
+    yield from _memory(surface)
+    yield from _artefacts(control.artefacts.counts if control.artefacts is not None else ArtefactCounts())
     text = "Lines of the access log that were lost"
-    yield "oriel_access_log_dropped_total", "counter", text, [({}, counts.log_lines_dropped)]
-    for family, text, values in counts.usage.families():
+    log = surface.meter.log
+    yield "oriel_access_log_dropped_total", "counter", text, [({}, log.dropped if log is not None else 0)]
+    for family, text, values in surface.usage.families():
         yield f"{family}_total", "counter", text, _by("what", values.items())
 
 
@@ -393,20 +361,21 @@ def _gpus(gpus: Sequence[GpuLoad]) -> Iterator[Own]:
         yield name, kind, text, _by("gpu_uuid", values)
 
 
-def _memory(counts: ServerCounts) -> Iterator[Own]:
+def _memory(surface: Surface) -> Iterator[Own]:
     """Yield the families of models on demand and of their memory."""
+    memory, demand = surface.control.memory, surface.control.demand
     by_device = (
         ("oriel_model_memory_budget_bytes", "Memory that models may take"),
         ("oriel_model_memory_used_bytes", "Memory of models that load, are loaded or have not left yet"),
         ("oriel_model_memory_wanted_bytes", "Memory of models that found no room in the last minute"),
     )
     for index, (name, text) in enumerate(by_device):
-        sizes = [(device, each[index]) for device, each in sorted(counts.memory.items())]
+        sizes = [(device, each[index]) for device, each in sorted(memory.bytes.items())]
         yield name, "gauge", text, _by("device", sizes)
     by_model = (
-        ("oriel_model_evictions_total", "counter", "Models taken out of memory for others", counts.evictions),
-        ("oriel_model_memory_refusals_total", "counter", "Loads that found no room", counts.memory_refusals),
-        ("oriel_model_load_queue_depth", "gauge", "Requests that wait for their model to load", counts.load_queues),
+        ("oriel_model_evictions_total", "counter", "Models taken out of memory for others", memory.evictions),
+        ("oriel_model_memory_refusals_total", "counter", "Loads that found no room", memory.refusals),
+        ("oriel_model_load_queue_depth", "gauge", "Requests that wait for their model to load", demand.waiting),
     )
     for name, kind, text, found in by_model:
         yield name, kind, text, _by("model", sorted(found.items()))
@@ -436,7 +405,14 @@ def _usage(devices: Devices) -> Iterator[Own]:
         busy.append(({"device": device.name, "class": device.device_class}, busy_ns / 1e9))
     text = "Time in which at least one batch ran on a device"
     yield "oriel_device_busy_seconds_total", "counter", text, busy
-    charged = ((_usage_labels(row), row.device_ns / 1e9) for row in by_label(book.rows()))
+    charged = (
+        (
+            {"tenant": key.tenant, "tier": key.tier, "target": key.target, "class": key.device_class},
+            row.device_ns / 1e9,
+        )
+        for row in by_label(book.rows())
+        for key in (row.key,)
+    )
     text = "Device time that tenants are charged for, without overlap"
     yield "oriel_usage_device_seconds_total", "counter", text, charged
     unbilled = ((why, ns / 1e9) for why, ns in unbilled_ns(book.rows()).items())
@@ -445,9 +421,3 @@ def _usage(devices: Devices) -> Iterator[Own]:
     ratio = abs(charged_ns - book.device_ns) / charged_ns if charged_ns else 0.0
     text = "Share of the charged device time that no row accounts for"
     yield "oriel_usage_unreconciled_ratio", "gauge", text, [({"unit": "inference"}, ratio)]
-
-
-def _usage_labels(row: UsageRow) -> dict[str, str]:
-    """Return the labels of a row of a tenant's use."""
-    key = row.key
-    return {"tenant": key.tenant, "tier": key.tier, "target": key.target, "class": key.device_class}

@@ -196,7 +196,7 @@ async def test_repository_that_vanishes_changes_nothing(tmp_path: Path) -> None:
     put(root, 2)
     async with serving(root, "poll") as served:
         root.rename(tmp_path / "gone")
-        await until(lambda: not served.unit.surface.control.repository_up)
+        await until(lambda: not all(served.unit.surface.control.repositories.up().values()))
         assert await served.answer() == 2
         assert (await served.client.get("/v2/health/ready")).status_code == 200
 
@@ -373,7 +373,7 @@ async def test_reloads_cost_no_call_over_grpc_and_keep_no_locks(tmp_path: Path) 
             assert not await client.is_model_ready("nobody")
         for number in range(50):
             await served.client.post(f"/v2/repository/models/nobody{number}/unload", json={})
-        assert len(served.unit.surface.control._rollout._locks) <= 1
+        assert len(served.unit.surface.control.rollout._locks) <= 1
         long = await served.client.post("/v2/repository/index", content=b" " * (65 << 10))
         deep = await served.client.post("/v2/repository/index", content=b'{"x":' + b"[" * 500 + b"]" * 500 + b"}")
         assert (long.status_code, deep.status_code) == (400, 400)

@@ -44,7 +44,8 @@ async def test_a_load_shows_its_bytes_and_who_waits_for_it(tmp_path: Path) -> No
         served.fake.loads.close()
         call = asyncio.ensure_future(served.infer("a"))
         await until(lambda: served.waiting.get("a") == 1)
-        await until(lambda: served.unit.surface.control.load_progress == (0, MODEL_BYTES))
+        progress = served.unit.surface.control.loader.progress
+        await until(lambda: (progress.done_bytes, progress.total_bytes) == (0, MODEL_BYTES))
         found = await report(served)
         assert found["loading"] == [0, MODEL_BYTES]
         assert line(found, "a")["state"] == "loading" and line(found, "a")["waiting"] == 1

@@ -71,7 +71,7 @@ async def test_documentation_names_every_metric_with_its_type_and_labels(
             assert (await client.post(INFER, json=ONES, headers=headers)).status_code == 200
             assert (await client.post(INFER, json={"inputs": []})).status_code == 400
         control = unit.surface.control
-        control.failures.add("double", kind="config")
+        control.rollout.failures.add("double", kind="config")
         one = {"double": 1}
         control.memory = SimpleNamespace(bytes={"host": (3, 2, 1)}, evictions=one, refusals=one)
         control.demand = SimpleNamespace(waiting=one, close=lambda: None)
@@ -314,7 +314,7 @@ async def test_an_ensemble_counts_beside_the_models_of_its_steps(tmp_path: Path)
 
 async def test_counts_of_what_came_to_no_version_are_bounded(unit: Unit, http: httpx.AsyncClient) -> None:
     unit.surface.meter.max_refused = 2
-    failures = unit.surface.control.failures
+    failures = unit.surface.control.rollout.failures
     failures.max_names = len(failures.counts) + 1
     for tier in ("a", "b", "c", "d"):
         await http.post(INFER, json={"inputs": []}, headers={"x-oriel-tier": tier})

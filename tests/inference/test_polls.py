@@ -54,7 +54,7 @@ async def unit(tmp_path: Path, sleeps: Sleeps) -> AsyncIterator[Unit]:
 
 def begun(unit: Unit) -> bool:
     """Whether version 2 serves, or a load is under way."""
-    (repository,) = unit.surface.control._repositories
+    (repository,) = unit.surface.control.repositories
     return unit.catalog.serves("double", 2) or bool(repository.changes._under_way)
 
 

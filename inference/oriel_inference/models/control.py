@@ -41,7 +41,7 @@ from oriel_inference.errors import (
 )
 from oriel_inference.model import ModelState
 from oriel_inference.models.loader import Loader
-from oriel_inference.models.rollout import LoadFailures, LoadTools, Rollout
+from oriel_inference.models.rollout import LoadTools, Rollout
 from oriel_inference.repository.compiling import Compilation
 from oriel_inference.repository.scan import Found, Repositories, Repository
 from oriel_inference.stores import ModelStore
@@ -65,6 +65,7 @@ class ModelControl:
     memory: the budgets of memory.
     used_bytes: returns device -> bytes in use there now; blocks.
     artefacts: None makes no compiled artefacts, whatever configurations ask for.
+    repositories, rollout, loader: the parts that others may ask.
     """
 
     def __init__(
@@ -80,8 +81,7 @@ class ModelControl:
         artefacts: ArtefactSettings | None = None,
     ) -> None:
         self._catalog = catalog
-        self._stores = stores
-        self._repositories = Repositories(stores)
+        self.repositories = Repositories(stores)
         self._mode = mode
         self._poll_s = poll_s
         self._settle_s = min(SETTLE_S, poll_s / 4)
@@ -90,16 +90,16 @@ class ModelControl:
         self._closed = False
         self._requested: set[str] = set()
         self._replaced: set[str] = set()  # models on demand that were loaded with a configuration of a request
-        self._rollout = Rollout(catalog, tools, spawn=self.spawn, published=self._published)
-        self._loader = Loader(
+        self.rollout = Rollout(catalog, tools, spawn=self.spawn, published=self._published)
+        self.loader = Loader(
             catalog,
-            self._repositories,
-            self._rollout,
+            self.repositories,
+            self.rollout,
             mode=mode,
             memory=memory,
             used_bytes=used_bytes,
         )
-        self.demand, self.memory = self._loader.demand, self._loader.memory
+        self.demand, self.memory = self.loader.demand, self.loader.memory
         self.artefacts: ArtefactKeeper | None = None
         if artefacts is not None:
             self.artefacts = ArtefactKeeper(
@@ -114,59 +114,19 @@ class ModelControl:
         if self.artefacts is not None:
             self.artefacts.published(serving, compilation)
 
-    @property
-    def repository_up(self) -> bool:
-        """Return whether every repository could be read at the last scan."""
-        return all(each.up for each in self._repositories)
-
-    @property
-    def repositories_up(self) -> Mapping[str, bool]:
-        """Return the same for each repository, by its shown name."""
-        shown = {each.store.shown for each in self._repositories}
-        return {name: all(each.up for each in self._repositories if each.store.shown == name) for name in sorted(shown)}
-
-    @property
-    def unread(self) -> str:
-        """Return why a repository could not be read since the start; "" if all were."""
-        return next((each.failure for each in self._repositories.unseen()), "")
-
-    @property
-    def stores(self) -> Sequence[ModelStore]:
-        """Return the model repositories."""
-        return self._stores
-
-    @property
-    def failures(self) -> LoadFailures:
-        """Return the counts of refused loads."""
-        return self._rollout.failures
-
-    @property
-    def load_progress(self) -> tuple[int, int]:
-        """Return how many bytes of model files are loaded, and how many the loads of this moment have to load."""
-        progress = self._loader.progress
-        return progress.done_bytes, progress.total_bytes
-
-    def is_loading(self, name: str) -> bool:
-        """Return whether a model is being loaded or replaced."""
-        return self._rollout.is_loading(name)
-
-    def in_ensembles(self) -> set[str]:
-        """Return the ensembles, and the models that they run on."""
-        return self._rollout.in_ensembles()
-
     # Start and stop ---------------------------------------------------------------------------------------------
 
     async def start(self, load_models: Sequence[str] = ()) -> None:
         """Load what the mode asks for, then poll the repositories in poll mode. Raises LoadFailed if none can be read,
         or if a folder cannot.
         """
-        await self._repositories.scan()
-        unseen = self._repositories.unseen()
+        await self.repositories.scan()
+        unseen = self.repositories.unseen()
         for each in unseen:
-            if len(unseen) == len(self._stores) or not each.store.fetches:
+            if len(unseen) == len(list(self.repositories)) or not each.store.fetches:
                 raise LoadFailed(each.failure)
         everything = self._mode != "explicit" or "*" in load_models
-        wanted = sorted(self._repositories.names() if everything else set(load_models))
+        wanted = sorted(self.repositories.names() if everything else set(load_models))
         if self._mode != "explicit":
             await asyncio.gather(*(self._offer_first(name) for name in wanted))
         self._requested = set(wanted)
@@ -184,15 +144,15 @@ class ModelControl:
             await asyncio.to_thread(self._check.end)
         self._catalog.loading = False
         if self._mode in ("poll", "demand"):
-            for each in self._repositories:
+            for each in self.repositories:
                 self.spawn(self._watch(each))
         else:
-            for each in self._repositories:
+            for each in self.repositories:
                 self.spawn(self._complete(each, set(wanted), everything=everything))
 
     async def _offer_first(self, name: str) -> None:
-        seen = {each: (each.found or {}).get(name) for each in self._repositories}
-        if await self._loader.offer(name):
+        seen = {each: (each.found or {}).get(name) for each in self.repositories}
+        if await self.loader.offer(name):
             for each, found in seen.items():
                 each.changes.applied(name, found)
 
@@ -203,13 +163,13 @@ class ModelControl:
             _log.error("model %s: %s", name, refusal.message)
 
     async def _load_first(self, name: str, *, models: int) -> None:
-        where = self._repositories.where(name)
-        seen = {each: (each.found or {}).get(name) for each in self._repositories}
+        where = self.repositories.where(name)
+        seen = {each: (each.found or {}).get(name) for each in self.repositories}
         if not where:
-            unread = "".join(f"; {each.failure}" for each in self._repositories.unseen())
-            self._rollout.refuse(name, f"no model repository has it{unread}")
+            unread = "".join(f"; {each.failure}" for each in self.repositories.unseen())
+            self.rollout.refuse(name, f"no model repository has it{unread}")
         else:
-            await self._loader.load(name, where, models=models)
+            await self.loader.load(name, where, models=models)
         for each, found in seen.items():
             each.changes.applied(name, found)
 
@@ -217,8 +177,8 @@ class ModelControl:
         """End what is in progress and load nothing afterwards. Versions that serve are left to the caller."""
         self._closed = True
         self.demand.close()
-        self._repositories.close()
-        self._rollout.close()
+        self.repositories.close()
+        self.rollout.close()
         if self.artefacts is not None:
             self.artefacts.close()
         if self._check is not None:
@@ -257,8 +217,8 @@ class ModelControl:
 
     async def _stored(self) -> set[str]:
         """Return the models of all repositories that can be listed."""
-        await self._repositories.scan()
-        return self._repositories.names()
+        await self.repositories.scan()
+        return self.repositories.names()
 
     async def load(
         self, name: str, *, config: pb.ModelConfig | None = None, files: Mapping[str, bytes | memoryview] | None = None
@@ -279,20 +239,20 @@ class ModelControl:
         another ensemble runs on.
         """
         self._permit()
-        parts = self._rollout.parts(name) if dependents else []
+        parts = self.rollout.parts(name) if dependents else []
         self._catalog.required.discard(name)
         self._requested.discard(name)
         if name in self._replaced:
             self._replaced.discard(name)
             self._catalog.on_demand.add(name)
-        if not await self._loader.unload(name) and name not in await self._stored():
+        if not await self.loader.unload(name) and name not in await self._stored():
             near = did_you_mean(name, self._catalog.names())
             raise UnknownModel(f"unknown model: {quoted(name)} is not loaded{near}")
         while parts:
             part = parts.pop()
-            if part not in self._requested and not self._rollout.users(part):
-                parts.extend(self._rollout.parts(part))
-                await self._loader.unload(part)
+            if part not in self._requested and not self.rollout.users(part):
+                parts.extend(self.rollout.parts(part))
+                await self.loader.unload(part)
 
     def _permit(self) -> None:
         if self._closed:
@@ -314,11 +274,11 @@ class ModelControl:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         else:
             try:
-                where = await self._repositories.find(name)
+                where = await self.repositories.find(name)
             except LoadFailed as failure:
                 raise LoadRefused(f"failed to load {quoted(name)}: {failure.reason}") from failure
             if not where:
-                near = did_you_mean(name, sorted(self._repositories.names()))
+                near = did_you_mean(name, sorted(self.repositories.names()))
                 raise UnknownModel(f"failed to load {quoted(name)}: no model repository has it{near}")
             failure_text = await self._load_from(name, where, config)
         if failure_text:
@@ -331,13 +291,13 @@ class ModelControl:
                 return await self.demand.load(name, again=True)
             except NoVersion as failure:
                 return failure.message
-        outline = await self._loader.outline(name, stores, config)
+        outline = await self.loader.outline(name, stores, config)
         if self._mode == "explicit":
             self._requested.add(name)
-            await self._loader.load_parts(name, outline, models=models)
+            await self.loader.load_parts(name, outline, models=models)
         elif outline.parts:
-            await self._loader.bring_parts(name, outline)
-        failure_text = await self._loader.install(name, stores, outline, models=models, override=config)
+            await self.loader.bring_parts(name, outline)
+        failure_text = await self.loader.install(name, stores, outline, models=models, override=config)
         if config is not None and name in self._catalog.on_demand and not failure_text:
             # What came with a request could not be loaded again by a call: it stays until it is unloaded.
             self._catalog.on_demand.discard(name)
@@ -391,16 +351,16 @@ class ModelControl:
             self.demand.changed(name)
             if name in self._replaced:
                 return  # it came with a request, and stays until it is unloaded
-            if where := self._repositories.where(name):
-                if not await self._loader.offer(name):
-                    await self._loader.load(name, where, models=len(self._repositories.names()))
+            if where := self.repositories.where(name):
+                if not await self.loader.offer(name):
+                    await self.loader.load(name, where, models=len(self.repositories.names()))
                 elif self._catalog.is_ready(name):
-                    await self._loader.renew(name, where)
+                    await self.loader.renew(name, where)
                 self._catalog.required -= self._catalog.on_demand
             else:
                 self._catalog.required.discard(name)
                 self._catalog.on_demand.discard(name)
-                await self._rollout.remove(name)
+                await self.rollout.remove(name)
                 self.memory.forget(name)
         finally:
             repository.changes.applied(name, found)
@@ -427,9 +387,9 @@ class ModelControl:
             lacking = {name for name in lacking & found & self._requested if store.retries(name)}
 
     async def _load_again(self, name: str) -> None:
-        where, models = self._repositories.where(name), len(self._repositories.names())
-        if self._mode == "explicit" or not await self._loader.offer(name):
-            await self._loader.load(name, where, models=models)
+        where, models = self.repositories.where(name), len(self.repositories.names())
+        if self._mode == "explicit" or not await self.loader.offer(name):
+            await self.loader.load(name, where, models=models)
 
 
 def _write(folder: Path, files: Mapping[str, bytes | memoryview]) -> None:

@@ -25,8 +25,6 @@ MAX_TENSORS = 1024
 MAX_INSTANCES = 256
 MAX_SHOWN = 8
 MAX_FALLBACKS = 16
-# Triton writes the names that instances have without any policy into the configurations it shows.
-_DEFAULT_POLICY = re.compile(r"(?:cpu|model|gpu_[0-9]+)\Z")
 _CAPABILITY = re.compile(r"[0-9]{1,2}\.[0-9]\Z")
 _LINE = re.compile(r"^(\d+):(\d+) : (?:'.*?': )?(?:Message type )?")
 _GRAPH_LEVELS = (-1, 0, 1, 2)
@@ -229,7 +227,9 @@ def _not_executed(config: pb.ModelConfig, refuse: _Refuse) -> None:
             raise refuse(f"{field}.passive", _NOT_YET)
         if group.rate_limiter.resources or group.rate_limiter.priority > 1:
             raise refuse(f"{field}.rate_limiter", f"{_NOT_YET}: instances share the cores of --cores instead")
-        if policy and not _DEFAULT_POLICY.match(policy):
+        # Triton writes the names that instances have without any policy into the configurations it shows.
+        named = policy in ("", "cpu", "model") or (policy.startswith("gpu_") and policy[4:].isdigit())
+        if not named:
             reason = f"{_NOT_YET}: no host policy {policy[:64]!r} can be defined, leave it out"
             raise refuse(f"{field}.host_policy", reason)
 

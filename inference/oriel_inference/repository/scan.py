@@ -130,6 +130,11 @@ class Repositories:
     def __iter__(self) -> Iterator[Repository]:
         return iter(self._all)
 
+    def up(self) -> dict[str, bool]:
+        """Return whether each repository could be read at its last scan, by its shown name."""
+        shown = sorted({each.store.shown for each in self._all})
+        return {name: all(each.up for each in self._all if each.store.shown == name) for name in shown}
+
     def close(self) -> None:
         """Start no further scan."""
         for each in self._all:

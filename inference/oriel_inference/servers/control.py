@@ -12,15 +12,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from oriel_inference.artefacts.records import ArtefactCounts
 from oriel_inference.backends.nvml import GpuLoads
 from oriel_inference.catalog import Entry
 from oriel_inference.errors import InferenceError
 from oriel_inference.host import HostLoad
-from oriel_inference.metrics import ServerCounts, exposition
+from oriel_inference.metrics import exposition
 from oriel_inference.quality.sampler import VersionQuality
 from oriel_inference.servers.surface import Surface
-from oriel_inference.stores.remote import counts_of
 from oriel_policies.quality.drift import MIN_ROWS
 from oriel_wire.engine.families import Reading
 from oriel_wire.observe.exposition import exposition as registry_text
@@ -59,24 +57,9 @@ def control_app(surface: Surface, gpus: GpuLoads | None) -> Starlette:
 
     async def metrics(request: Request) -> Response:
         openmetrics = wants_openmetrics(request.headers.get("accept", ""))
-        counts = ServerCounts(
-            refused=dict(surface.meter.refused),
-            failed_loads=dict(surface.control.failures.counts),
-            repository_up=surface.control.repository_up,
-            repositories_up=surface.control.repositories_up,
-            stores=counts_of(surface.control.stores),
-            log_lines_dropped=surface.meter.log.dropped if surface.meter.log is not None else 0,
-            memory=surface.control.memory.bytes,
-            evictions=dict(surface.control.memory.evictions),
-            memory_refusals=dict(surface.control.memory.refusals),
-            load_queues=surface.control.demand.waiting,
-            usage=surface.usage,
-            exemplars=surface.meter.exemplars,
-            artefacts=surface.control.artefacts.counts if surface.control.artefacts is not None else ArtefactCounts(),
-            gpus=[] if gpus is None else await gpus.latest(),
-        )
+        loads = [] if gpus is None else await gpus.latest()
         of_spans = registry_text(spans, openmetrics=openmetrics)
-        of_models = exposition(surface.catalog, counts, host, surface.devices, openmetrics=openmetrics)
+        of_models = exposition(surface, host, loads, openmetrics=openmetrics)
         return await metrics_response(chain(of_spans, of_models), openmetrics=openmetrics)
 
     routes = health_routes(surface.readiness, registry=None)

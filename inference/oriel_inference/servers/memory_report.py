@@ -26,7 +26,7 @@ def memory_report(surface: Surface) -> dict[str, Any]:
     """Return the report; see the module's docstring."""
     catalog, control = surface.catalog, surface.control
     memory = control.memory
-    together = control.in_ensembles()
+    together = control.rollout.in_ensembles()
     served: dict[str, list[ServingModel]] = {}
     for serving in catalog.serving():
         served.setdefault(serving.spec.name, []).append(serving)
@@ -37,7 +37,7 @@ def memory_report(surface: Surface) -> dict[str, Any]:
     waiting, wanted = control.demand.waiting, memory.wanted
     return {
         "up_s": round(time.monotonic() - _BEGAN_S, 3),
-        "loading": list(control.load_progress),
+        "loading": [control.loader.progress.done_bytes, control.loader.progress.total_bytes],
         "budgets": {device: budget for device, (budget, _, _) in memory.bytes.items()},
         "fixed": dict(fixed),
         "models": [_line(name, served.get(name, []), surface, waiting.get(name), name in wanted) for name in movable],
@@ -49,7 +49,7 @@ def _line(name: str, served: list[ServingModel], surface: Surface, waiting: int 
     busy_s = sum(
         stages.infer.ns * each.batcher.share for each in served for stages in each.batcher.statistics.batches.values()
     )
-    loading = waiting is not None or control.is_loading(name)
+    loading = waiting is not None or control.rollout.is_loading(name)
     return {
         "name": name,
         "state": "loading" if loading and not served else "loaded" if served else "available",
