@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from oriel_logic.bodies.messages import MAX_JSON_BYTES, TOO_DEEP
 from oriel_logic.errors import InputTooLarge, Refused
 from oriel_wire.errors import BadMessage, json_fault
 from oriel_wire.process.allowed import split_path, with_values
-from oriel_wire.v2.depth import check_depth
+from oriel_wire.v2.depth import MAX_DEPTH, check_depth
 
 ONE_FIELD = re.compile(r"Object (?:missing required|contains unknown) field `(?P<name>[^`]+)`\Z")
 MAX_PATH = 200
+MAX_JSON_BYTES = 4 << 20
 
 
 def decode(body: bytes, decoder: "msgspec.json.Decoder[Any]") -> Any:
@@ -26,7 +26,7 @@ def decode(body: bytes, decoder: "msgspec.json.Decoder[Any]") -> Any:
         check_depth(body)
         return decoder.decode(body)
     except (BadMessage, RecursionError) as error:
-        raise Refused(TOO_DEEP) from error
+        raise Refused(f"the JSON is nested more than {MAX_DEPTH} levels deep: flatten it") from error
     except msgspec.ValidationError as error:
         raise invalid(error, decoder.type) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+from msgspec import inspect as kinds
+
 from oriel_logic.bodies.signature import MISSING, Form, NotAService, Output, Parameter, Signature, form_of, is_pydantic
 
 JSON = "application/json"
@@ -71,10 +74,6 @@ class Schemas:
 
 def fields_type(signature: Signature) -> Any:
     """Return the type that a whole body is decoded to: the only input's type, or an object with one field per input."""
-    try:
-        import msgspec  # a worker in an environment of its own may be without it
-    except ImportError as error:
-        raise NotAService("typed inputs need the package msgspec in the service's environment") from error
     inputs = [each for each in signature.inputs if each.form not in (Form.UPLOAD, Form.LINES)]
     if signature.body == "whole":
         return inputs[0].type
@@ -101,8 +100,6 @@ def default_of(parameter: Parameter) -> Any:
     value = parameter.default
     if isinstance(value, IMMUTABLE):
         return value
-    import msgspec
-
     return msgspec.field(default_factory=lambda: copy.deepcopy(value))
 
 
@@ -193,13 +190,6 @@ class Writer:
         """Write the schema of one type. Raises NotAService."""
         if found is Any:
             return {}
-        try:
-            import msgspec
-
-        except ImportError as error:
-            raise NotAService(
-                "typed inputs and answers need the package msgspec in the service's environment"
-            ) from error
         template = f"#/components/schemas/{self._service}.{{name}}"
         try:
             (schema,), components = msgspec.json.schema_components(
@@ -256,8 +246,6 @@ def add_examples(found: Any, schema: dict[str, Any], components: Mapping[str, di
     found: the type that `schema` and `components` were made from.
     prefix: stands before a component's name in `$ref`.
     """
-    from msgspec import inspect as kinds
-
     todo = [(kinds.type_info(found), schema)]
     seen = set()
     while todo:
@@ -298,8 +286,6 @@ def mismatch(output: Output, content_type: str, body: bytes) -> str:
     """
     if not output.declared or output.form is not Form.JSON or content_type.partition(";")[0].strip() != JSON:
         return ""
-    import msgspec
-
     try:
         msgspec.json.decode(body, type=output.type, dec_hook=unreadable)
     except (Unreadable, TypeError):

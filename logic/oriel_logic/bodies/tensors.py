@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from oriel_logic.bodies.messages import MAX_JSON_BYTES
+from oriel_logic.bodies.json import MAX_JSON_BYTES
 from oriel_logic.client.models import Array
 from oriel_logic.errors import InputTooLarge, Refused
 

@@ -7,7 +7,7 @@ for that model a second later at the earliest: it answers at once, and would dra
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from oriel_wire.discovery.discovery import Address
@@ -85,6 +85,13 @@ class Endpoints(Generic[C]):
             best.is_tried = True
             best.down_until = max(best.down_until, now + TRIAL_S)
         return best
+
+    def attempts(self, model: str) -> Iterator[Endpoint[C]]:
+        """Yield the endpoints to try for one call, the best one first, each once."""
+        tried: list[Endpoint[C]] = []
+        while (endpoint := self.pick(tried, model)) is not None:
+            tried.append(endpoint)
+            yield endpoint
 
     def mark_down(self, endpoint: Endpoint[C]) -> None:
         """Note that the server could not be reached. Calls that find out together count once."""

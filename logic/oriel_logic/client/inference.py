@@ -12,7 +12,7 @@ from contextlib import aclosing
 from typing import NamedTuple
 
 from oriel_logic.client.codec import ModelCodec, infer_request, outputs_of, path_of
-from oriel_logic.client.endpoints import Endpoint, Endpoints
+from oriel_logic.client.endpoints import Endpoints
 from oriel_logic.client.model_streams import STAGE as STREAM
 from oriel_logic.client.model_streams import StreamServers
 from oriel_logic.client.models import ArrayLike, ModelSpec, Outputs
@@ -127,11 +127,9 @@ class InferenceServers:
         the first answer counts.
         Raises ModelUnreachable, ModelFailed or DeadlineExceeded.
         """
-        tried: list[Endpoint[HttpClient]] = []
         refused: HttpResponse | None = None
-        while (endpoint := self._endpoints.pick(tried, model)) is not None:
+        for resent, endpoint in enumerate(self._endpoints.attempts(model)):
             lines = ask.headers + hop.lines(self._clock(), trace)
-            resent = len(tried)
             endpoint.outstanding += 1
             try:
                 response = await endpoint.client.request(
@@ -144,13 +142,11 @@ class InferenceServers:
                 if response.status not in MAYBE_ELSEWHERE or not is_elsewhere(response):
                     return response
                 self._endpoints.mark_lacking(endpoint, model)
-                tried.append(endpoint)
                 refused = refused or response
             except UpstreamUnreachable:
                 self._endpoints.mark_down(endpoint)
-                tried.append(endpoint)
             except UpstreamUnread:
-                tried.append(endpoint)
+                pass
             except UpstreamTimedOut as error:
                 raise DeadlineExceeded(STAGE) from error
             except UpstreamBroken as error:

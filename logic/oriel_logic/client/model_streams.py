@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from time import monotonic
 
-from oriel_logic.client.endpoints import Endpoint, Endpoints
+from oriel_logic.client.endpoints import Endpoints
 from oriel_logic.client.upstream_errors import ELSEWHERE, check_ticket
 from oriel_logic.errors import (
     DeadlineExceeded,
@@ -90,11 +90,9 @@ class StreamServers:
             message = encode_request(request)
         except BadMessage as error:
             raise ModelInputWrong(f"model '{model}': {error.message}") from error
-        tried: list[Endpoint[GrpcClient]] = []
         refusal: LogicError | None = None
-        while (endpoint := self._endpoints.pick(tried, model)) is not None:
-            stage.hop = HopFacts(*endpoint.address, METHOD, "", -1, len(tried))
-            tried.append(endpoint)
+        for resent, endpoint in enumerate(self._endpoints.attempts(model)):
+            stage.hop = HopFacts(*endpoint.address, METHOD, "", -1, resent)
             endpoint.outstanding += 1
             try:
                 one = self._one(endpoint.client, message, model, call, stage, ledger)

@@ -2,16 +2,11 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
 
-    Array: TypeAlias = NDArray[Any]
-else:  # a handler that does not use numpy runs without it
-    Array = Any
-
-
+Array: TypeAlias = NDArray[Any]
 ArrayLike: TypeAlias = Array | Sequence[Any] | float | int | str | bytes
 
 

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
-
 from oriel_logic.loading.folder_config import BadConfig
 from oriel_logic.loading.listing import Source
 from oriel_logic.loading.sources import HANDLER
@@ -38,10 +36,9 @@ def find_sample(source: Source, definition: Definition, *, limit_bytes: int) -> 
             if (home / source.config.sample).is_file():
                 return read_sample(home / source.config.sample, limit_bytes)
         raise BadConfig(f"sample = {source.config.sample!r} is not a file of its folder")
-    given = definition.options.sample
-    if given is not None:
-        body = given if isinstance(given, bytes) else msgspec.json.encode(given)
-        return Sample(body=body, content_type=definition.options.sample_type, label="the sample of @service")
+    if definition.options.shown is not None:
+        kind, body = definition.options.shown
+        return Sample(body=body, content_type=kind, label="the sample of @service")
     for path in samples_beside(source.file.path, definition.name, source.homes):
         if not path.is_file():  # opening a pipe would wait for its writer
             raise BadConfig(f"{path.name} is not a regular file: a sample has to be one")

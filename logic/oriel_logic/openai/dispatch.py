@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from oriel_logic.bodies.messages import MAX_JSON_BYTES
+from oriel_logic.bodies.json import MAX_JSON_BYTES
 from oriel_logic.client.models import Outputs
 from oriel_logic.errors import (
     CallerLeft,

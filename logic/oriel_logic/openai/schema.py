@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from oriel_logic.bodies.messages import MAX_JSON_BYTES
+from oriel_logic.bodies.json import MAX_JSON_BYTES
 from oriel_logic.errors import InputTooLarge, ParameterWrong
 from oriel_wire.errors import json_fault
 from oriel_wire.process.allowed import split_path, with_values

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from oriel_logic.server.replies import Reply
-from oriel_logic.services.definition import SHOWN_BYTES, Definition, Options
+from oriel_logic.services.definition import SHOWN_BYTES, Definition
 from oriel_wire.process.api_page import BINARY, ERROR, HTML, MODELS, SAFE, SAMPLE, openai_operation, page
 
 REFUSALS = {
@@ -104,7 +104,7 @@ def content(found: Mapping[str, Any]) -> dict[str, Any]:
 def with_sample(definition: Definition) -> dict[str, Any]:
     """Return the accepted media types with the service's sample: an example if it is JSON, else `SAMPLE`."""
     made = content(definition.schemas.input)
-    media, body = definition.shown or sample_of(definition.options)
+    media, body = definition.shown or ("", b"")
     if not body or len(body) > SHOWN_BYTES or not (media in made or "*/*" in made):
         return made
     if media == "application/json":
@@ -113,12 +113,3 @@ def with_sample(definition: Definition) -> dict[str, Any]:
     else:
         made.setdefault(media, {})[SAMPLE] = b64encode(body).decode()
     return made
-
-
-def sample_of(options: Options) -> tuple[str, bytes]:
-    """Return media type and bytes of the decorator's sample; no bytes without one."""
-    if options.sample is None:
-        return "", b""
-    return options.sample_type, options.sample if isinstance(options.sample, bytes) else msgspec.json.encode(
-        options.sample
-    )

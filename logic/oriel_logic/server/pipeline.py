@@ -27,8 +27,14 @@ from oriel_logic.server.replies import Reply, reply_of
 from oriel_logic.server.streaming import close, failed
 from oriel_logic.services.context import Context, Workers
 from oriel_logic.services.definition import Definition
-from oriel_logic.services.references import for_function, for_stage
-from oriel_logic.services.serving import Services, Serving, encode_in_worker, read_in_worker
+from oriel_logic.services.serving import (
+    Services,
+    Serving,
+    encode_in_worker,
+    for_function,
+    for_stage,
+    read_in_worker,
+)
 from oriel_wire.context import CallContext
 
 STREAM_STEP_S = 60.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 
 from oriel_logic.observe.stages import Ledger, Stage
 from oriel_logic.services.batching import BatchLimits, limits_of
-from oriel_logic.services.references import for_function
+from oriel_logic.services.serving import for_function
 from oriel_wire.context import CallContext
 
 if TYPE_CHECKING:  # workers do without the library of metrics

@@ -58,6 +58,13 @@ class Options:
     sample: Any = None
     sample_type: str = "application/json"
 
+    @property
+    def shown(self) -> tuple[str, bytes] | None:
+        """Media type and bytes of the sample."""
+        if self.sample is None:
+            return None
+        return self.sample_type, self.sample if isinstance(self.sample, bytes) else json.dumps(self.sample).encode()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageFacts:
@@ -77,7 +84,7 @@ class Definition:
     signature: the parameters of the stage that reads the request, with the output of the stage that answers.
     plan: the argument order of that stage.
     reads_stream: True if it reads its body while it arrives.
-    shown: media type and bytes of the sample file for descriptions, if there is one.
+    shown: media type and bytes of the sample for descriptions, if there is one.
     """
 
     name: str
@@ -144,8 +151,7 @@ class Definition:
 
     def without_code(self) -> "Definition":
         """Return it without the parts that only a process that imports the service can have."""
-        schemas = replace(self.schemas, gives_media=False)
-        return replace(self, target=None, is_named=True, signature=NO_INPUT, plan=plan_of(NO_INPUT), schemas=schemas)
+        return replace(self, target=None, is_named=True, signature=NO_INPUT, plan=plan_of(NO_INPUT))
 
     def in_workers(self) -> "Definition":
         """Return the definition of a service whose code only its workers can import: every stage runs there.
@@ -238,22 +244,17 @@ def define(target: Callable[..., Any], name: str = "", options: Options | None =
         facts=facts,
         options=options or Options(),
         reads_stream=signature.streams_in is not None,
+        shown=options.shown if options is not None else None,
     )
 
 
 def load_for(signature: Signature, schemas: Schemas) -> None:
-    """Import what requests will need: workers are forked later and share it, instead of each loading it again.
-
-    In an environment without msgspec or numpy nothing of it is needed.
-    """
-    modules = ["bodies.encoding"]
+    """Import what requests will need: workers are forked later and share it, instead of each loading it again."""
     if signature.body != "raw":
-        modules.append("bodies.decoding")
+        import_module("oriel_logic.bodies.decoding")
     if schemas.gives_media or "image/png" in schemas.input or "contentMediaType" in str(schemas.components):
-        modules.append("images")
-    for each in modules:
-        with suppress(ImportError):
-            import_module(f"oriel_logic.{each}")
+        with suppress(ImportError):  # of Pillow, which a service of another environment may do without
+            import_module("oriel_logic.images")
 
 
 def checked(name: str) -> str:

@@ -2,16 +2,21 @@
 
 A job reads, calls and encodes where the stage runs: a worker gets the request as it came and returns an `Answer`, or
 encoded pieces of one. Between the stages of a chain plain values are sent.
+
+A job names its code by a reference: `service:<name>:` is a function service as a whole, `service:<name>:<stage>` a
+method of a class, and `function:<module>:<qualified name>` any function that a fresh import finds.
 """
 
+import importlib
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
+from oriel_logic.bodies.encoding import encode, framing
 from oriel_logic.bodies.messages import Answer, Request
-from oriel_logic.bodies.signature import Form, python_signature
+from oriel_logic.bodies.signature import python_signature
+from oriel_logic.errors import HandlerFailed
 from oriel_logic.services.definition import Definition, definition_of
-from oriel_logic.services.references import found_by
 
 if TYPE_CHECKING:
     from oriel_logic.bodies.decoding import Reader
@@ -62,7 +67,7 @@ class Serving:
         else:
             call = self._call(function)
             wanted = [name for name in ("models", "ctx") if self.definition.signature.injects(name)]
-        made = shaped(function, call, identity if stage == "pre" else self._encoded, self._framed)
+        made = shaped(function, call, identity if stage == "pre" else self._encoded)
         arrive = [
             inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("arrived", "media", *wanted)
         ]
@@ -87,20 +92,7 @@ class Serving:
         return self.post(outputs, ctx)
 
     def _encoded(self, value: Any, media: str) -> Any:
-        try:
-            from oriel_logic.bodies.encoding import encode
-        except ImportError:  # an environment without msgspec or numpy: the logic process encodes
-            return value
         return encode(value, media, service=self.definition.name)
-
-    def _framed(self, media: str) -> Callable[[Any], Any]:
-        if self.definition.signature.output.form is not Form.LINES:
-            return lambda value: value
-        try:
-            from oriel_logic.bodies.encoding import framing
-        except ImportError:
-            return lambda value: value
-        return framing(media)
 
 
 def identity(value: Any, media: str) -> Any:
@@ -111,14 +103,13 @@ def shaped(
     function: Callable[..., Any],
     call: Callable[..., Any],
     finish: Callable[[Any, str], Any],
-    framed: Callable[[str], Callable[[Any], Any]],
 ) -> Callable[..., Any]:
     """Make a function of the same kind as `function` that calls it through `call` and finishes its value."""
 
     if inspect.isasyncgenfunction(function):
 
         async def agenerator(arrived: Any, media: str, models: Any = None, ctx: Any = None) -> AsyncIterator[Any]:
-            frame = framed(media)
+            frame = framing(media)
             values = cast(AsyncIterator[Any], call(arrived, models, ctx))
             try:
                 async for value in values:
@@ -130,7 +121,7 @@ def shaped(
     if inspect.isgeneratorfunction(function):
 
         def generator(arrived: Any, media: str, models: Any = None, ctx: Any = None) -> Iterator[Any]:
-            frame = framed(media)
+            frame = framing(media)
             values = cast(Iterator[Any], call(arrived, models, ctx))
             try:
                 for value in values:
@@ -175,10 +166,31 @@ class Services:
         return self._servings[first].job(second) if kind == "service" else found_by(reference)
 
 
+def for_stage(service: str, stage: str) -> str:
+    return f"service:{service}:{stage}"
+
+
+def for_function(function: Callable[..., Any]) -> str:
+    """Return the reference of a function. Raises HandlerFailed if another process cannot find it by name."""
+    name = getattr(function, "__qualname__", "")
+    module = getattr(function, "__module__", None)
+    if not name or not module or "<" in name or not callable(function):
+        raise HandlerFailed("only functions defined at the top of a file can run in a worker process")
+    return f"function:{module}:{name}"
+
+
+def found_by(reference: str) -> Callable[..., Any]:
+    """Return the function that a `function:` reference names. Raises ImportError or AttributeError."""
+    _, module, name = reference.split(":", 2)
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    named: Callable[..., Any] = found
+    return named
+
+
 def encode_in_worker(value: Any, media: str, service: str) -> Answer:
     """Encode a large answer of a service that runs on the loop. Raises HandlerFailed."""
-    from oriel_logic.bodies.encoding import encode
-
     return encode(value, media, service=service)
 
 

@@ -55,57 +55,10 @@ class ModelCall:
     remaining_s: float
 
 
-class FakeModels:
-    """`models` for a test; it may be passed to a handler directly.
-
-    models: name -> its answer: outputs by name, a function of its inputs by name (`def` or `async def`), an error to
-        raise, or, for `stream`, a list of outputs or a generator function.
-    specs: the metadata of models, checked as an inference server's would be.
-    takes_s: seconds by which a call of a model moves `clock` forward.
-    calls: every call, in order; of more than 10,000 the newest.
-    """
-
-    def __init__(
-        self,
-        models: Mapping[str, Fake] | None = None,
-        *,
-        specs: Sequence[ModelSpec] = (),
-        takes_s: Mapping[str, float] | None = None,
-        clock: Any = None,
-    ) -> None:
-        if takes_s and clock is None:
-            raise TypeError("takes_s moves a clock: pass clock=FakeClock() here and to the client")
-        self.models = dict(models or {})
-        self.specs = {each.name: each for each in specs}
-        self.takes_s = dict(takes_s or {})
-        self.clock = clock
-        self.calls: list[ModelCall] = []
-        self._alone = self.bind(
-            CallContext(request_id="", deadline=FOREVER, tier="", band=0, tenant="", models=(), trace=new_trace(False)),
-            Ledger(new_trace(False)),
-        )
-
-    def bind(self, call: CallContext, ledger: Ledger) -> "BoundFakes":
-        """Bind the models to one request, as the server binds real ones."""
-        return BoundFakes(self, call, ledger)
-
-    async def infer(self, model: str, inputs: Mapping[str, ArrayLike], **keywords: Any) -> Outputs:
-        return await self._alone.infer(model, inputs, **keywords)
-
-    def stream(self, model: str, inputs: Mapping[str, ArrayLike], **keywords: Any) -> AsyncIterator[Outputs]:
-        return self._alone.stream(model, inputs, **keywords)
-
-    async def ready(self, model: str, *, version: str = "") -> bool:
-        return await self._alone.ready(model, version=version)
-
-    async def metadata(self, model: str, *, version: str = "") -> ModelSpec:
-        return await self._alone.metadata(model, version=version)
-
-
 class BoundFakes:
     """`Models` for one request."""
 
-    def __init__(self, fakes: FakeModels, call: CallContext, ledger: Ledger) -> None:
+    def __init__(self, fakes: "FakeModels", call: CallContext, ledger: Ledger) -> None:
         self._fakes = fakes
         self._call = call
         self._ledger = ledger
@@ -207,6 +160,41 @@ class BoundFakes:
             arrays = check_outputs(known, answer)
         chosen = arrays if wanted is None else {name: arrays[name] for name in wanted}
         return Outputs(chosen, model=model, model_version=version or "1")
+
+
+class FakeModels(BoundFakes):
+    """`models` for a test; it may be passed to a handler directly.
+
+    models: name -> its answer: outputs by name, a function of its inputs by name (`def` or `async def`), an error to
+        raise, or, for `stream`, a list of outputs or a generator function.
+    specs: the metadata of models, checked as an inference server's would be.
+    takes_s: seconds by which a call of a model moves `clock` forward.
+    calls: every call, in order; of more than 10,000 the newest.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, Fake] | None = None,
+        *,
+        specs: Sequence[ModelSpec] = (),
+        takes_s: Mapping[str, float] | None = None,
+        clock: Any = None,
+    ) -> None:
+        if takes_s and clock is None:
+            raise TypeError("takes_s moves a clock: pass clock=FakeClock() here and to the client")
+        self.models = dict(models or {})
+        self.specs = {each.name: each for each in specs}
+        self.takes_s = dict(takes_s or {})
+        self.clock = clock
+        self.calls: list[ModelCall] = []
+        nobody = CallContext(
+            request_id="", deadline=FOREVER, tier="", band=0, tenant="", models=(), trace=new_trace(False)
+        )
+        super().__init__(self, nobody, Ledger(nobody.trace))
+
+    def bind(self, call: CallContext, ledger: Ledger) -> "BoundFakes":
+        """Bind the models to one request, as the server binds real ones."""
+        return BoundFakes(self, call, ledger)
 
 
 FAKES = "fakes.py"

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from oriel_logic.bodies.json import decode
-from oriel_logic.bodies.messages import MAX_JSON_BYTES, MAX_JSON_DEPTH, Request
+from oriel_logic.bodies.json import MAX_JSON_BYTES, decode
+from oriel_logic.bodies.messages import Request
 from oriel_logic.bodies.values import array_of, converted
 from oriel_logic.errors import InputTooLarge, Refused
+from oriel_wire.v2.depth import MAX_DEPTH
 
 
 @dataclass
@@ -99,16 +100,18 @@ def test_values_arrive_in_the_types_that_are_declared() -> None:
 def test_size_and_depth_are_bounded() -> None:
     with pytest.raises(InputTooLarge):
         read(Any, b" " * MAX_JSON_BYTES + b"1")
-    assert read(Any, "[" * MAX_JSON_DEPTH + "]" * MAX_JSON_DEPTH)
-    for levels in (MAX_JSON_DEPTH + 1, 100_000):
+    assert read(Any, "[" * MAX_DEPTH + "]" * MAX_DEPTH)
+    for levels in (MAX_DEPTH + 1, 100_000):
         with pytest.raises(Refused, match="nested more than 64"):
             read(Any, "[" * levels + "]" * levels)
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"a": NaN}', b'"\xed\xa0\x80"'])
-def test_broken_json_is_refused_with_a_sentence(body: bytes) -> None:
-    with pytest.raises(Refused, match="not valid JSON"):
-        read(Any, body)
+def test_a_request_is_text_or_any_json() -> None:
+    assert Request(body="größe".encode()).text() == "größe"
+    with pytest.raises(Refused):
+        Request(body=b"\xff").text()
+    shallow = b"[" + b",".join([b"[1]"] * 500) + b"]"
+    assert Request(body=shallow).json() == [[1]] * 500
 
 
 @pytest.mark.parametrize(
@@ -119,6 +122,9 @@ def test_broken_json_is_refused_with_a_sentence(body: bytes) -> None:
         (b'{"text":"\\ud83d\\ude00', "Input data was truncated"),
         (b'{"text":"\\ud800 and more text"}', "surrogate pair (byte 15)"),
         (b'{"text":', "Input data was truncated"),
+        (b"", "not valid JSON"),
+        (b'{"a": NaN}', "not valid JSON"),
+        (b'"\xed\xa0\x80"', "not valid JSON"),
     ],
 )
 def test_broken_json_is_told_its_fault(body: bytes, fault: str) -> None:
