@@ -164,7 +164,7 @@ async def test_the_body_is_collected_while_the_limiter_thinks(up: Upstream) -> N
         two.writer.write(f"POST {INFER} HTTP/1.1\r\nhost: x\r\nx-api-key: key-t\r\n".encode())
         two.writer.write(b"content-length: 200000\r\n\r\n" + bytes(199_000))
         await until(lambda: ledger.asked >= 2)
-        await until(lambda: {connection.call.body_bytes for connection in core_connections(core)} == {5, 199_000})
+        await until(lambda: {connection.call.bytes_in for connection in core_connections(core)} == {5, 199_000})
         assert not up.seen
         ledger.go.set()
         assert (await one.reply()).status == 200

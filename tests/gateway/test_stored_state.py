@@ -131,7 +131,7 @@ def judged(body: bytes) -> object:
         (judged, b'{"model":"m","tools":[', b"]}", JUDGED_BYTES),
         (judged, b'{"tools":[],"model":[', b"]}", JUDGED_BYTES),
         (
-            lambda body: asks_for_flex(cast(Any, SimpleNamespace(body_bytes=len(body), body=lambda: body))),
+            lambda body: asks_for_flex(cast(Any, SimpleNamespace(bytes_in=len(body), body=lambda: body))),
             b'{"service_tier":[',
             b"]}",
             JUDGED_BYTES,

@@ -19,7 +19,7 @@ from oriel_gateway.call.contracts import (
     SENDING,
     SMALL_BYTES,
     Call,
-    Client,
+    Request,
     Side,
 )
 from oriel_gateway.call.fallback import SPILLING, spill
@@ -27,8 +27,8 @@ from oriel_gateway.call.host import Host
 from oriel_gateway.call.late import explained
 from oriel_gateway.call.lifecycle import LEAST_S, Lifecycle
 from oriel_gateway.call.trouble import Trouble
+from oriel_gateway.clock import YOUNG
 from oriel_gateway.errors import Outcome, Refused, stopping
-from oriel_gateway.observe.record import Record
 from oriel_gateway.pools.cold_start import timing
 from oriel_gateway.pools.endpoint_state import HttpEndpoint
 from oriel_gateway.pools.grpc_answers import GrpcAnswer
@@ -54,10 +54,38 @@ class GatewayCall(Call):
     __slots__ = ("life",)
 
     def __init__(
-        self, gateway: Host, client: Client | None, gate: PoolGate, side: Side, head: Any, record: Record
+        self, gateway: Host, request: Request, side: Side, gate: PoolGate, target: Target, deadline: float
     ) -> None:
-        super().__init__(gateway, client, gate, side, head, record)
+        self.gateway = gateway
+        self.client = request.client
+        self.head = head = request.head
+        self.mark = request.mark
+        self.received_s = request.received_s
+        self.method = head.line.method
+        self.side = side
+        self.protocol = side.protocol
+        self.gate = gate
+        gate.calls += 1
+        self.endpoints = side.endpoints_of(gate)
+        self.target = target
+        self.tenant = target.tenant
+        self.deadline = deadline
         self.life = Lifecycle()
+        self.state = COLLECT
+        self.opened = True
+        self.outcome = _ANSWERED
+        self.status = self.bytes_in = self.bytes_out = 0
+        self.cost_us = self.ahead = -1
+        self.queued_s = self.permit_s = self.sent_s = self.response_s = self.limited_s = self.held_s = 0.0
+        self.stick = self.timing = self.used = ""
+        self.tried = ()
+        self.lines = self.receiver = self.grant = self.extras = self.endpoint = self.connection = self._body = None
+        self.stream = self.stream_slot = self.answer = self.judged = None
+        self.slot = YOUNG
+        clock = gateway.clock
+        if not clock.young:
+            clock.start()
+        clock.young[self] = None
 
     # The client's side -----------------------------------------------------------------------------------------
 
@@ -73,9 +101,9 @@ class GatewayCall(Call):
             last += data  # joined, because an object for each small piece would take more memory than the piece
         else:
             pieces.append(bytearray(data))
-        self.body_bytes += size
+        self.bytes_in += size
         bound = self.gate.pool.max_body_bytes
-        if self.body_bytes > bound:
+        if self.bytes_in > bound:
             self.refuse(Refused(Outcome.TOO_LARGE, f"the body is larger than {bound} bytes"))
         else:
             self._keep_body()
@@ -83,7 +111,7 @@ class GatewayCall(Call):
     def whole(self, data: bytes | list[bytes | memoryview], now: float = 0.0) -> None:
         """Take the whole body at once, in one piece or several. now: see `enter`."""
         self._body = data
-        self.body_bytes = len(data) if isinstance(data, bytes) else sum(map(len, data))
+        self.bytes_in = len(data) if isinstance(data, bytes) else sum(map(len, data))
         if self.extras is None and ((grant := self.grant) is None or grant.ready):
             self.enter(now)
         else:
@@ -122,10 +150,10 @@ class GatewayCall(Call):
         if (grant := self.grant) is not None:
             if not grant.ready:
                 self.state = LIMITED
-                grant.limited_s = monotonic()
+                self.limited_s = monotonic()
                 return
             if self.head.chunked:
-                grant.move(self.body_bytes, monotonic())
+                grant.move(self.bytes_in, monotonic())
         if self.extras is None or self.extras.before_queue(self):
             self.enter()
 
@@ -165,7 +193,7 @@ class GatewayCall(Call):
                 # a held call has missed its target: only its deadline orders it, and it is never refused as late
                 received_s=inf if trouble is not None and trouble.held else self.received_s,
                 deadline=self.deadline,
-                size_bytes=self.body_bytes,
+                size_bytes=self.bytes_in,
             )
         except Refused as refused:
             self.refuse(refused)
@@ -265,7 +293,7 @@ class GatewayCall(Call):
                 self.in_trouble().nobody(now)
                 return
         self.endpoint = endpoint
-        connection = endpoint.begin(self, now, target.head_only, fresh, self.body_bytes > SMALL_BYTES)
+        connection = endpoint.begin(self, now, target.head_only, fresh, self.bytes_in > SMALL_BYTES)
         if connection is not None:
             self.connection = connection
             self._begin(connection, now)
@@ -303,10 +331,6 @@ class GatewayCall(Call):
     def in_trouble(self, *, counted: bool = True) -> Trouble:
         """Return the call's trouble, made now if there was none. counted: see `Trouble`."""
         return self.life.in_trouble(self, counted=counted)
-
-    @property
-    def tried(self) -> tuple[HttpEndpoint, ...]:
-        return () if self.life.trouble is None else self.life.trouble.tried
 
     def failed(self, error: UpstreamError) -> None:
         self.side.failed(self)
@@ -354,7 +378,7 @@ class GatewayCall(Call):
             gate.bytes.release(after)
             return False
         old = self.gate
-        tried = life.leave_pool(self, now)
+        life.leave_pool(self, now)
         if before is not None:
             old.bytes.release(before)
             life.holding = after
@@ -362,16 +386,9 @@ class GatewayCall(Call):
         self.gate, self.target, self.endpoints = gate, target, self.side.endpoints_of(gate)
         self.lines = None  # they say that it was sent on
         self.life.shorten_hold(self, now)
-        if tried:
-            self.in_trouble(counted=False).tried = tried
         return True
 
     # Of other calls (see `shared.single_flight`) ----------------------------------------------------------------
-
-    def inherit(self, work: Call, tried: tuple[HttpEndpoint, ...]) -> None:
-        self.ahead, self.endpoint = work.ahead, work.endpoint
-        if tried:
-            self.in_trouble().tried = tried
 
     def take_over(self, work: Call) -> None:
         assert isinstance(work, GatewayCall)
@@ -381,7 +398,7 @@ class GatewayCall(Call):
         work.gate.calls -= 1
         self.state = SENDING
         self.queued_s, self.permit_s, self.sent_s = work.queued_s, work.permit_s, work.sent_s
-        self.ahead, self.endpoint = work.ahead, work.endpoint
+        self.ahead, self.endpoint, self.tried = work.ahead, work.endpoint, work.tried
         self.life.take_over(self, work, work.life)
         self.connection, work.connection = work.connection, None
         if self.connection is not None:

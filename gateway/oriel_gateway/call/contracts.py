@@ -13,7 +13,7 @@ from oriel_gateway.call.stream import AnswerStream
 from oriel_gateway.clock import YOUNG
 from oriel_gateway.errors import Outcome, Refused, displaced, stopping
 from oriel_gateway.limits import Grant
-from oriel_gateway.observe.record import Record
+from oriel_gateway.observe.record import RequestRecord
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.endpoint_state import HttpEndpoint
 from oriel_gateway.pools.endpoints import EndpointSet
@@ -113,73 +113,61 @@ class Side:
         """The call of a gRPC stream is about to end."""
 
 
-class Call:
-    """One call, from its authorised head to its last byte. Times are monotonic seconds, 0.0 = not reached.
+class Request:
+    """A request that may become a call. received_s: when its head came, in monotonic seconds.
 
-    client: None for a call that is made for others, which has a receiver.
-    head: the head of the request, as its client sent it. lines: the part of it that is the same whenever it is sent,
-    None until it is. record: the request record, which is filled when the call ends.
+    client: None for a call that is made for others.
+    head: the head of the request, as its client sent it.
+    """
+
+    __slots__ = ("client", "head", "mark", "received_s")
+
+    def __init__(self, client: "Client | None", head: Any, mark: Mark, received_s: float) -> None:
+        self.client = client
+        self.head = head
+        self.mark = mark
+        self.received_s = received_s
+
+
+class Call(RequestRecord[Tenant, Target]):
+    """One call, from its authorised head to its last byte, and then the record of it.
+
+    client, head: see `Request`. A call without a client has a receiver. lines: the part of the head that is the same
+    whenever it is sent, None until it is.
     state: see `call.lifecycle`. slot: its place among the deadlines.
     gate, endpoints: its pool, and the endpoints there that speak its protocol. endpoint: the one asked last.
     stick: the key that chooses the endpoint, "" for the least busy.
-    ahead: calls before it when it came to the queue, -1 if it did not queue.
-    body_bytes: bytes of the body that have come, or had when it was sent.
+    bytes_in: bytes of the body that have come, or had when it was sent.
     stream: the side of an answer that comes in parts and is more than its bytes. stream_slot: the slot of a streaming
     call.
-    answer: the status and trailers of a gRPC answer. timing: the server's `Server-Timing`. extras: of a special route.
+    answer: the status and trailers of a gRPC answer. extras: of a special route.
     """
 
-    # Slots and not defaults of the class: what a call reads and never set would cost more than to set it.
     __slots__ = (
-        *("client", "extras", "gateway", "head", "lines", "receiver", "record", "side"),
-        *("mark", "target", "tenant"),
-        *("state", "outcome", "status"),
-        *("received_s", "queued_s", "permit_s", "sent_s", "response_s", "deadline", "slot"),
-        *("gate", "endpoints", "endpoint", "connection", "stick", "ahead", "grant"),
-        *("_body", "body_bytes", "bytes_out"),
-        *("answer", "cost_us", "stream", "stream_slot", "timing", "used"),
+        *("client", "extras", "gateway", "head", "lines", "receiver", "side"),
+        *("gate", "endpoints", "connection", "stick", "grant", "state", "slot"),
+        *("_body", "answer", "cost_us", "stream", "stream_slot"),
     )
-
-    def __init__(
-        self, gateway: Host, client: "Client | None", gate: PoolGate, side: Side, head: Any, record: Record
-    ) -> None:
-        assert record.tenant is not None and record.target is not None
-        self.gateway = gateway
-        self.client = client
-        self.gate = gate
-        gate.calls += 1
-        self.side = side
-        self.head = head
-        self.lines: bytes | None = None
-        self.endpoints = side.endpoints_of(gate)
-        self.record = record
-        self.mark: Mark = record.mark
-        self.tenant: Tenant = record.tenant
-        self.target: Target = record.target
-        self.received_s = record.received_s
-        self.deadline = record.deadline
-        self.receiver: Receiver | None = None
-        self.state = COLLECT
-        self.status = 0
-        self.cost_us = self.ahead = -1
-        self.outcome = _ANSWERED
-        self.queued_s = self.permit_s = self.sent_s = self.response_s = 0.0
-        self.bytes_out = 0
-        self.stick = self.timing = self.used = ""
-        self.grant: Grant | None = None
-        self.extras: RouteHooks | None = None
-        self.endpoint: HttpEndpoint | None = None
-        self.connection: Any = None
-        self._body: bytes | list[Any] | None = None  # whole, or in pieces
-        self.body_bytes = 0
-        self.stream: AnswerStream | None = None
-        self.stream_slot: StreamSlot | None = None
-        self.answer: GrpcAnswer | None = None
-        self.slot = YOUNG
-        clock = gateway.clock
-        if not clock.young:
-            clock.start()
-        clock.young[self] = None
+    client: "Client | None"
+    extras: "RouteHooks | None"
+    gateway: Host
+    head: Any
+    lines: bytes | None
+    receiver: "Receiver | None"
+    side: Side
+    gate: PoolGate
+    endpoints: EndpointSet[Any]
+    endpoint: HttpEndpoint | None
+    connection: Any
+    stick: str
+    grant: Grant | None
+    state: int
+    slot: int
+    _body: bytes | list[Any] | None  # whole, or in pieces
+    answer: GrpcAnswer | None
+    cost_us: int
+    stream: AnswerStream | None
+    stream_slot: StreamSlot | None
 
     def body(self) -> bytes:
         """Return the whole body; only before the call was sent."""
@@ -192,12 +180,12 @@ class Call:
 
     def replace_body(self, body: bytes | list[Any] | None, size_bytes: int) -> None:
         """Let the call have another body, of `size_bytes` bytes."""
-        self._body, self.body_bytes = body, size_bytes
+        self._body, self.bytes_in = body, size_bytes
 
     @property
     def kept(self) -> bool:
         """Return whether the body is still here and can be sent (again)."""
-        return self._body is not None or not self.body_bytes
+        return self._body is not None or not self.bytes_in
 
     @property
     def sending(self) -> bool:
@@ -212,7 +200,7 @@ class Call:
     @property
     def may_run_twice(self) -> bool:
         """Return whether it does no harm if the call is executed twice."""
-        return self.target.plan.idempotent or (not self.body_bytes and self.record.method in ("GET", "HEAD"))
+        return self.target.plan.idempotent or (not self.bytes_in and self.method in ("GET", "HEAD"))
 
     def watch_until(self, deadline: float) -> None:
         """Set another time at which `expired` is called."""
@@ -265,11 +253,6 @@ class Call:
         self.refuse(Refused(Outcome.QUEUE_FULL, message, retry_after_s=self.gate.retry_after_s()))
 
     # From here on: the verbs of `GatewayCall` -------------------------------------------------------------------
-
-    @property
-    def tried(self) -> tuple[HttpEndpoint, ...]:
-        """The endpoints that were asked in vain, the latest of them; they are known until the call is over."""
-        raise NotImplementedError
 
     @property
     def may_move(self) -> bool:
@@ -350,10 +333,6 @@ class Call:
 
     def no_copy(self) -> None:
         """The answer is here: no second copy is needed."""
-        raise NotImplementedError
-
-    def inherit(self, work: "Call", tried: tuple[HttpEndpoint, ...]) -> None:
-        """Record for this call what another call, which was made for it, went through in vain."""
         raise NotImplementedError
 
     def take_over(self, work: "Call") -> None:
@@ -476,5 +455,5 @@ class RouteHooks(Protocol):
     def abandoned(self, call: Call, now: float) -> tuple[bool, float]:
         """Return whether a call that leaves its flight was executed, and the seconds it has to pay for that."""
 
-    def finished(self, call: Call, record: Record | None) -> None:
-        """The call is over, however it ended. record: of the call; None if it has none, because it has no client."""
+    def finished(self, call: Call) -> None:
+        """The call is over, however it ended, and recorded."""

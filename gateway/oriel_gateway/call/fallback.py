@@ -48,12 +48,12 @@ def leave_late_pool(call: Call) -> bool:
         return False
     try:
         if 0.0 < left_s < gate.slow_s:
-            gate.judge(target, call.body_bytes, left_s)
+            gate.judge(target, call.bytes_in, left_s)
     except Refused as refused:
         if not spill(call, refused.outcome, now):
             call.refuse(refused)
         return True
-    prospect = gate.prospect(target, call.tenant, call.body_bytes, usable=True)
+    prospect = gate.prospect(target, call.tenant, call.bytes_in, usable=True)
     late = hindrance(prospect, left_s) is Hindrance.LATE
     return late and not gate.keeps_late_call() and spill(call, Outcome.INFEASIBLE, now)
 
@@ -66,7 +66,7 @@ def spill(call: Call, reason: Outcome, now: float, *, sent: bool = False) -> boo
     left_s = call.deadline - now
     if left_s <= 0.0 or not call.may_move or call.head.get(SENT_ON) is not None:
         return False
-    target, tenant, size = call.target, call.tenant, call.body_bytes
+    target, tenant, size = call.target, call.tenant, call.bytes_in
     passed = [*target.spills, Spill(target.pool, reason.value)]
     for number, further in enumerate(target.fallbacks):
         gate = call.gateway.pools.get(further.pool)

@@ -52,7 +52,7 @@ class GrpcSide(Side):
         """Let the message name another model: the last name and version of a message are in force."""
         added, body = model_fields(model, ""), call._body
         renamed = [*body, added] if isinstance(body, list) else (body or b"") + added
-        call.replace_body(renamed, call.body_bytes + len(added))
+        call.replace_body(renamed, call.bytes_in + len(added))
         return True
 
     def write(self, call: Call, connection: GrpcExchange, now: float) -> None:
@@ -60,7 +60,7 @@ class GrpcSide(Side):
         if call.receiver is not None:
             connection.whole_bytes = max(WHOLE_BYTES, KEPT_BYTES)
         schedule = schedule_of(call, left_s)
-        head, start = encoded_head(call, connection, left_s), prefix(call.body_bytes + len(schedule))
+        head, start = encoded_head(call, connection, left_s), prefix(call.bytes_in + len(schedule))
         connection.most_bytes = call.gate.pool.max_response_bytes
         body = call._body
         if isinstance(body, list):
@@ -95,7 +95,7 @@ def requested_until(call: Call) -> float:
 def schedule_of(call: Call, timeout_s: float | None) -> bytes:
     """Return the fields with Triton's priority and timeout that a message gets; b"" where the pool maps no priority."""
     priorities = call.gate.pool.triton_priorities
-    if not priorities or call.record.method not in ("ModelInfer", "ModelStreamInfer"):
+    if not priorities or call.method not in ("ModelInfer", "ModelStreamInfer"):
         return b""
     priority = priorities.get(call.tenant.tier.name)
     return b"" if priority is None else schedule_fields(priority, timeout_s)

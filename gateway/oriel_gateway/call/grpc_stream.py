@@ -126,7 +126,7 @@ class GrpcStreamSide(Side):
         connection = call.connection
         if connection is None or call.state == DONE:
             return
-        call.replace_body(None, call.body_bytes + len(message))  # the call cannot be sent again from here on
+        call.replace_body(None, call.bytes_in + len(message))  # the call cannot be sent again from here on
         message += schedule_of(call, None)
         now = monotonic()
         self._note_sent(model, now)
@@ -200,7 +200,7 @@ class GrpcStreamSide(Side):
                 call.endpoints.model_locations.note_denied(endpoint, sought, now)
         call.stream = stream = AnswerStream(now, unbounded=True)
         call.watch_until(stream.ends_s(call.tenant.tier, now))
-        call.replace_body(None, call.body_bytes)
+        call.replace_body(None, call.bytes_in)
         call.as_stream().begin_answer(now)
         if complete:
             call.answer = head
@@ -244,7 +244,7 @@ class GrpcStreamSide(Side):
     def failed(self, call: Call) -> None:
         self._room.set()
         if self._messages > 1:
-            call.replace_body(None, call.body_bytes)
+            call.replace_body(None, call.bytes_in)
 
     # The end ---------------------------------------------------------------------------------------------------
 

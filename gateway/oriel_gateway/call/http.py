@@ -54,12 +54,12 @@ class HttpSide(Side):
         if call.target.kind == "service" and call.gateway.tickets is not None:
             tail += call.gateway.tickets.line(call.tenant, mark.request_id, call.deadline - now)
         if call.head.content_length is not None or call.head.chunked:  # it is complete now: its length is known
-            tail += f"content-length: {call.body_bytes}\r\n"
+            tail += f"content-length: {call.bytes_in}\r\n"
         if (client := call.client) is not None and client.forwarded:
             tail += client.forwarded
         line, host, more = call.target.line, connection.endpoint.host_line, tail.encode("latin-1")
         body = call._body
-        if body is None or call.body_bytes <= SMALL_BYTES:
+        if body is None or call.bytes_in <= SMALL_BYTES:
             pieces = (body,) if isinstance(body, bytes) else body or (b"",)
             whole = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             request = b"\r\n".join((line, host, lines, more, whole))

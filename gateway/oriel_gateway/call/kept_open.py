@@ -103,7 +103,7 @@ def wants_events(call: Call) -> bool:
         return False
     if head.line.path.endswith("/generate_stream") or "text/event-stream" in (head.get("accept") or ""):
         return True
-    if target.kind != "service" or call.body_bytes > MAX_READ_BYTES or b'"stream"' not in (body := call.body()):
+    if target.kind != "service" or call.bytes_in > MAX_READ_BYTES or b'"stream"' not in (body := call.body()):
         return False
     try:
         decoded: Any = _decode(body)

@@ -36,9 +36,7 @@ from oriel_gateway.call.trouble import Trouble
 from oriel_gateway.clock import YOUNG
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.http_status import STATUS
-from oriel_gateway.observe.record import Record
 from oriel_gateway.observe.spans import SpanFacts
-from oriel_gateway.pools.endpoint_state import HttpEndpoint
 from oriel_gateway.pools.holding import holding_of
 from oriel_gateway.pools.stream_slots import StreamSlot
 from oriel_policies.waiting.flows import Ticket
@@ -75,10 +73,10 @@ class Lifecycle:
 
     def reserve_bytes(self, call: Call) -> bool:
         """Put what has come of the body on the byte budget of its pool; False: there are not enough bytes."""
-        if call.body_bytes and self.holding is None:
+        if call.bytes_in and self.holding is None:
             self.holding = holding_of(call.tenant, call)
         holding = self.holding
-        return holding is None or call.gate.reserve_bytes(holding, max(0, call.body_bytes - holding.units))
+        return holding is None or call.gate.reserve_bytes(holding, max(0, call.bytes_in - holding.units))
 
     def as_stream(self, call: Call) -> StreamSlot:
         """Return the call's stream slot, made now if it has none: it is a streaming call from now on."""
@@ -101,8 +99,8 @@ class Lifecycle:
         ticket, self.ticket = self.ticket, None
         return ticket
 
-    def leave_pool(self, call: Call, now: float) -> tuple[HttpEndpoint, ...]:
-        """Give back all that the call holds of its pool but its bytes. Returns the endpoints that were tried in vain.
+    def leave_pool(self, call: Call, now: float) -> None:
+        """Give back all that the call holds of its pool but its bytes.
 
         It is in state COLLECT afterwards, as if it had not come to a pool yet.
         """
@@ -111,14 +109,13 @@ class Lifecycle:
         ticket = self.take_ticket()
         if state == SENDING and not sent:
             self.drop(call, now)
-        tried: tuple[HttpEndpoint, ...] = ()
         if trouble is not None:
             if trouble.parked:
                 trouble.unpark()
             if sent and endpoint is not None:
                 trouble.in_vain(endpoint)
             trouble.end()
-            tried, self.trouble = trouble.tried, None
+            self.trouble = None
         demand = gate.demand
         if demand is not None:
             if not call.queued_s:
@@ -146,7 +143,6 @@ class Lifecycle:
             gate.leave_queue(ticket)
         if ticket is not None:
             ticket.payload = None
-        return tried
 
     def drop(self, call: Call, now: float) -> None:
         """Take back what was sent, or stop waiting for a connection or for a search."""
@@ -265,12 +261,15 @@ class Lifecycle:
             call.extras.cut_off(call)
         if trouble is not None:
             trouble.end()  # so that the record has the copy that is dropped
-        record: Record | None = None
         if (client := call.client) is not None:
             client.call_finished()
-            record = self._filled(call, error, call.response_s if unbounded else now, now)
-            if gateway.records.finished(record, call.tenant, call.target.route):
-                gateway.records.trace(record, self._span_facts(call))
+            call.error, call.ended_s = error, now
+            call.answered_s = call.response_s if unbounded else now
+            call.beside = gate.streams.at_servers
+            if trouble is not None:
+                call.held_s = trouble.parked_for_s()
+            if gateway.records.finished(call, call.tenant, call.target.route):
+                gateway.records.trace(call, self._span_facts(call))
         if call.receiver is not None:
             receiver, call.receiver = call.receiver, None
             receiver.finished(call)
@@ -305,7 +304,10 @@ class Lifecycle:
         if ticket is not None:
             ticket.payload = None  # the queue may keep a dead ticket for a while, but not the body
         if call.extras is not None:
-            call.extras.finished(call, record)
+            call.extras.finished(call)
+        # From here on it is its own record, and holds nothing that its client or a server has sent.
+        call.client = call.head = call.lines = call.grant = call.extras = call.connection = call._body = None
+        self.holding = self.ticket = None
 
     def _release_permit(self, call: Call, now: float, good: bool | None, late: bool) -> float:
         """Release the permit or the slot. Returns what the call is charged, in seconds. See `PoolGate`."""
@@ -325,36 +327,10 @@ class Lifecycle:
             if gate.demand is not None:
                 gate.note_answered(worked_s, share_s, call.cost_us)
             if call.status < 300 and (stream is None or not stream.unbounded):
-                gate.note_time(call.target, call.body_bytes, worked_s)
+                gate.note_time(call.target, call.bytes_in, worked_s)
         if slot is None or not slot.has_slot:
             gate.release_permit(call.target.counted, now - call.permit_s, good, late)
         return cost_s
-
-    def _filled(self, call: Call, error: str, answered_s: float, now: float) -> Record:
-        """Return the record of the call, which has ended. error, answered_s: see `Record`."""
-        record = call.record
-        record.opened, record.protocol = True, call.side.protocol
-        record.tenant, record.target = call.tenant, call.target
-        record.outcome, record.status, record.error = call.outcome, call.status, error
-        if call.grant is not None:
-            record.limited_s = call.grant.limited_s
-        if self.trouble is not None:
-            record.held_s, record.tried = self.trouble.parked_for_s(), self.trouble.tried
-        record.queued_s = call.queued_s
-        record.permit_s = call.permit_s
-        record.sent_s = call.sent_s
-        record.response_s = call.response_s
-        record.answered_s = answered_s
-        record.ended_s = now
-        record.deadline = call.deadline
-        record.ahead = call.ahead
-        record.beside = call.gate.streams.at_servers
-        record.bytes_in = call.body_bytes
-        record.bytes_out = call.bytes_out
-        record.endpoint = call.endpoint
-        record.timing = call.timing
-        record.used = call.used
-        return record
 
     def _span_facts(self, call: Call) -> SpanFacts:
         """Return the facts about the call that only its spans tell."""

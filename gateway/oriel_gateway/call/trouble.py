@@ -52,8 +52,7 @@ class Trouble:
     call began to wait for an endpoint, "" if it has not; only of pools that scale.
 
     counted: the call is among the requests of which second tries are a share. parked: it waits, without a permit, for
-    an endpoint that can be asked. tried: the endpoints that were asked in vain, the latest `MAX_TRIED` of them, for the
-    record; which are not asked again is in the attempts. unsure: a server may have executed the call.
+    an endpoint that can be asked. unsure: a server may have executed the call.
     """
 
     __slots__ = (
@@ -73,7 +72,6 @@ class Trouble:
         "phase",
         "target",
         "tenant",
-        "tried",
         "unsure",
     )
 
@@ -87,7 +85,6 @@ class Trouble:
         self.deadline = self.due_s = self._parked_s = self._parked_sum_s = 0.0
         self.phase = ""
         self.held = self.parked = self.unsure = False
-        self.tried: tuple[HttpEndpoint, ...] = ()
         self._attempts: Attempts | None = None
         self._hedge: Hedge | None = None
         self._withheld: _Withheld | None = None
@@ -120,9 +117,10 @@ class Trouble:
 
     def in_vain(self, endpoint: HttpEndpoint, error: str = _UNREACHABLE) -> None:
         """Record an endpoint that was asked in vain. error: see `tracing.Attempt`."""
+        call = self._call
         self._attempted(endpoint, error)
-        self._call.endpoint = None
-        self.tried = (*self.tried[1 - MAX_TRIED :], endpoint)
+        call.endpoint = None
+        call.tried = (*call.tried[1 - MAX_TRIED :], endpoint)  # those that are not asked again are in the attempts
 
     def _attempted(self, endpoint: HttpEndpoint, error: str) -> None:
         call, now = self._call, monotonic()

@@ -33,7 +33,6 @@ from oriel_gateway.ingress.grpc_trailers import refusal
 from oriel_gateway.ingress.grpc_web import GrpcWebOverH1, GrpcWebOverH2
 from oriel_gateway.ingress.h2_connection import LIMITS, Begun, PublicConnection
 from oriel_gateway.ingress.judging import View, turn_away
-from oriel_gateway.observe.record import begun
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.holding import hold
 from oriel_gateway.pools.pool import PoolGate
@@ -71,7 +70,8 @@ class GrpcView(View):
     )
 
     def __init__(self, connection: GrpcConnection, stream: Stream, client: Begun, rpc: RpcHead, ends: bool) -> None:
-        super().__init__(connection.gateway)
+        mark = connection.gateway.mark(rpc.request_id, rpc.traceparent, rpc.tracestate)
+        super().__init__(connection.gateway, client, mark, connection.arrived_s)
         self.connection = connection
         self.stream: Stream | None = stream
         self.client: Begun | None = client
@@ -79,9 +79,7 @@ class GrpcView(View):
         self.ends = ends
         self.line: RpcLine | None = METHODS.get(rpc.path)
         self.streams = self.line is STREAMING
-        self.received_s = self.now_s = connection.arrived_s
         self.timeout_ms, self.timeout_s = rpc.requested_ms, rpc.timeout_s
-        self.mark = self.gateway.mark(rpc.request_id, rpc.traceparent, rpc.tracestate)
         self.deadline = 0.0
         self.message: Message | None = None
         self.name = self.version = ""
@@ -206,9 +204,9 @@ class GrpcView(View):
     def open(self, gate: PoolGate, target: Target, deadline: float) -> GatewayCall:
         line = self.line
         assert line is not None
-        record = begun(self.mark, line.method, self.received_s, target.tenant, target, deadline)
         side = GrpcStreamSide() if self.streams else GRPC
-        call = GatewayCall(self.gateway, self.client, gate, side, GrpcRequest(line, self.rpc, self.served_at), record)
+        self.head = GrpcRequest(line, self.rpc, self.served_at)
+        call = GatewayCall(self.gateway, self, side, gate, target, deadline)
         if self.gate is not gate:
             self.release()
         holding, self.holding, self.gate, self.grant = self.holding, None, None, None

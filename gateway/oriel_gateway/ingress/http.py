@@ -24,7 +24,7 @@ from oriel_gateway.ingress.http_view import HttpView
 from oriel_gateway.ingress.judging import NO_MARK, Known, judge, turn_away
 from oriel_gateway.ingress.own_answers import NOT_QUEUED
 from oriel_gateway.ingress.tls_pieces import InPieces
-from oriel_gateway.observe.record import Record
+from oriel_gateway.observe.record import RefusedRecord
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import ApiKey, Tenant
@@ -51,9 +51,8 @@ class _Http1View(HttpView):
     __slots__ = ("_connection",)
 
     def __init__(self, connection: "ClientConnection") -> None:
-        super().__init__(connection.gateway)
+        super().__init__(connection.gateway, connection, NO_MARK, 0.0)
         self._connection: ClientConnection | None = connection
-        self.client = connection
 
     def lost(self) -> None:
         """Let go of the connection, which is lost: they refer to each other."""
@@ -396,7 +395,8 @@ class ClientConnection(ServerConnection):
         if call is not None:
             call.end_unsent(status, outcome, message)
         else:
-            self.gateway.records.turned_away(refused, Record(mark, method, monotonic(), None, None, outcome), status)
+            record = RefusedRecord(mark, method, monotonic(), None, None, outcome)
+            self.gateway.records.turned_away(refused, record, status)
         http = self.gateway.snapshot.http
         self.cors = cors_lines(head.get("origin"), http.cors_origins) if head is not None and http.cors_origins else b""
         self._write_refusal(refused, status, mark, v2, NOT_QUEUED, close=True)

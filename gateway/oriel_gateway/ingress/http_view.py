@@ -4,16 +4,13 @@ from abc import abstractmethod
 from typing import Final
 
 from oriel_gateway.call.call import GatewayCall
-from oriel_gateway.call.contracts import Client
 from oriel_gateway.call.cors import cors_lines, is_preflight
 from oriel_gateway.call.http import HTTP
-from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity.named_models import judge_head
 from oriel_gateway.ingress.forwarded import forwarded_for
 from oriel_gateway.ingress.judging import View
 from oriel_gateway.ingress.own_answers import is_own, own_page, page_answer, preflight_answer, unpaid_bytes
-from oriel_gateway.observe.record import begun
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Target
 from oriel_gateway.shared.model_list import ACCEPT_JSON, ModelList
@@ -29,12 +26,7 @@ _LISTS: Final = ("list", "entry")
 class HttpView(View):
     """A request of HTTP. head: None before it was read. client: waits for the answer; None once it has left."""
 
-    __slots__ = ("client", "head")
-
-    def __init__(self, gateway: Gateway) -> None:
-        super().__init__(gateway)
-        self.client: Client | None = None
-        self.head: RequestHead | None = None
+    __slots__ = ()
 
     def note_head(self, head: RequestHead, received_s: float, now_s: float) -> None:
         """Note the head of the request. received_s, now_s: when it came and when it is read, monotonic seconds."""
@@ -112,17 +104,15 @@ class HttpView(View):
         return True
 
     def identify(self) -> ApiKey:
-        assert self.head is not None
         return self.gateway.identify_fields(self.head.credentials, self.server.memo)
 
     def find(self, key: ApiKey) -> Target | None:
-        assert self.head is not None
         line, tier = self.head.line, self.head.tier
         return self.gateway.targets.of_line(key.tenant, line.line, line.method, line.path, line.query, tier)
 
     def header(self, name: str) -> str | None:
-        assert self.head is not None
-        return self.head.get(name)
+        head: RequestHead = self.head
+        return head.get(name)
 
     def fits(self, gate: PoolGate, target: Target) -> None:
         head, bound = self.head, gate.pool.max_body_bytes
@@ -134,7 +124,6 @@ class HttpView(View):
 
     def open(self, gate: PoolGate, target: Target, deadline: float) -> GatewayCall:
         head, known, tenant, gateway = self.head, self.known, target.tenant, self.gateway
-        assert head is not None
         lines = None
         # the lines that are known name the tier of the target that is known
         if known is not None and (lines := known.lines) is not None:
@@ -142,8 +131,7 @@ class HttpView(View):
                 lines = None
             elif known.varies:
                 lines = b"\r\n".join((lines, *head.varying))
-        record = begun(self.mark, head.line.method, self.received_s, tenant, target, deadline)
-        call = GatewayCall(gateway, self.client, gate, HTTP, head, record)
+        call = GatewayCall(gateway, self, HTTP, gate, target, deadline)
         call.lines = lines
         if target.names in _LISTS:
             call.lines, call.receiver = ACCEPT_JSON + gateway.targets.tenant_lines(tenant), ModelList()

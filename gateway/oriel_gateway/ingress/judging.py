@@ -18,12 +18,13 @@ from time import monotonic
 from typing import Final
 
 from oriel_gateway.call.call import GatewayCall
+from oriel_gateway.call.contracts import Client, Request
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Refused
 from oriel_gateway.http_status import STATUS
 from oriel_gateway.identity.keys import still_valid
 from oriel_gateway.limits import Grant
-from oriel_gateway.observe.record import Record
+from oriel_gateway.observe.record import RefusedRecord
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.overload import too_busy
 from oriel_gateway.pools.holding import hold, judge_request
@@ -55,12 +56,12 @@ class Known:
     fronted: bool
 
 
-class View(ABC):
+class View(Request, ABC):
     """A request on its way to become a call: the view of it that its protocol supplies, and what is known of it so far.
 
     mark: the ids of the request, `NO_MARK` before it was read. tenant: the sender by the tier that serves the request,
-    None while the sender is not known. target: None while it is not known. received_s, now_s: monotonic seconds at
-    which its head came and at which it is judged. timeout_ms, timeout_s: the time that its client allows, in the words
+    None while the sender is not known. target: None while it is not known. now_s: monotonic seconds at which it is
+    judged. timeout_ms, timeout_s: the time that its client allows, in the words
     of HTTP and of gRPC. size_bytes: of its body, 0 if that is not known. whole: its body is here. streams: more
     messages follow, so that its size does not tell how long it takes. grant: what the limits have granted for its
     beginning. later: its refusal is written in a later turn of the loop, when there is time for it.
@@ -68,17 +69,17 @@ class View(ABC):
 
     protocol = "http"
     __slots__ = (
-        *("gateway", "grant", "known", "later", "mark", "now_s", "received_s", "size_bytes"),
+        *("gateway", "grant", "known", "later", "now_s", "size_bytes"),
         *("streams", "target", "tenant", "timeout_ms", "timeout_s", "whole"),
     )
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, client: Client | None, mark: Mark, received_s: float) -> None:
+        super().__init__(client, None, mark, received_s)
         self.gateway = gateway
-        self.mark = NO_MARK
         self.tenant: Tenant | None = None
         self.target: Target | None = None
         self.known: Known | None = None
-        self.received_s = self.now_s = 0.0
+        self.now_s = received_s
         self.timeout_ms: str | None = None
         self.timeout_s: float | None = None
         self.size_bytes = 0
@@ -229,7 +230,7 @@ def turn_away(view: View, refused: Refused, status: int = 0) -> None:
     if mark is NO_MARK:
         mark = view.gateway.fresh_mark()
     status = status or STATUS[refused.outcome]
-    record = Record(mark, view.method, view.received_s, tenant, view.target, refused.outcome)
+    record = RefusedRecord(mark, view.method, view.received_s, tenant, view.target, refused.outcome)
     record.protocol = view.protocol
     view.gateway.records.turned_away(refused, record, status, view.served_at)
     if tenant is None:

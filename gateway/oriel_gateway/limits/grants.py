@@ -54,7 +54,6 @@ class Grant:
     """The units that one call acquired from its meters. The call moves bytes on it and settles it, once.
 
     meters: those that counted the call, until the grant is settled.
-    limited_s: since when the complete call has waited for the limiter's answer, monotonic seconds; 0.0: it has not.
     tokens: returns the tokens that the call has used so far; None for a call that reserves none.
     """
 
@@ -67,7 +66,6 @@ class Grant:
     _since: float
     ready: bool = True
     over: bool = False
-    limited_s: float = 0.0
     tokens: Callable[[], int] | None = None
     waiter: Waiter | None = None
 

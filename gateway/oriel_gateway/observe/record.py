@@ -1,15 +1,20 @@
 """The record of one request that has ended: names, sizes, times and outcomes; no body, no header and no credential.
 
-It is made once, when the request ends, and nothing changes it afterwards. Counters, the decisions kept for `oriel
-explain`, the access log and spans all read this one object.
+A call is its own record: when it ends it lets go of everything else, and nothing changes it afterwards. A request that
+is refused before it becomes a call gets a `RefusedRecord`. Counters, the decisions kept for `oriel explain`, the access
+log and spans all read this one object.
 """
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from oriel_gateway.errors import Outcome
 from oriel_gateway.observe.tracing import Address, Mark
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
+
+# None where the request was refused before its sender or its target was known.
+TenantT = TypeVar("TenantT", bound=Tenant | None, covariant=True)
+TargetT = TypeVar("TargetT", bound=Target | None, covariant=True)
 
 
 class Judged(NamedTuple):
@@ -27,7 +32,7 @@ class Judged(NamedTuple):
     passed: str = ""
 
 
-class Record:
+class RequestRecord(Generic[TenantT, TargetT]):
     """One request that has ended. Times are monotonic seconds, 0.0 means not reached; sizes are bytes.
 
     tenant, target: None if the request was refused before they were known.
@@ -48,35 +53,47 @@ class Record:
     """
 
     __slots__ = (
-        "ahead",
-        "answered_s",
-        "beside",
-        "bytes_in",
-        "bytes_out",
-        "deadline",
-        "ended_s",
-        "endpoint",
-        "error",
-        "held_s",
-        "judged",
-        "limited_s",
-        "mark",
-        "method",
-        "opened",
-        "outcome",
-        "permit_s",
-        "protocol",
-        "queued_s",
-        "received_s",
-        "response_s",
-        "sent_s",
-        "status",
-        "target",
-        "tenant",
-        "timing",
-        "tried",
-        "used",
+        *("mark", "method", "protocol", "tenant", "target", "opened", "outcome", "status", "error"),
+        *("received_s", "limited_s", "queued_s", "permit_s", "sent_s", "response_s", "answered_s", "ended_s", "held_s"),
+        *("deadline", "ahead", "beside", "bytes_in", "bytes_out", "endpoint", "tried", "timing", "used", "judged"),
     )
+    mark: Mark
+    method: str
+    protocol: str
+    tenant: TenantT
+    target: TargetT
+    opened: bool
+    outcome: Outcome
+    status: int
+    error: str
+    received_s: float
+    limited_s: float
+    queued_s: float
+    permit_s: float
+    sent_s: float
+    response_s: float
+    answered_s: float
+    ended_s: float
+    held_s: float
+    deadline: float
+    ahead: int
+    beside: int
+    bytes_in: int
+    bytes_out: int
+    endpoint: Address | None
+    tried: tuple[Address, ...]
+    timing: str
+    used: str
+    judged: Judged | None
+
+
+Record = RequestRecord[Tenant | None, Target | None]
+
+
+class RefusedRecord(RequestRecord[Tenant | None, Target | None]):
+    """The record of a request that did not become a call."""
+
+    __slots__ = ()
 
     def __init__(
         self, mark: Mark, method: str, received_s: float, tenant: Tenant | None, target: Target | None, outcome: Outcome
@@ -93,15 +110,8 @@ class Record:
         self.answered_s = self.ended_s = self.held_s = self.deadline = 0.0
         self.ahead = -1
         self.bytes_in = self.bytes_out = self.beside = 0
-        self.endpoint: Address | None = None
-        self.tried: tuple[Address, ...] = ()
+        self.endpoint = None
+        self.tried = ()
         self.error = self.timing = self.used = ""
         self.opened = False
-        self.judged: Judged | None = None
-
-
-def begun(mark: Mark, method: str, received_s: float, tenant: Tenant, target: Target, deadline: float) -> Record:
-    """Return the record of a call that begins."""
-    record = Record(mark, method, received_s, tenant, target, Outcome.ANSWERED)
-    record.deadline = deadline
-    return record
+        self.judged = None

@@ -13,10 +13,9 @@ from typing import Any
 
 from oriel_gateway.call.attempts import note_answer
 from oriel_gateway.call.call import GatewayCall
-from oriel_gateway.call.contracts import ANSWERING, DONE, Call
+from oriel_gateway.call.contracts import ANSWERING, DONE, Call, Request
 from oriel_gateway.call.host import Host
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.observe.record import begun
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.holding import holding_of
 from oriel_gateway.pools.pool import PoolGate
@@ -148,11 +147,11 @@ class _ShadowCopy:
         self._holding = holding
         # A failed copy is not sent again.
         alone = replace(plan, hedge_s=0.0, idempotent=False)
-        target = replace(target, special=False, plan=alone, fallbacks=(), copies_to=None)
         tenant = shadow_tenant(routing, original.tenant)
+        target = replace(target, tenant=tenant, special=False, plan=alone, fallbacks=(), copies_to=None)
         until = now + original.tenant.tier.give_up_s
-        record = begun(_copied(mark), original.record.method, now, tenant, target, until)
-        self._call = GatewayCall(original.gateway, None, gate, original.side, original.head, record)
+        request = Request(None, original.head, _copied(mark), now)
+        self._call = GatewayCall(original.gateway, request, original.side, gate, target, until)
         self._call.receiver = self
         routing.detached[self] = None
 

@@ -26,9 +26,8 @@ from typing import Any
 
 from oriel_gateway.call.attempts import note_answer
 from oriel_gateway.call.call import GatewayCall
-from oriel_gateway.call.contracts import ANSWERING, COLLECT, DONE, JOINED, Call
+from oriel_gateway.call.contracts import ANSWERING, COLLECT, DONE, JOINED, Call, Request
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.observe.record import begun
 from oriel_gateway.shared.state import KEPT_BYTES, KeptAnswer, Member, RoutingState
 from oriel_policies.upstreams.flights import Flight
 
@@ -141,9 +140,8 @@ class _Work:
         self._head: Any | None = None
         self._body: list[bytes] = []
         self._body_bytes = 0
-        method, received_s = first.record.method, first.received_s
-        record = begun(first.mark, method, received_s, first.tenant, first.target, first.deadline)
-        self._call = call = GatewayCall(first.gateway, None, first.gate, first.side, first.head, record)
+        request = Request(None, first.head, first.mark, first.received_s)
+        self._call = call = GatewayCall(first.gateway, request, first.side, first.gate, first.target, first.deadline)
         call.lines = first.side.lines_for_others(first, _NOT_SENT)
         call.receiver = self
         call.stick = first.stick
@@ -199,12 +197,11 @@ class _Work:
         return True
 
     def refused(self, call: Call, refused: Refused) -> bool:
-        tried = call.tried
         call.finish(refused.outcome)
         members = self._land()
         if members and members[0] is self._founder:
             founder = members.pop(0).call
-            founder.inherit(call, tried)
+            founder.ahead, founder.endpoint, founder.tried = call.ahead, call.endpoint, call.tried
             founder.refuse(refused)
         self._go_on(members)
         return True

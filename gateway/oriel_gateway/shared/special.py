@@ -13,7 +13,6 @@ from oriel_gateway.call.fallback import leave_late_pool
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity.named_models import judge_body, without_state
 from oriel_gateway.limits.error_text import token_headers
-from oriel_gateway.observe.record import Record
 from oriel_gateway.routing.targets import Target
 from oriel_gateway.shared.answer_tokens import AnswerTokens
 from oriel_gateway.shared.shadow import Fingerprint, send_copy, share_of_copies
@@ -44,7 +43,7 @@ def attach(call: Call, routing: RoutingState, *, streaming: bool = False) -> Non
 
 def asks_for_flex(call: Call) -> bool:
     """Return whether a body of the OpenAI API names the tier `flex`; what is larger or no JSON is not judged here."""
-    if call.body_bytes > FLEX_BYTES or _SERVICE_TIER not in (body := call.body()):
+    if call.bytes_in > FLEX_BYTES or _SERVICE_TIER not in (body := call.body()):
         return False
     try:
         decoded: Any = _decode_body(body)
@@ -65,7 +64,7 @@ def lowered(call: Call, target: Target) -> bool:
     call.grant = None
     if grant is not None:
         if call.head.chunked:
-            grant.move(-call.body_bytes, now)
+            grant.move(-call.bytes_in, now)
         grant.undo(now)
     if target.allowances:
         grant = gateway.limiter.acquire(call.tenant, target, call.head.content_length or 0, now)
@@ -83,7 +82,7 @@ def reserve_tokens(call: Call) -> tuple[AnswerTokens, str]:
     gateway, grant, target, now = call.gateway, call.grant, call.target, monotonic()
     if (call.head.get("content-encoding") or "identity").strip().lower() != "identity":
         raise Refused(Outcome.ENCODING_UNSUPPORTED, "send the body without a content encoding: its tokens are counted")
-    prompt = prompt_tokens(call.body_bytes)
+    prompt = prompt_tokens(call.bytes_in)
     if grant is None or not any(each.counts_tokens for each in target.allowances):
         return AnswerTokens(prompt), ""
     usual = gateway.limiter.usual_tokens(call.tenant, target)
@@ -94,9 +93,9 @@ def reserve_tokens(call: Call) -> tuple[AnswerTokens, str]:
     grant.tokens = tokens.total
     if not grant.ready:
         if call.head.chunked:  # its bytes are counted again when it goes on
-            grant.move(-call.body_bytes, now)
+            grant.move(-call.bytes_in, now)
         call.limited(grant)
-        call.state, grant.limited_s = LIMITED, now
+        call.state, call.limited_s = LIMITED, now
     return tokens, wants.model
 
 
@@ -154,7 +153,7 @@ class Extras:
                 return False
             if call.state == LIMITED:
                 return False
-        plan, size, copies = target.plan, call.body_bytes, share_of_copies(call)
+        plan, size, copies = target.plan, call.bytes_in, share_of_copies(call)
         if size > REPLAY_BYTES or not (target.keepable or copies):
             return not (target.fallbacks and leave_late_pool(call))
         body = call.body()
@@ -187,7 +186,7 @@ class Extras:
         """The upstream's head is about to be passed on."""
         tokens = self._tokens
         if tokens is not None:
-            tokens.begin(head, prompt_tokens(call.body_bytes))
+            tokens.begin(head, prompt_tokens(call.bytes_in))
             tokens.add(data)
             if complete:
                 self._counted(call, tokens)
@@ -227,13 +226,13 @@ class Extras:
             member.work.cost_of_leaving(member, now) if member is not None and member.work is not None else (False, 0.0)
         )
 
-    def finished(self, call: Call, record: Record | None) -> None:
-        """The call is over, however it ended. record: see `RouteHooks`."""
+    def finished(self, call: Call) -> None:
+        """The call is over, however it ended."""
         routing, target, member = self._routing, call.target, self._member
         if target.side:
             routing.took_side(target.plan.name, target.side)
-            if target.plan.rollback is not None and record is not None:
-                routing.canaries.finished(target, record.judged)
+            if target.plan.rollback is not None:
+                routing.canaries.finished(target, call.judged)
         if member is not None:
             flight, work = member.flight, member.work
             # breaks the cycle of references between the work and its founder
