@@ -351,3 +351,21 @@ async def test_what_large_bodies_took_is_given_back() -> None:
         assert (await client.ask(INFER, b"small")).status == 200 and not given_back
         assert (await client.ask(INFER, body)).status == 200
         await until(lambda: len(given_back) == 1)
+
+
+@pytest.mark.parametrize("ends", ["answered", "left", "cut"])
+async def test_a_call_that_has_ended_keeps_nothing_that_was_sent(ends: str) -> None:
+    async with wired() as (client, _, up, _):
+        client.data_received(HEAD % GOLD.encode() + b"content-length: 5\r\n\r\nhello")
+        call = client.call
+        assert call is not None and call.body() == b"hello"
+        if ends == "answered":
+            up.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        elif ends == "left":
+            client.connection_lost(None)
+        else:
+            up.data_received(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n")
+            up.connection_lost(None)
+        assert [*client.gateway.records.decisions.latest(1)] == [call]
+        kept = (call.client, call.head, call.lines, call.connection, call.grant, call.extras, call.body())
+        assert kept == (None, None, None, None, None, None, b"")

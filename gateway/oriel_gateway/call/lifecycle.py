@@ -257,6 +257,7 @@ class Lifecycle:
             gateway.clock.unwatch(call, call.slot)
         now = now or monotonic()
         unbounded = stream is not None and stream.unbounded
+        call.beside = gate.streams.at_servers
         if call.extras is not None and outcome is not _ANSWERED:
             call.extras.cut_off(call)
         if trouble is not None:
@@ -265,7 +266,6 @@ class Lifecycle:
             client.call_finished()
             call.error, call.ended_s = error, now
             call.answered_s = call.response_s if unbounded else now
-            call.beside = gate.streams.at_servers
             if trouble is not None:
                 call.held_s = trouble.parked_for_s()
             if gateway.records.finished(call, call.tenant, call.target.route):
@@ -314,13 +314,12 @@ class Lifecycle:
         gate, slot, stream = call.gate, call.stream_slot, call.stream
         if slot is None:
             worked_s = now - call.permit_s
-            share_s = worked_s / gate.streams.at_servers
+            share_s = worked_s / call.beside
         else:
             slot.finish(now)
             worked_s, share_s = slot.worked_s, slot.share_s
-        messages = call.side.messages if call.side.streams else 1
         cost_s = call.cost_us * 1e-6 if call.cost_us >= 0 else share_s
-        charge_s = gate.charge(call.target, call.tenant, worked_s, share_s, cost_s, messages)
+        charge_s = gate.charge(call.target, call.tenant, worked_s, share_s, cost_s, call.side.messages)
         if self.ticket is not None:
             gate.settle(self.ticket, charge_s)
         if good:

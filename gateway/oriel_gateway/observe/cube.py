@@ -8,7 +8,7 @@ Records are added up some hundred at a time (`Stats.count`). Each step is done o
 where requests have something in common.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from oriel_gateway.errors import Outcome
@@ -98,29 +98,37 @@ class Charge:
         self.device_class = ""
         self._others: dict[str, int] = {}  # the device time of other classes
 
-    def answered(self, record: Record, executes: bool) -> None:
-        """Charge an answered call. executes: whether its target does. Its share of the time in which its pool was busy
-        is the estimate of a device time that its answer does not report.
+    def answered(self, records: Sequence[Record], executes: bool) -> None:
+        """Charge answered calls. executes: whether their target does. A call's share of the time in which its pool was
+        busy is the estimate of a device time that its answer does not report.
         """
-        used = record.used
-        cost = parse_cost(used) if used else None
-        if cost is None and record.sent_s and executes:
-            busy_ns = _busy_ns(record)
-            tokens_in, tokens_out = parse_tokens(used) or (0, 0)
-            if not used.startswith(ANNOUNCED):
-                self.estimated.add(record)
-                self.estimated.device_ns += busy_ns
-                self.estimated.tokens_in += tokens_in
-                self.estimated.tokens_out += tokens_out
-                return
-            # Its server has recorded it, but its trailers were lost: an estimate counts here, and not in the bill.
-            cost = Used(busy_ns, 0, self._classes.get(self._pool, ""), tokens_in, tokens_out)
-        reported = self.reported
-        reported.requests += 1
-        reported.bytes_in += record.bytes_in
-        reported.bytes_out += record.bytes_out
-        if cost is not None:  # else nothing was executed: a list, metadata, another call's answer
-            self._use(cost, reported)
+        estimated, reported, estimated_ns = self.estimated, self.reported, 0
+        for record in records:
+            used, tokens = record.used, None
+            cost = parse_cost(used) if used else None
+            if cost is None and record.sent_s and executes:
+                if used:
+                    tokens = parse_tokens(used)
+                if not used.startswith(ANNOUNCED):
+                    estimated.requests += 1
+                    estimated.bytes_in += record.bytes_in
+                    estimated.bytes_out += record.bytes_out
+                    estimated_ns += round((record.ended_s - record.sent_s) / (record.beside or 1) * 1e9)
+                    if tokens is not None:
+                        estimated.tokens_in += tokens[0]
+                        estimated.tokens_out += tokens[1]
+                    continue
+                # Its server has recorded it, but its trailers were lost: an estimate counts here, and not in the bill.
+                cost = self._estimate(record, _busy_ns(record))
+            reported.add(record)
+            if cost is not None:  # else nothing was executed: a list, metadata, another call's answer
+                self._use(cost, reported)
+        estimated.device_ns += estimated_ns
+
+    def _estimate(self, record: Record, busy_ns: int) -> Used:
+        """Return the cost of a call that reported none."""
+        tokens_in, tokens_out = parse_tokens(record.used) or (0, 0)
+        return Used(busy_ns, 0, self._classes.get(self._pool, ""), tokens_in, tokens_out)
 
     def left(self, record: Record, executes: bool) -> None:
         """Charge a call that its client cut off: by leaving, or by a deadline of its own.
@@ -137,11 +145,9 @@ class Charge:
         self.estimated.add(record)
         cost = parse_cost(record.used) if record.used else None
         if cost is None:
-            tokens_in, tokens_out = parse_tokens(record.used) or (0, 0)
             # A stream of gRPC also lasts while its client asks for nothing. A list or metadata uses no device.
             idles = (record.protocol == "grpc" and record.answered_s < record.ended_s) or not executes
-            busy_ns = 0 if idles else _busy_ns(record)
-            cost = Used(busy_ns, 0, self._classes.get(self._pool, ""), tokens_in, tokens_out)
+            cost = self._estimate(record, 0 if idles else _busy_ns(record))
         self._use(cost, self.estimated)
 
     def _use(self, cost: Used, tokens: Count) -> None:
@@ -212,47 +218,56 @@ class Cell:
             if self.answered or outcome is _LEFT or outcome is _LATE:
                 self.charge = Charge(target.pool, classes, not self.answered)
 
-    def add(self, record: Record) -> None:
-        """Count one more request."""
-        ended_s, judged = record.ended_s, record.judged
-        self.requests += 1
-        if judged is not None:
-            self.promises.broke(judged)
-            self.bad.append(record)
-        elif self.tenant is not None:
-            self.promises.met += 1
-        else:
-            self.bad.append(record)
+    def add(self, records: Sequence[Record]) -> None:
+        """Count these requests."""
+        self.requests += len(records)
+        if self.tenant is None:
+            self.bad += records
+        for record in records:
+            if (judged := record.judged) is not None:
+                self.promises.broke(judged)
+                if self.tenant is not None:
+                    self.bad.append(record)
+            elif self.tenant is not None:
+                self.promises.met += 1
         if not self.opened:
             return
-        sent_s, permit_s, response_s, charge = record.sent_s, record.permit_s, record.response_s, self.charge
-        self.bytes_in += record.bytes_in
-        self.bytes_out += record.bytes_out
-        self.durations_s.append(ended_s - record.received_s)
-        if permit_s:
-            self.permit_s += ended_s - permit_s
-        if sent_s and response_s:
-            self.upstream_s.append(response_s - sent_s)
-        if record.ahead >= 0:
-            self.waits_s.append((permit_s or ended_s) - record.queued_s)
-        if charge is not None and self.target is not None:
-            if self.answered:
-                charge.answered(record, self.target.executes)
-            elif sent_s:
+        bytes_in = bytes_out = 0
+        permit_s, durations_s, upstream_s = 0.0, self.durations_s, self.upstream_s
+        for record in records:
+            ended_s, sent_s, response_s = record.ended_s, record.sent_s, record.response_s
+            bytes_in += record.bytes_in
+            bytes_out += record.bytes_out
+            durations_s.append(ended_s - record.received_s)
+            if record.permit_s:
+                permit_s += ended_s - record.permit_s
+            if sent_s and response_s:
+                upstream_s.append(response_s - sent_s)
+            if record.ahead >= 0:
+                self.waits_s.append((record.permit_s or ended_s) - record.queued_s)
+        self.bytes_in += bytes_in
+        self.bytes_out += bytes_out
+        self.permit_s += permit_s
+        if (charge := self.charge) is None or self.target is None:
+            return
+        if self.answered:
+            charge.answered(records, self.target.executes)
+            return
+        for record in records:
+            if record.sent_s:
                 charge.left(record, self.target.executes)
 
 
 def add_up(batch: Iterable[Record], classes: dict[str, str]) -> list[Cell]:
     """Return the cells of some records. classes: see `Charge`; it is kept up to date."""
-    cells: dict[tuple[int, int, int, int, int], Cell] = {}
-    cell: Cell | None = None
+    records_of: dict[tuple[int, int, int, int, int], list[Record]] = {}
+    found: list[Record] = []
     tenant: Tenant | None = None
     target: Target | None = None
-    outcome, status, opened, begins_s, ends_s = _ANSWERED, 0, False, 0.0, 0.0
+    outcome, status, opened, begins_s, ends_s = _ANSWERED, -1, False, 0.0, 0.0
     for record in batch:
         if (
-            cell is None
-            or record.tenant is not tenant
+            record.tenant is not tenant
             or record.target is not target
             or record.outcome is not outcome
             or record.status != status
@@ -264,12 +279,14 @@ def add_up(batch: Iterable[Record], classes: dict[str, str]) -> list[Cell]:
             begins_s, ends_s = float(second), second + 1.0
             # Tenants and targets are known by their identity: to hash a target would cost more than all the rest.
             key = (second, id(tenant), id(target), id(outcome), 2 * (status // 100) + opened)
-            found = cells.get(key)
-            if found is None:
-                found = cells[key] = Cell(record, second, classes)
-            cell = found
-        cell.add(record)
-    return list(cells.values())
+            found = records_of.setdefault(key, [])
+        found.append(record)
+    cells = []
+    for (second, *_), records in records_of.items():
+        cell = Cell(records[0], second, classes)
+        cell.add(records)
+        cells.append(cell)
+    return cells
 
 
 def _busy_ns(record: Record) -> int:
