@@ -27,7 +27,7 @@ from oriel_inference.servers.encoding import Encodings
 from oriel_inference.servers.http import HttpFrontend
 from oriel_inference.servers.statuses import head_refusal
 from oriel_inference.settings import Settings
-from oriel_wire.engine.buffered import _Buffered
+from oriel_wire.engine.buffered import BufferedConnection
 from oriel_wire.engine.buffered import serve as serve_http
 from oriel_wire.engine.limits import HttpLimits
 
@@ -84,7 +84,7 @@ async def measure(args: argparse.Namespace) -> None:
             server = await serve_http(frontend.handle, sock, limits=HttpLimits())
             connections = []
             for _ in range(args.connections):
-                connection = _Buffered(server, frontend.handle, frontend.refuse, head_refusal, frontend.views)
+                connection = BufferedConnection(server, frontend.handle, frontend.refuse, head_refusal, frontend.views)
                 connection.connection_made(Transport())  # type: ignore[arg-type]
                 connections.append(connection)
             chance = None if args.same else random.Random(1)

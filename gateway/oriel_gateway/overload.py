@@ -109,7 +109,7 @@ class Overload:
     def _apply(self) -> None:
         self.behind = self._rule.behind
         for front in self._fronts:
-            front.gate = self if self._rule.behind else None
+            front.gate = self.join if self._rule.behind else None
 
     def join(self, rank: int, go_on: Callable[[], None]) -> None:
         """Call `go_on` in a later turn. It must not raise; it finds out itself whether its client is still there."""

@@ -40,8 +40,7 @@ from oriel_inference.settings import Settings
 from oriel_wire.engine.buffered import serve as serve_http
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer, served_at
-from oriel_wire.engine.loopback import is_loopback
-from oriel_wire.engine.peers import TrustedPeers
+from oriel_wire.engine.peers import TrustedPeers, is_loopback
 from oriel_wire.errors import StartFailed
 from oriel_wire.observe.spans import open_sink
 from oriel_wire.observe.trace import SpanSink

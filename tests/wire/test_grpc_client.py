@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from functools import partial
 
 import pytest
 
@@ -211,16 +210,3 @@ async def test_a_call_cancelled_while_it_connects_is_never_sent(library: Library
     server = await begun(library)
     assert server.bodies == {1: framed(b"stayed")}
     second.cancel()
-
-
-async def test_an_old_connection_is_replaced(library: LibraryServer, client: GrpcClient) -> None:
-    made = call(client)
-    server = await begun(library)
-    client._endpoint._connections[0].retires_s = 0.0
-    await until(lambda: not client._endpoint.connected)
-    other = call(client)
-    await until(lambda: len(library.connections) == 2 and library.connections[1].ended)
-    server.send(1, framed(b"old"), TRAILERS)
-    assert await made.read() == b"old"
-    await until(partial(getattr, server, "lost"))
-    other.cancel()

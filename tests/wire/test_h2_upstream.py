@@ -6,7 +6,6 @@ from time import monotonic
 
 import pytest
 
-from oriel_wire.engine import h2_upstream
 from oriel_wire.engine.buffered import serve as serve_buffered
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
@@ -301,39 +300,11 @@ async def test_an_idle_connection_is_closed(library: LibraryServer) -> None:
     assert library.connections[0].goaways == [(0, NO_ERROR)]
 
 
-async def test_an_old_connection_takes_no_new_streams(library: LibraryServer) -> None:
+async def test_the_kernel_probes_an_upstream_that_may_have_vanished(library: LibraryServer) -> None:
     endpoint = endpoint_of(library.port)
-    borrower = Borrower(endpoint, b"/hold")
-    server = await begun(library, 1)
-    connections_of(endpoint)[0].retires_s = monotonic()
-    endpoint.close_stale(monotonic() + 1.0)
-    assert await Borrower(endpoint, body=b"x").answer() == b"x" and len(library.connections) == 2
-    server.send(1, b"whole", TRAILERS)
-    assert await borrower.answer() == b"whole"
-    await until(lambda: server.lost)
-    assert not library.connections[1].lost
+    await Borrower(endpoint).answer()
+    sock = connections_of(endpoint)[0].transport.get_extra_info("socket")
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        assert 0 < sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 30_000
     await endpoint.close()
-
-
-async def test_a_silent_upstream_is_pinged_rarely_and_cut_if_it_does_not_answer(library: LibraryServer) -> None:
-    """Servers of gRPC end a connection that is pinged often while they compute."""
-    endpoint = endpoint_of(library.port)
-    borrower = Borrower(endpoint, b"/hold")
-    server = await begun(library, 1)
-    (connection,) = connections_of(endpoint)
-    heard_s = connection._heard_s
-    now = monotonic() + h2_upstream.PING_AFTER_S + 1.0
-    endpoint.close_stale(now)
-    await until(lambda: server.pings == 1 and connection._heard_s > heard_s)
-    connection._heard_s = now + 1.0  # the answer; the time of the test is ahead of the clock
-    endpoint.close_stale(now + h2_upstream.PINGS_APART_S - 1.0)
-    assert not connection.out and borrower.error is None
-    server.mute = True
-    now += h2_upstream.PINGS_APART_S + 1.0
-    endpoint.close_stale(now)
-    await until(lambda: server.pings == 2)
-    endpoint.close_stale(now + h2_upstream.PONG_S + 1.0)
-    assert not connection.transport.is_closing()  # the loop may just have been resumed
-    endpoint.close_stale(now + h2_upstream.PONG_S + 2.0)
-    with pytest.raises(UpstreamBroken):
-        await borrower.answer()

@@ -12,7 +12,7 @@ from hmac import compare_digest
 from pathlib import Path
 from typing import Any
 
-from oriel_wire.engine.loopback import is_loopback, page_refusal
+from oriel_wire.engine.peers import is_loopback, page_refusal
 from oriel_wire.errors import StartFailed
 from oriel_wire.process.environment import take_secret
 

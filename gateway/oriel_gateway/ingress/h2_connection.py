@@ -80,7 +80,7 @@ class PublicConnection(H2ServerConnection):
             if self.arrived_s - self._urgent_s > URGENT_S and not self.transport.is_closing():
                 self._gated = True
                 self.transport.pause_reading()
-                gate.join(self._rank, self._take_turn)
+                gate(self._rank, self._take_turn)
 
     def _take_turn(self) -> None:
         self._gated = False

@@ -195,7 +195,7 @@ class ClientConnection(ServerConnection):
         if not self._paused:
             self._paused = True
             self.transport.pause_reading()
-        gate.join(self._rank, self._go_on)
+        gate(self._rank, self._go_on)
 
     def _go_on(self) -> None:
         if self.waits_for_head:

@@ -26,7 +26,7 @@ from oriel_inference.servers.surface import SERVER_VERSION, Surface, extensions
 from oriel_wire.context import ARTEFACT, LOOP_US, PROVIDER, TENANT
 from oriel_wire.engine.buffered import Body, Exchange, Refusal
 from oriel_wire.engine.kernel import thread_busy_s
-from oriel_wire.engine.loopback import page_refusal
+from oriel_wire.engine.peers import page_refusal
 from oriel_wire.h1.request import RequestHead
 from oriel_wire.observe.recall import KEEP
 from oriel_wire.v2.metadata import encode_metadata, message_json

@@ -16,8 +16,7 @@ from oriel_logic.server.replies import Reply
 from oriel_logic.server.streaming import close as close_pieces
 from oriel_wire.engine.limits import HttpLimits, reason_phrase
 from oriel_wire.engine.listener import HttpServer
-from oriel_wire.engine.loopback import is_loopback, page_refusal
-from oriel_wire.engine.peers import TrustedPeers
+from oriel_wire.engine.peers import TrustedPeers, is_loopback, page_refusal
 from oriel_wire.engine.server import BODY, ServerConnection
 from oriel_wire.h1.chunked import chunk, last_chunk
 from oriel_wire.h1.request import RequestHead

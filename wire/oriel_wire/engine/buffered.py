@@ -62,8 +62,8 @@ class Exchange:
         "started",
     )
 
-    def __init__(self, connection: "_Buffered", head: RequestHead, body: Body, received_s: float) -> None:
-        self._connection: _Buffered | None = connection
+    def __init__(self, connection: "BufferedConnection", head: RequestHead, body: Body, received_s: float) -> None:
+        self._connection: BufferedConnection | None = connection
         self.head = head
         self.body = body
         self.peer = connection.peer
@@ -134,7 +134,9 @@ class Exchange:
             callback()
 
 
-class _Buffered(ServerConnection):
+class BufferedConnection(ServerConnection):
+    """A connection whose requests reach a handler with their whole bodies."""
+
     __slots__ = (
         "_body",
         "_exchange",
@@ -188,18 +190,18 @@ class _Buffered(ServerConnection):
         if large:
             self._body = np.empty(length, np.uint8).data
         if large is (self._in_place is None) and not self.transport.is_closing():
-            self._in_place = InPlace(self) if large else None
+            self._in_place = InPlace(self, self._room, self._placed) if large else None
             self.transport.set_protocol(self._in_place or self)
             self.transport.pause_reading()  # the way of reading is chosen when reading resumes
             self.transport.resume_reading()
 
-    def room(self) -> memoryview | None:
-        """See `InPlace`."""
+    def _room(self) -> memoryview | None:
+        """Return the memory for the rest of the current body; None if no body is being read in place."""
         body = self._body
         return body[-self._left :] if body is not None and self.state == BODY else None
 
-    def placed(self, size: int) -> None:
-        """See `InPlace`."""
+    def _placed(self, size: int) -> None:
+        """Note that `size` bytes (>= 1) were written into that memory."""
         self._left -= size
         if self._left:
             self._came(size)
@@ -334,5 +336,5 @@ async def serve(
     views: says of a head if its body may come as a memoryview.
     """
     server: HttpServer = HttpServer(limits or HttpLimits())
-    await server.open(lambda: _Buffered(server, handler, refuse, explain, views), sock)
+    await server.open(lambda: BufferedConnection(server, handler, refuse, explain, views), sock)
     return server

@@ -10,8 +10,9 @@ from oriel_wire.h2.known_fields import FieldMemo
 from oriel_wire.h2.limits import H2Limits
 from oriel_wire.h2.streams import ENDED, Stream
 
-_JOINED: Final = 64 * 1024  # pieces of less than this in all are joined before they are written
-_PIECES: Final = 256
+# Pieces are joined before they are written if they are less than this in all, or less than the other on average.
+_JOINED: Final = 64 * 1024
+_SMALL: Final = 1024
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -58,33 +59,13 @@ class H2Transport(H2Connection):
         return streams
 
     def _write(self) -> None:
-        out = self.out
-        self.out = []
-        if not self.transport.is_closing():
-            _write_pieces(self.transport, out)
-
-
-def _write_pieces(transport: asyncio.Transport, out: list[bytes | memoryview]) -> None:
-    if len(out) == 1:
-        transport.write(out[0])
-        return
-    size = sum(map(len, out))
-    if size <= _JOINED:
-        transport.write(b"".join(out))
-    elif len(out) < _PIECES:
-        transport.writelines(out)
-    else:
-        # A frame head is nine bytes: joined to its neighbours it costs less than an entry of its own.
-        small: list[bytes | memoryview] = []
-        whole: list[bytes | memoryview] = []
-        for piece in out:
-            if len(piece) < 1024:
-                small.append(piece)
-                continue
-            if small:
-                whole.append(b"".join(small))
-                small = []
-            whole.append(piece)
-        if small:
-            whole.append(b"".join(small))
-        transport.writelines(whole)
+        out, self.out = self.out, []
+        if self.transport.is_closing():
+            return
+        size = sum(map(len, out))
+        if len(out) == 1:
+            self.transport.write(out[0])
+        elif size <= _JOINED or size < _SMALL * len(out):
+            self.transport.write(b"".join(out))
+        else:
+            self.transport.writelines(out)

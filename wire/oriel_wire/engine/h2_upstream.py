@@ -6,8 +6,8 @@ callback comes and the stream is reset, so that the upstream notices. Exactly on
 which a subclass calls at the answer's end, `failed`, or `abandon`.
 
 A connection takes streams from its upstream's SETTINGS on, as many as they allow; beyond that another one is opened, up
-to `max_connections`, and then requests wait. A connection whose upstream has sent GOAWAY takes no new streams, nor does
-one that is older than about an hour: the addresses behind a name may have changed. It is closed with its last stream.
+to `max_connections`, and then requests wait. A connection whose upstream has sent GOAWAY takes no new streams, and is
+closed with its last one. The kernel ends a connection whose peer has vanished.
 
 An error says whether the request may have been executed. `UpstreamUnreachable`: no connection was made, nothing was
 sent. `UpstreamUnread`: the upstream refused the stream or left it out of its GOAWAY, or the connection ended before the
@@ -16,13 +16,13 @@ request was written. `UpstreamBroken`: everything else.
 
 import asyncio
 from collections.abc import Callable
-from random import random
 from time import monotonic
 from typing import Any, Final
 
 from mypy_extensions import mypyc_attr
 
 from oriel_wire.engine.h2_transport import H2Transport
+from oriel_wire.engine.kernel import watch_peers
 from oriel_wire.engine.pulse import connecting_within
 from oriel_wire.errors import UpstreamBroken, UpstreamError, UpstreamUnreachable, UpstreamUnread
 from oriel_wire.h2.frames import CANCEL, CODES, NO_ERROR, REFUSED_STREAM
@@ -32,13 +32,8 @@ from oriel_wire.h2.known_fields import FieldMemo
 from oriel_wire.h2.limits import H2Limits
 from oriel_wire.h2.streams import Stream
 
-_MAX_AGE_S: Final = 3600.0
-PING_AFTER_S: Final = 15.0  # of silence with streams open
-PONG_S: Final = 10.0
-# Servers of gRPC end a connection with more than two pings in five minutes in which they have sent nothing else.
-PINGS_APART_S: Final = 305.0
+_VANISHED_S: Final = 25.0  # without an acknowledgement of what was sent, or of the kernel's probes
 RETRY_S: Final = 1.0  # after a failed attempt to open another connection beside one that works
-_ALIVE: Final = b"oriel-up"
 _WAITING: Final = 256 * 1024
 LIMITS: Final = H2Limits(
     stream_window_bytes=256 * 1024, connection_window_bytes=4 * 1024 * 1024, max_header_list_bytes=64 * 1024
@@ -152,18 +147,14 @@ class UpstreamStream(Stream):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class H2Upstream(H2Transport):
-    """One connection to an endpoint. ready: whether it takes streams, once that is known. retires_s: when it is old."""
+    """One connection to an endpoint. ready: whether it takes streams, once that is known."""
 
     __slots__ = (
         "_flushed_id",
-        "_heard_s",
         "_idle_since",
-        "_overdue",
-        "_pinged_s",
         "_tidied_id",
         "endpoint",
         "ready",
-        "retires_s",
     )
 
     def __init__(self, endpoint: "H2Endpoint") -> None:
@@ -172,11 +163,7 @@ class H2Upstream(H2Transport):
         self.endpoint = endpoint
         self.ready: asyncio.Future[bool] = loop.create_future()
         self._flushed_id = self._tidied_id = 0  # last stream that was written, that was open at the last `tidy`
-        now = monotonic()
-        self._idle_since = self._heard_s = now
-        self._pinged_s = 0.0
-        self._overdue = False  # the answer to a ping, at the last `tidy`
-        self.retires_s = now + _MAX_AGE_S * (0.9 + 0.2 * random())
+        self._idle_since = monotonic()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]  # uvloop's class is not registered
@@ -186,8 +173,7 @@ class H2Upstream(H2Transport):
 
     def data_received(self, data: bytes) -> None:
         self.endpoint.heard = True
-        self._heard_s = now = monotonic()
-        self.receive(data, now)
+        self.receive(data, monotonic())
         if self.out:
             self._write()
         if self.peer_leaves and not self.streams:
@@ -211,27 +197,15 @@ class H2Upstream(H2Transport):
                 stream.fail(UpstreamBroken(message))
 
     def tidy(self, now: float, max_idle_s: float) -> None:
-        """Close a connection that has been idle for too long, ping a silent one, cut one that does not answer."""
+        """Close a connection that has been idle for too long."""
         if self.transport.is_closing():
             self.transport.abort()  # what is queued could not be written since the last time
             return
         if self.streams or self._next_id != self._tidied_id:
             self._tidied_id = self._next_id
             self._idle_since = now
-        overdue = False
-        if not self.streams:
-            if now - self._idle_since > max_idle_s:
-                self.leave()
-        elif now - self._heard_s > PING_AFTER_S:
-            if self._pinged_s > self._heard_s:
-                overdue = now - self._pinged_s > PONG_S
-                if overdue and self._overdue:  # twice: after a pause of the loop its answer may lie unread
-                    self.endpoint.lost(self)
-                    self.transport.abort()
-            elif not self._pinged_s or now - self._pinged_s > PINGS_APART_S:
-                self._pinged_s = now
-                self.ping(_ALIVE)
-        self._overdue = overdue
+        elif now - self._idle_since > max_idle_s:
+            self.leave()
 
     def leave(self) -> None:
         """Close a connection that has no stream."""
@@ -406,13 +380,8 @@ class H2Endpoint:
             connection.leave()
 
     def close_stale(self, now: float) -> None:
-        """Close idle and old connections, ping silent ones."""
+        """Close idle connections."""
         for connection in (*self._connections, *self._leaving):
-            if now > connection.retires_s:
-                self.lost(connection)
-                if not connection.streams:
-                    connection.leave()
-                    continue
             connection.tidy(now, self.max_idle_s)
 
     def serve(self) -> None:
@@ -458,6 +427,7 @@ class H2Endpoint:
                 _, made = await asyncio.get_running_loop().create_connection(
                     lambda: H2Upstream(self), self.host, self.port
                 )  # type: ignore[type-var]
+                watch_peers(made.transport.get_extra_info("socket"), _VANISHED_S)
                 ready = await made.ready and made.can_open()
         except (OSError, TimeoutError):
             pass

@@ -5,32 +5,23 @@ body is then read into its final memory, also the part that the kernel already h
 """
 
 import asyncio
-from typing import Protocol
+from collections.abc import Callable
 
 _BETWEEN_BYTES = 8192
 
 
-class _Placing(Protocol):
-    """The connection whose body is read."""
-
-    def room(self) -> memoryview | None:
-        """The memory for the rest of the current body; None if no body is being read in place."""
-
-    def placed(self, size: int) -> None:
-        """`size` bytes (>= 1) were written into the buffer."""
-
-    def data_received(self, data: bytes) -> None: ...
-    def eof_received(self) -> bool | None: ...
-    def pause_writing(self) -> None: ...
-    def resume_writing(self) -> None: ...
-    def connection_lost(self, exc: Exception | None) -> None: ...
-
-
 class InPlace(asyncio.BufferedProtocol):
-    """Takes the place of `connection` as the transport's protocol, and passes all events on to it."""
+    """Takes the place of `connection` as the transport's protocol, and passes all events on to it.
 
-    def __init__(self, connection: _Placing) -> None:
+    room: returns the memory for the rest of the current body; None if no body is read in place.
+    placed: called when a number of bytes (>= 1) was written into that memory.
+    """
+
+    def __init__(
+        self, connection: asyncio.Protocol, room: Callable[[], memoryview | None], placed: Callable[[int], None]
+    ) -> None:
         self._connection = connection
+        self._room, self._placed = room, placed
         self._between = memoryview(bytearray(_BETWEEN_BYTES))
         self._in_body = False
         self.eof_received = connection.eof_received  # type: ignore[method-assign]
@@ -39,12 +30,12 @@ class InPlace(asyncio.BufferedProtocol):
         self.connection_lost = connection.connection_lost  # type: ignore[method-assign]
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        room = self._connection.room()
+        room = self._room()
         self._in_body = room is not None
         return self._between if room is None else room
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._in_body:
-            self._connection.placed(nbytes)
+            self._placed(nbytes)
         else:
             self._connection.data_received(bytes(self._between[:nbytes]))

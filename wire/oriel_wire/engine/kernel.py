@@ -1,5 +1,5 @@
-"""Asks the kernel about a connection: whether its peer has closed behind unread bytes, and when its latest bytes
-arrived; and how long a thread has had something to do.
+"""Asks the kernel about a connection: whether its peer has closed behind unread bytes or vanished, and when its latest
+bytes arrived; and how long a thread has had something to do.
 """
 
 import asyncio
@@ -8,7 +8,6 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
-from typing import Protocol
 
 _GONE = (7, 8)  # of tcpi_state: CLOSE, CLOSE_WAIT
 _LAST_DATA = slice(52, 56)  # tcpi_last_data_recv: milliseconds
@@ -27,21 +26,13 @@ class Arrival:
     age_s: float
 
 
-class _Socket(Protocol):
-    def getsockopt(self, level: int, optname: int, buflen: int, /) -> bytes: ...
-
-
 def arrival(transport: asyncio.BaseTransport) -> Arrival | None:
     """The arrival for the connection of `transport`; None if it cannot be known (not Linux, no TCP)."""
-    found: _Socket | None = transport.get_extra_info("socket")
-    return _arrival(found) if found is not None else None
-
-
-def _arrival(sock: _Socket) -> Arrival | None:
-    if sys.platform != "linux":
+    found: socket.socket | None = transport.get_extra_info("socket")  # uvloop's own class has the same methods
+    if found is None or sys.platform != "linux":
         return None
     try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA.stop)
+        info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA.stop)
     except OSError:
         return None
     last = info[_LAST_DATA]
@@ -65,6 +56,23 @@ def has_input(transport: asyncio.BaseTransport) -> bool:
         return bool(ready.poll(0))
     except (OSError, AttributeError, ValueError):
         return False
+
+
+def watch_peers(sock: socket.socket, stall_s: float) -> None:
+    """Let the kernel end connections whose peer has taken nothing for `stall_s`. Accepted connections inherit it.
+
+    Bytes that the kernel holds and the client does not read count as a stalled write. A client that is silent is
+    probed several times within that time. So a balancer does not forget the connection of a call that waits, which it
+    does after four minutes without packets, and a client that has vanished keeps no place.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", max(1, int(stall_s * 2 / 3))),
+        ("TCP_KEEPINTVL", max(1, int(stall_s / 10))),
+        ("TCP_USER_TIMEOUT", int(stall_s * 1000)),
+    ):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def thread_busy_s() -> float:

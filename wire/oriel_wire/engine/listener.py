@@ -11,9 +11,10 @@ from itertools import islice
 from time import monotonic
 from typing import Protocol
 
+from oriel_wire.context import new_request_id
+from oriel_wire.engine.kernel import watch_peers
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.pulse import Pulse
-from oriel_wire.engine.tls_handshake import TlsHandshake, TlsListener
 from oriel_wire.h1.request import LineMemo
 from oriel_wire.h1.similar import SimilarHeads
 from oriel_wire.h2.known_fields import FieldMemo
@@ -28,6 +29,12 @@ _LATE = 2048
 _HANDSHAKE_S = 0.5  # a TLS handshake that takes longer is the first to make room
 _EVICTION_SAMPLE = 64
 _EVICTION_SEARCH = 1024  # connections searched if none of the sample can be closed
+_SHUTDOWN_S = 5.0  # for the client's close_notify
+_ACCEPTED = 64  # connections accepted per turn of the event loop
+_PLAIN_LINGER_S = 1.0  # for a client without TLS to read its answer
+_MAX_IGNORED = 64 * 1024  # bytes read from such a client meanwhile
+_CAPITALS = frozenset(bytes([letter]) for letter in b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")  # first byte of HTTP, never of TLS
+_RETRY_S = 0.25  # pause after the process has run out of file descriptors
 
 
 class Connection(Protocol):
@@ -59,28 +66,20 @@ def served_at(sock: socket.socket) -> tuple[str, int]:
     return socket.gethostname() if host in ("0.0.0.0", "::") else host, port
 
 
-class ReadGate(Protocol):
-    """Decides when connections are read while the loop has more to read than it can."""
+class TlsHandshake:
+    """A handshake in progress. since: when the connection was accepted, in monotonic seconds."""
 
-    def join(self, rank: int, go_on: Callable[[], None]) -> None:
-        """Call `go_on` in a later turn of the loop. rank: 0 is the most urgent."""
+    __slots__ = ("_accepted", "_task", "since")
 
+    def __init__(self, accepted: socket.socket, task: asyncio.Task[None]) -> None:
+        self.since = monotonic()
+        self._accepted = accepted
+        self._task = task
 
-def _watch_peers(sock: socket.socket, stall_s: float) -> None:
-    """Let the kernel end connections whose peer has taken nothing for `stall_s`. Accepted connections inherit it.
-
-    Bytes that the kernel holds and the client does not read count as a stalled write. A client that is silent is
-    probed several times within that time. So a balancer does not forget the connection of a call that waits, which it
-    does after four minutes without packets, and a client that has vanished keeps no place.
-    """
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", max(1, int(stall_s * 2 / 3))),
-        ("TCP_KEEPINTVL", max(1, int(stall_s / 10))),
-        ("TCP_USER_TIMEOUT", int(stall_s * 1000)),
-    ):
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    def cut(self) -> None:
+        """Abort it to make room for another client. Cancelling the task would keep the connection until its timeout."""
+        with suppress(OSError):
+            self._accepted.shutdown(socket.SHUT_RDWR)
 
 
 class HttpServer:
@@ -111,7 +110,8 @@ class HttpServer:
         self.port = 0
         self.loop = asyncio.get_running_loop()
         self.pulse = Pulse(self.loop)
-        self.gate: ReadGate | None = None  # while the loop is behind
+        # While the loop is behind: calls a function in a later turn of it, after those of a lower rank.
+        self.gate: Callable[[int, Callable[[], None]], None] | None = None
         self.joiner = ThreadPoolExecutor(1, thread_name_prefix="oriel-bodies")  # starts its thread on first use
         self._server: asyncio.Server | None = None
         self._factory: Callable[[], asyncio.Protocol]
@@ -134,7 +134,7 @@ class HttpServer:
         """
         self._tick()
         if sock.family in (socket.AF_INET, socket.AF_INET6):
-            _watch_peers(sock, self.limits.write_stall_s)
+            watch_peers(sock, self.limits.write_stall_s)
         self.secure = tls is not None
         self._factory, self._socket = factory, sock
         if tls is not None:
@@ -280,3 +280,132 @@ class HttpServer:
             connection.sweep(now)
             under_way += connection.under_way
         self.requests_open = under_way
+
+
+class TlsListener:
+    """Accepts TLS connections on a bound socket, which it owns. Single writer: the loop.
+
+    Each handshake counts as a connection of the server, and can be aborted. The event loop's own listener hides a
+    connection until its handshake is done: a client that connects and sends nothing would hold a file descriptor for
+    the whole handshake timeout, and many such clients would hold all of them.
+
+    factory: makes the protocol that reads and writes above TLS.
+    """
+
+    def __init__(
+        self,
+        server: "HttpServer",
+        sock: socket.socket,
+        context: ssl.SSLContext,
+        factory: Callable[[], asyncio.Protocol],
+    ) -> None:
+        self._server = server
+        self._socket = sock
+        self._context = context
+        self._factory = factory
+        self._retry: asyncio.TimerHandle | None = None
+
+    def listen(self, backlog: int) -> None:
+        """Start accepting."""
+        self._socket.setblocking(False)
+        self._socket.listen(backlog)
+        self._server.loop.add_reader(self._socket, self._accept)
+
+    def close(self) -> None:
+        """Stop listening. Connections that are already in the listen queue are still served."""
+        self._server.loop.remove_reader(self._socket)
+        while self._accept_one():
+            pass
+        if self._retry is not None:
+            self._retry.cancel()
+        self._socket.close()
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED):
+            if not self._accept_one():
+                return
+
+    def _accept_one(self) -> bool:
+        loop = self._server.loop
+        try:
+            accepted, _ = self._socket.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return False
+        except OSError:  # no file descriptor is free: an immediate retry would only spin
+            loop.remove_reader(self._socket)
+            self._retry = loop.call_later(_RETRY_S, loop.add_reader, self._socket, self._accept)
+            return False
+        if not self._server.has_place():
+            accepted.close()
+            return True
+        accepted.setblocking(False)
+        task = loop.create_task(self._handshake(accepted))
+        handshake = TlsHandshake(accepted, task)
+        self._server.handshakes[handshake] = None
+        task.add_done_callback(lambda _: self._server.handshake_ended(handshake))
+        return True
+
+    async def _handshake(self, accepted: socket.socket) -> None:
+        """Start TLS. A client that speaks HTTP without TLS gets an HTTP error, as it could not read a TLS alert."""
+        loop, due = self._server.loop, monotonic() + self._server.limits.head_timeout_s
+        is_ours = True
+        try:
+            async with asyncio.timeout_at(loop.time() + self._server.limits.head_timeout_s):
+                first = await self._received(accepted, socket.MSG_PEEK)
+                if not first:
+                    return
+                if first in _CAPITALS:
+                    await self._refuse_plain_http(accepted)
+                    return
+            is_ours = False
+            await loop.connect_accepted_socket(
+                self._factory,
+                accepted,
+                ssl=self._context,
+                ssl_handshake_timeout=max(0.1, due - monotonic()),
+                ssl_shutdown_timeout=_SHUTDOWN_S,
+            )
+        except OSError:  # the handshake failed or timed out, or the client left: the connection is closed
+            pass
+        finally:
+            if is_ours:
+                accepted.close()
+
+    async def _received(self, accepted: socket.socket, flags: int = 0, most: int = 1) -> bytes:
+        """The next bytes, b"" at the end of the stream. Cancellation leaves the socket unchanged."""
+        loop = self._server.loop
+        while True:
+            with suppress(BlockingIOError):
+                return accepted.recv(most, flags)
+            readable = loop.create_future()
+            loop.add_reader(accepted, _set, readable)
+            try:
+                await readable
+            finally:
+                loop.remove_reader(accepted)
+
+    async def _refuse_plain_http(self, accepted: socket.socket) -> None:
+        accepted.send(_plain_http_answer())  # the socket's buffer is empty: it fits, or the client has left
+        accepted.shutdown(socket.SHUT_WR)
+        # Closing with unread bytes would reset the connection before the client has read the answer.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PLAIN_LINGER_S):
+                left = _MAX_IGNORED
+                while left > 0 and (piece := await self._received(accepted, most=left)):
+                    left -= len(piece)
+
+
+def _plain_http_answer() -> bytes:
+    """The answer to a client that speaks HTTP without TLS on this port."""
+    name = new_request_id()
+    text = "this port speaks HTTPS only: the request came without TLS, use https:// in its URL"
+    body = b'{"error":{"message":"%s","reason":"bad_request","request_id":"%s"}}' % (text.encode(), name.encode())
+    return (
+        b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        b"x-request-id: %s\r\ncontent-length: %d\r\n\r\n%s" % (name.encode(), len(body), body)
+    )
+
+
+def _set(readable: "asyncio.Future[None]") -> None:
+    if not readable.done():
+        readable.set_result(None)

@@ -27,8 +27,7 @@ from mypy_extensions import mypyc_attr
 from oriel_wire.engine.hooks import ServerHooks
 from oriel_wire.engine.kernel import arrival, closed_behind_unread, has_input
 from oriel_wire.engine.listener import HttpServer
-from oriel_wire.engine.peers import peer_names
-from oriel_wire.engine.tls_handshake import negotiated_http2
+from oriel_wire.engine.peers import negotiated_http2, peer_names
 from oriel_wire.errors import BadMessage, TooLarge
 from oriel_wire.h1.chunked import ChunkedDecoder
 from oriel_wire.h1.request import RequestHead

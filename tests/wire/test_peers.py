@@ -2,7 +2,7 @@
 
 import pytest
 
-from oriel_wire.engine.loopback import is_loopback, page_refusal
+from oriel_wire.engine.peers import is_loopback, page_refusal
 
 
 @pytest.mark.parametrize(
