@@ -20,8 +20,7 @@ from oriel_inference.assembly import open_models
 from oriel_inference.backends import Backend, find_backend
 from oriel_inference.backends.distributions import check_distributions
 from oriel_inference.backends.nvml import GpuLoads
-from oriel_inference.batching.device import Devices
-from oriel_inference.batching.usage_lines import UNIT, UsageLines
+from oriel_inference.batching.device import UNIT, Devices, UsageLines
 from oriel_inference.catalog import Catalog
 from oriel_inference.clock import Clock
 from oriel_inference.errors import LoadFailed

@@ -16,12 +16,11 @@ from oriel_inference.backends.cuda import gpu_used_bytes, list_gpus
 from oriel_inference.backends.python.backend import PythonBackend
 from oriel_inference.backends.python.process import resident_bytes
 from oriel_inference.batching.batcher import Batcher
-from oriel_inference.batching.cores import Cores
 from oriel_inference.batching.device import Devices
-from oriel_inference.batching.machine import Machine
+from oriel_inference.batching.machine import Cores, Machine
 from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.batching.statistics import FIRST_RESPONSE_MS, Ledger
-from oriel_inference.batching.workers import JobThreads, WorkerThreads
+from oriel_inference.batching.workers import WorkerThreads
 from oriel_inference.catalog import Catalog
 from oriel_inference.clock import LoopClock
 from oriel_inference.dataplane.dataplane import Dataplane
@@ -51,6 +50,7 @@ from oriel_wire.process.shared_settings import cache_folder
 _log = logging.getLogger(__name__)
 
 WORKER_END_S = 5.0
+MOST_STREAMS = 1 << 20  # their number is bounded by the instances of the models
 BUILD_NICENESS = 10  # serving goes first; beside a thread that serves, a build gets a tenth of a core
 
 
@@ -60,7 +60,7 @@ class Models:
 
     machine: Machine
     workers: WorkerThreads
-    streams: JobThreads
+    streams: WorkerThreads
     catalog: Catalog
     quality: Quality
     python: PythonBackend
@@ -86,7 +86,7 @@ class Models:
 
 async def open_models(settings: Settings, backends: Callable[[str], Backend], spans: SpanSink) -> Models:
     """Make what loads and runs models; nothing is loaded yet. Raises StartFailed."""
-    workers, streams, catalog = WorkerThreads(settings.cores), JobThreads(), Catalog()
+    workers, streams, catalog = WorkerThreads(settings.cores), WorkerThreads(MOST_STREAMS), Catalog()
     machine = Machine(
         clock=LoopClock(asyncio.get_running_loop()),
         cores=Cores(settings.cores),
@@ -160,7 +160,7 @@ class _Schedulers:
     """Makes the scheduler of each version. streams: the threads of jobs that wait for others."""
 
     machine: Machine
-    streams: JobThreads
+    streams: WorkerThreads
     ledger: Ledger
     quality: Quality
 
@@ -236,7 +236,7 @@ def _under_way(catalog: Catalog) -> int:
     return sum(model.batcher.pending + model.batcher.running for model in (*catalog.serving(), *catalog.leaving))
 
 
-async def _end_models(catalog: Catalog, workers: WorkerThreads, streams: JobThreads) -> None:
+async def _end_models(catalog: Catalog, workers: WorkerThreads, streams: WorkerThreads) -> None:
     models = [*catalog.serving(), *catalog.leaving]
     for model in models:
         model.batcher.close()

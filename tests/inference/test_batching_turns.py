@@ -13,11 +13,9 @@ import pytest
 
 from oriel_inference.batching.assemble import concatenate
 from oriel_inference.batching.device import Device
-from oriel_inference.batching.levels import LevelBounds
-from oriel_inference.batching.line import AnswerLine
-from oriel_inference.batching.responses import Responses
+from oriel_inference.batching.queue_policies import AnswerLine, LevelBounds
 from oriel_inference.batching.service_times import ServiceTimes
-from oriel_inference.batching.statistics import Statistics
+from oriel_inference.batching.statistics import Responses, Statistics
 from oriel_inference.batching.verbose import log_batch
 from oriel_inference.batching.wait_estimate import WaitEstimate
 from oriel_inference.errors import DeadlineExceeded

@@ -22,7 +22,6 @@ from oriel_inference.catalog import Entry
 from oriel_inference.errors import Outcome
 from oriel_inference.metrics import FAMILIES
 from oriel_inference.model import Gpu, ModelState
-from oriel_inference.quality.sampler import VersionQuality
 from oriel_policies.artefacts.lifecycle import ArtefactLife
 from oriel_wire.observe.trace import ListSink
 from oriel_wire.observe.unsampled import keep_body
@@ -80,8 +79,8 @@ async def test_documentation_names_every_metric_with_its_type_and_labels(
         control.artefacts.counts.build_s["onnxruntime-graph"] = 0.5
         control.artefacts.counts.rollbacks["double"] += 1
         unit.catalog.get("double").artefact = ArtefactLife("onnxruntime-graph")
-        sampled = unit.catalog.get("double").batcher.statistics.sampler
-        assert isinstance(sampled, VersionQuality)
+        sampled = unit.surface.quality.of("double", 1)
+        assert sampled is not None
         sampled.drift = lambda: {"y": (0.3, 0.01)}  # type: ignore[method-assign]
         sampled.totals["y"].confidence.observe(0.5)
         broken = Entry(name="double", version=2, state=ModelState.UNAVAILABLE, reason="not whole")

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from oriel_inference.batching.call import BatchTimes, Call
 from oriel_inference.batching.statistics import Statistics
 from oriel_inference.model import ModelSpec, TensorSpec
-from oriel_inference.quality.rows import MAX_VALUES, entropy, numbers, part_of, probabilities
 from oriel_inference.quality.sampler import QUEUE_ROWS, RATE, Quality, QualityThread, Row, VersionQuality
-from oriel_inference.quality.tensor import TensorProfile
+from oriel_inference.quality.tensor import MAX_VALUES, TensorProfile, entropy, numbers, part_of, probabilities
 from oriel_inference.repository.compiling import _digest
 from oriel_policies.quality.drift import ACT, MIN_ROWS, noise
 from oriel_policies.quality.reference import REFERENCE_FILE, Reference, parse_reference
@@ -135,7 +134,7 @@ def test_about_one_row_in_so_many_is_taken_whatever_the_batches() -> None:
         done += size
         x = np.arange(done - size, done, dtype=np.float32).repeat(4).reshape(size, 4)
         if done >= at:
-            at = quality.offer(done, [call(x)], [[np.full((size, 3), 1 / 3, np.float32)]], at)
+            at = quality.offer(quality.spec, done, at, [call(x)], [[np.full((size, 3), 1 / 3, np.float32)]])
             assert at > done
     assert len(kept.rows) == pytest.approx(done / 100, rel=0.15)
     numbers_taken = [row[0][1][0] for row in kept.rows]
@@ -147,7 +146,7 @@ def test_the_row_is_found_in_its_call_with_its_own_outputs() -> None:
     quality = VersionQuality(spec(), None, kept.put, now=lambda: 0.0)
     calls = [call(np.full((2, 4), 1, np.float32)), call(np.full((3, 4), 2, np.float32))]
     shares = [[np.full((2, 3), 10, np.float32)], [np.full((3, 3), 20, np.float32)]]
-    assert quality.offer(5, calls, shares, 3) == 6
+    assert quality.offer(quality.spec, 5, 3, calls, shares) == 6
     assert [[(name, array[0], classes) for name, array, classes in row] for row in kept.rows] == [
         [("x", 2.0, False), ("p", 20.0, True)]
     ] * 3
@@ -159,10 +158,10 @@ def test_no_more_than_so_many_rows_a_second_are_taken_and_the_rest_is_counted() 
     one = [call(np.zeros((1, 4), np.float32))], [[np.zeros((1, 3), np.float32)]]
     at = 1.0
     for number in range(1, 2 * RATE + 1):
-        at = quality.offer(number, *one, at) if number >= at else at
+        at = quality.offer(quality.spec, number, at, *one) if number >= at else at
     assert len(kept.rows) == RATE and quality.samples["limited"] == RATE
     now = 1.0
-    quality.offer(2 * RATE + 1, *one, at)
+    quality.offer(quality.spec, 2 * RATE + 1, at, *one)
     assert len(kept.rows) == RATE + 1
 
 
@@ -170,7 +169,7 @@ def test_a_full_queue_drops_rows_and_counts_them() -> None:
     kept = Kept()
     kept.full = True
     quality = VersionQuality(spec(), None, kept.put, now=lambda: 0.0)
-    quality.offer(1, [call(np.zeros((1, 4), np.float32))], [[np.zeros((1, 3), np.float32)]], 1)
+    quality.offer(quality.spec, 1, 1, [call(np.zeros((1, 4), np.float32))], [[np.zeros((1, 3), np.float32)]])
     assert quality.samples == Counter(counted=0, dropped=1, limited=0)
 
 
@@ -189,7 +188,9 @@ def test_an_unexpected_error_ends_the_sampling_and_not_the_answer(caplog: pytest
         raise RuntimeError("no room")
 
     quality = VersionQuality(spec(), None, broken)
-    assert quality.offer(1, [call(np.zeros((1, 4), np.float32))], [[np.zeros((1, 3), np.float32)]], 1) == inf
+    assert (
+        quality.offer(quality.spec, 1, 1, [call(np.zeros((1, 4), np.float32))], [[np.zeros((1, 3), np.float32)]]) == inf
+    )
     assert "a sampled row could not be counted" in caplog.text
 
 
@@ -197,7 +198,7 @@ def test_a_batcher_offers_its_rows_with_their_answers() -> None:
     kept = Kept()
     bench = Bench(of := bench_spec())
     statistics = bench.batcher.statistics
-    statistics.sampler = VersionQuality(of, None, kept.put, now=lambda: 0.0)
+    statistics.offer = VersionQuality(of, None, kept.put, now=lambda: 0.0).offer
     statistics.sample_at = 5
     for _ in range(2):
         bench.call(3)
@@ -212,7 +213,7 @@ def test_what_a_load_still_answers_is_no_sample_of_the_next_one() -> None:
     """Its shapes may be others, and its rows say nothing of the model that takes its place."""
     kept, statistics, old = Kept(), Statistics(), spec()
     new = replace(old, inputs=(TensorSpec(name="x", datatype="FP32", dims=(2,)),))
-    statistics.sampler = VersionQuality(new, None, kept.put, now=lambda: 0.0, seed=1)
+    statistics.offer = VersionQuality(new, None, kept.put, now=lambda: 0.0, seed=1).offer
     statistics.sample_at, shares = 1, [[np.zeros((2, 3), np.float32)]]
     times = BatchTimes(0.0, 0.0, 0.0, 0.0, 2)
     statistics.executed(times, 1, [call(np.zeros((2, 4), np.float32))], shares, old)
@@ -314,7 +315,7 @@ def test_a_version_that_is_loaded_again_counts_on_and_the_number_of_versions_is_
     statistics = Statistics()
     quality.open(spec(), statistics, None)
     first = quality.of("digits", 1)
-    assert first is not None and statistics.sampler is first and statistics.sample_at == 1
+    assert first is not None and statistics.offer == first.offer and statistics.sample_at == 1
     first.count([("x", np.array([np.nan]), False)])
     quality.open(spec(), statistics, None)
     again = quality.of("digits", 1)
@@ -327,7 +328,7 @@ def test_a_version_that_is_loaded_again_counts_on_and_the_number_of_versions_is_
     assert opened("other") and not opened("third"), "both of the known ones serve"
     serving_now.discard(("digits", 1))
     assert opened("third") and quality.of("digits", 1) is None
-    assert statistics.sampler is None and statistics.sample_at == inf
+    assert statistics.offer is None and statistics.sample_at == inf
 
 
 def test_a_configuration_may_say_that_nothing_is_sampled() -> None:

@@ -1,7 +1,6 @@
 """One repository that fails costs its own models, and one model that fails costs itself: a running server's side."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from memory_objects import MemoryObjects
 
 from oriel_inference.app import open_unit
-from oriel_inference.errors import LoadFailed
 from oriel_inference.settings import Settings
 from oriel_wire.errors import StartFailed
 from oriel_wire.observe.trace import ListSink
@@ -285,70 +283,3 @@ async def test_slow_fetches_keep_no_other_model_from_being_loaded(
         assert not [name for name in slow if await served.ready(name)]
         objects.opens.set()
         await served.until_ready(*slow)
-
-
-@pytest.mark.parametrize("fetches", [False, True])
-async def test_loads_that_take_long_leave_their_slots_to_others(fetches: bool) -> None:
-    """Two files whose check hung held up every other model for a minute."""
-    from oriel_inference.models.load_slots import LoadSlots
-
-    class Store:
-        def loaded(self, model: str) -> None: ...
-
-    Store.fetches = fetches  # type: ignore[attr-defined]
-    slots, store, ended = LoadSlots(2, slow_s=0.01), Store(), list[str]()
-    hang = threading.Event()
-
-    async def load(name: str, *, hangs: bool) -> None:
-        def work() -> None:
-            with slot.taken():
-                if hangs:
-                    hang.wait()
-
-        async with slots.turn(store, name) as slot:  # type: ignore[arg-type]
-            await slot.run(work)
-        ended.append(name)
-
-    hanging = [asyncio.create_task(load(f"h{number}", hangs=True)) for number in range(2)]
-    await until(lambda: slots._slow_left == 0)
-    await load("good", hangs=False)
-    more = [asyncio.create_task(load(f"more{number}", hangs=True)) for number in range(3)]
-    await until(slots._slots.locked)
-    assert ended == ["good"] and slots._slow_left == 0, "as many as there are slots may be slow"
-    hang.set()
-    await asyncio.gather(*hanging, *more)
-    assert len(ended) == 6 and slots._slow_left == 2
-    slots.close()
-
-
-async def test_a_stop_ends_loads_that_wait_for_their_turn() -> None:
-    from oriel_inference.models.load_slots import LoadSlots
-
-    class Store:
-        fetches = True
-
-        def loaded(self, model: str) -> None: ...
-
-    slots, store, reasons = LoadSlots(1), Store(), []
-    inside, leave = asyncio.Event(), asyncio.Event()
-
-    async def load(number: int) -> None:
-        def work() -> None:
-            loop.call_soon_threadsafe(inside.set)
-            with slot.taken():
-                asyncio.run_coroutine_threadsafe(leave.wait(), loop).result()
-
-        async with slots.turn(store, "m") as slot:  # type: ignore[arg-type]
-            try:
-                await slot.run(work)
-            except LoadFailed as failure:
-                reasons.append(failure.reason)
-
-    loop = asyncio.get_running_loop()
-    tasks = [asyncio.create_task(load(number)) for number in range(3)]
-    await inside.wait()
-    await until(lambda: len(slots._waiting) == 2)
-    slots.close()
-    leave.set()
-    await asyncio.gather(*tasks)
-    assert reasons == ["the server is stopping"] * 2

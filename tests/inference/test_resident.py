@@ -285,7 +285,8 @@ def test_sampled_rows_come_to_the_host(tmp_path: Path) -> None:
     sessions = residents(flights, tmp_path)
     sampled: list[Any] = []
     statistics = flights.batchers["a"].statistics
-    statistics.sampler = VersionQuality(flights.batchers["a"].spec, None, lambda _, row: not sampled.append(row))
+    spec = flights.batchers["a"].spec
+    statistics.offer = VersionQuality(spec, None, lambda _, row: not sampled.append(row)).offer
     statistics.sample_at = 1
     flights.call(2, inputs={"in": rows(2)})
     flights.settle()

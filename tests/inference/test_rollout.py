@@ -11,8 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oriel_inference.batching.batcher import Batcher
-from oriel_inference.batching.cores import Cores
-from oriel_inference.batching.machine import Machine
+from oriel_inference.batching.machine import Cores, Machine
 from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.catalog import Catalog, ServingModel
 from oriel_inference.clock import VirtualClock
@@ -45,6 +44,8 @@ class Room:
     """A rollout whose loads return what the test sets. It also serves as the store from which they appear to come."""
 
     fetches = False
+
+    def loaded(self, model: str) -> None: ...
 
     def __init__(self) -> None:
         self.catalog = Catalog()

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oriel_inference.app import Unit, open_unit
-from oriel_inference.batching.device import Accounts, Devices
-from oriel_inference.batching.usage_lines import UsageLines
+from oriel_inference.batching.device import Accounts, Devices, UsageLines
 from oriel_inference.settings import Settings
 from oriel_policies.metering.usage import UsageRow, unbilled_ns
 from oriel_wire.usage.files import read_segment, segments

@@ -146,14 +146,7 @@ def execute(
     among n costs at most 2 * log2(n) additional executions; n bad calls cost n - 1 executions more than running them
     one by one.
     """
-    live, late = _alive(calls, now())
-    results: Results = [(late, DeadlineExceeded("queue"))] if late else []
-    if not live:
-        return results
-    outcome = _run(session, spec, names, live, now, device)
-    if isinstance(outcome, InferenceError) and len(live) > 1:
-        return results + _halves(lambda part: _run(session, spec, names, part, now, device), live, now)
-    return [*results, (live, outcome)]
+    return _part(lambda part: _run(session, spec, names, part, now, device), calls, now)[0]
 
 
 def _halves(run: Callable[[Sequence[Call]], Outcome], calls: Sequence[Call], now: Callable[[], float]) -> Results:
@@ -170,7 +163,7 @@ def _halves(run: Callable[[Sequence[Call]], Outcome], calls: Sequence[Call], now
 def _part(
     run: Callable[[Sequence[Call]], Outcome], calls: Sequence[Call], now: Callable[[], float]
 ) -> tuple[Results, bool]:
-    """Return the results of some calls of a failed batch, and whether one of them failed."""
+    """Return the results of some calls, and whether one of them failed."""
     live, late = _alive(calls, now())
     results: Results = [(late, DeadlineExceeded("queue"))] if late else []
     if not live:

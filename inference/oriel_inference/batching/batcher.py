@@ -12,10 +12,10 @@ Rules.
 5. A batch takes cores before it takes calls, so that the order is decided at the last moment.
 6. The queue policies of the model apply in addition: places per level, how long a call may wait, and whether it is then
    refused or goes on waiting behind the others of its level. With `preserve_ordering` the calls of a tenant run first
-   come, first served, and its answers wait for one another, see `line`.
+   come, first served, and its answers wait for one another, see `queue_policies`.
 7. A batch that fails is executed again in parts, see `assemble`. Callers that failed lately have batches of their own.
 
-Calls of decoupled models run alone, see `stream`; `Call.relay` is closed when such a call ends early.
+Calls of decoupled models run alone, see `stream`; `Call.on_early_end` is called when such a call ends early.
 
 A batch whose measured service time is below `inline_s` runs on the loop: handing it to a thread would cost more than
 the work itself. Dispatch is always deferred to the end of the loop's turn, so that calls that arrive together run
@@ -34,16 +34,14 @@ from oriel_inference.batching.assemble import Results, execute
 from oriel_inference.batching.call import Answer, BatchTimes, Call, deliver, lateness
 from oriel_inference.batching.device import Accounts, Device
 from oriel_inference.batching.failed_callers import FailedCallers
-from oriel_inference.batching.levels import LevelBounds
-from oriel_inference.batching.line import AnswerLine
 from oriel_inference.batching.machine import Machine
 from oriel_inference.batching.pick import pick, unwrap
+from oriel_inference.batching.queue_policies import AnswerLine, LevelBounds
 from oriel_inference.batching.requests import Ends, RequestBatch
-from oriel_inference.batching.running import Running
+from oriel_inference.batching.running import Running, swap_sessions
 from oriel_inference.batching.service_times import ServiceTimes
 from oriel_inference.batching.statistics import Statistics
 from oriel_inference.batching.stream import Relay, execute_stream
-from oriel_inference.batching.swap import swap_sessions
 from oriel_inference.batching.verbose import log_batch, log_executed, log_failed
 from oriel_inference.batching.wait_estimate import WaitEstimate
 from oriel_inference.clock import Timer
@@ -196,8 +194,8 @@ class Batcher:
         if call.finished:
             return False
         call.finished = True
-        if call.relay is not None:
-            call.relay.close()
+        if call.on_early_end is not None:
+            call.on_early_end()
         if self._queue.remove(call.ticket):
             self._waiting.rows -= call.rows
             if self._levels is not None:
@@ -359,7 +357,8 @@ class Batcher:
     def _streaming(self, batch: Running) -> Callable[[], Results]:
         (call,) = batch.calls
         session = cast(DecoupledSession, batch.session)  # checked when the model was loaded
-        call.relay = relay = Relay(call, self._clock, self._fail, self.statistics)
+        relay = Relay(call, self._clock, self._fail, self.statistics)
+        call.on_early_end = relay.close
         spec, now, device = self.spec, self._clock.now, self._device(session)
         return lambda: [(batch.calls, execute_stream(session, spec, call, relay, now, device))]
 
@@ -448,8 +447,8 @@ class Batcher:
         if call.finished:
             return
         call.finished = True
-        if call.relay is not None:
-            call.relay.close()
+        if call.on_early_end is not None:
+            call.on_early_end()
         self.statistics.failed(error.outcome, self._clock.now() - call.arrived_s)
         deliver(call, error, self.spec.name)
         if self._line is not None:

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 
@@ -69,12 +68,6 @@ Reply = Callable[[Answer | InferenceError], None]
 Emit = Callable[[Sequence[Array], Callable[[], None]], None]
 
 
-class Closable(Protocol):
-    """An object to close when a call ends before its answer has come."""
-
-    def close(self) -> None: ...
-
-
 def deliver(call: "Call", result: Answer | InferenceError, model: str) -> None:
     """Call the reply of a call; never raises, because other calls wait behind it.
 
@@ -122,7 +115,7 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
     reply: called exactly once on the loop, unless the caller leaves first.
     emit: for decoupled models; called before `reply` with the outputs of each response and a function to call once they
     are written.
-    relay: set while a decoupled model or a Python model runs the call.
+    on_early_end: called if the call ends before its answer has come; set while a decoupled or a Python model runs it.
     request_id: for the log.
     caller: a tenant or a connection, "" if unknown.
     usage: the row that counts what the call uses; None for calls that nobody accounts for.
@@ -146,7 +139,7 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
     level: int = 0
     admitted: bool = False
     emit: Emit | None = None
-    relay: Closable | None = None
+    on_early_end: Callable[[], None] | None = None
     source: tuple[InferRequest, CallContext] | None = None
     request_id: str = ""
     caller: str = ""
@@ -175,7 +168,7 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
         request body included, that only the garbage collector would find.
         """
         self.reply = _nobody
-        self.emit = self.relay = None
+        self.emit = self.on_early_end = None
         self.ticket.payload = None
 
     def parked(self, until_s: float) -> Ticket:

@@ -12,10 +12,12 @@ from threading import Lock
 from oriel_inference.batching.call import Call
 from oriel_policies.metering.device_clock import DeviceClock
 from oriel_policies.metering.shares import split
-from oriel_policies.metering.usage import UsageBook, UsageKey, UsageRow
+from oriel_policies.metering.usage import UsageBook, UsageKey, UsageRow, counters
 from oriel_wire.context import CallContext
+from oriel_wire.usage.lines import UsageLine
 
 HOST = "host"
+UNIT = "inference"
 MAX_KNOWN = 4096  # callers that one version remembers the rows of
 
 
@@ -188,3 +190,40 @@ class Accounts:
             self._rows.clear()
         self._rows[tenant, tier, unbilled] = row
         return row
+
+
+class UsageLines:
+    """Writes what the devices were used for as lines of the usage ledger. Used by one reader, on the loop.
+
+    now_ns: the clock of the devices.
+    """
+
+    def __init__(self, devices: Devices, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._devices = devices
+        self._now_ns = now_ns
+        self._read_ns = now_ns()
+        self._busy_ns: dict[str, int] = {}
+
+    def added(self, minute: str) -> list[UsageLine]:
+        """Return what was used since the last call, and how long each device was busy."""
+        lines = [
+            UsageLine(minute=minute, unit=UNIT, **key._asdict(), **counters(values))
+            for key, values in self._devices.book.added()
+        ]
+        before, self._read_ns = self._read_ns, self._now_ns()
+        for device in self._devices.all():
+            busy_ns, charged_ns = device.read()
+            lines.append(
+                UsageLine(
+                    kind="device",
+                    minute=minute,
+                    unit=UNIT,
+                    device=device.name,
+                    device_class=device.device_class,
+                    busy_ns=busy_ns - self._busy_ns.get(device.name, 0),
+                    wall_ns=self._read_ns - before,
+                    open_ns=busy_ns - charged_ns,
+                )
+            )
+            self._busy_ns[device.name] = busy_ns
+        return lines

@@ -5,14 +5,14 @@ of it is finished.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from oriel_inference.backends import Outputs, Request, RequestSession
 from oriel_inference.batching.assemble import Outcome, Results, concatenate, reshaped_if_it_fits
 from oriel_inference.batching.call import BatchTimes, Call
 from oriel_inference.batching.device import Device, DeviceTime
-from oriel_inference.batching.responses import Responses
-from oriel_inference.batching.statistics import Statistics
+from oriel_inference.batching.statistics import Responses, Statistics
 from oriel_inference.batching.stream import IDLE_S, MAX_S, deliver
 from oriel_inference.clock import Clock
 from oriel_inference.errors import BackendFailed, InferenceError
@@ -78,12 +78,8 @@ class RequestBatch:
             self.returned()
             return
         for index, call in enumerate(self._calls):
-            call.relay = _Departure(self, index)
+            call.on_early_end = partial(self._session.leave, self, index)
         self._session.execute(self)
-
-    def left(self, index: int) -> None:
-        """Handle a call that has ended before its answer came."""
-        self._session.leave(self, index)
 
     # Callbacks of the session ---------------------------------------------------------------------------------------
 
@@ -95,7 +91,7 @@ class RequestBatch:
 
     def answer(self, index: int, result: Outputs | InferenceError | None) -> None:
         call = self._calls[index]
-        call.relay = None
+        call.on_early_end = None
         self._charge(index, failed=not isinstance(result, Outputs) and not (self._spec.decoupled and result is None))
         self._results[index] = result
         self._unanswered -= 1
@@ -193,16 +189,3 @@ class RequestBatch:
 
     def _times(self, rows: int, device_ns: int) -> BatchTimes:
         return BatchTimes(self._started, self._began, self._computed, self._clock.now(), rows, device_ns)
-
-
-class _Departure:
-    """Reports that a call has ended early."""
-
-    __slots__ = ("_batch", "_index")
-
-    def __init__(self, batch: RequestBatch, index: int) -> None:
-        self._batch = batch
-        self._index = index
-
-    def close(self) -> None:
-        self._batch.left(self._index)

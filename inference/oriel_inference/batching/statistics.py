@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Protocol
 
 from oriel_inference.batching.call import BatchTimes, Call
 from oriel_inference.errors import Outcome
@@ -29,17 +28,9 @@ BATCH_ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 FIRST_RESPONSE_MS = (100.0, 500.0, 2000.0, 5000.0)
 
 
-class Sampler(Protocol):
-    """Takes samples of executed rows of one load of a version, which has `spec`."""
-
-    @property
-    def spec(self) -> ModelSpec: ...
-
-    def offer(self, inferences: int, calls: Sequence[Call], shares: Sequence[Sequence[Array]], at: float) -> float:
-        """Take samples from a batch, whose last row has the number `inferences`; return the number of the next row to
-        sample. at: the number of the first one. Never raises.
-        """
-        ...
+# Takes samples of executed rows: gets the specification of the load that ran a batch, the numbers of the batch's last
+# row and of the next row to sample, its calls and their outputs. Returns the number of the next row. Never raises.
+Offer = Callable[[ModelSpec | None, float, float, Sequence[Call], Sequence[Sequence[Array]]], float]
 
 
 class Duration:
@@ -107,7 +98,7 @@ class Statistics:
     releases: reason -> batches.
     tiers: tier -> requests.
     responses, first_response: of a decoupled model; the latter in milliseconds.
-    sampler: takes samples of executed rows, the next one when `inferences` reaches sample_at. Writer: `quality`.
+    offer: takes samples of executed rows, the next one when `inferences` reaches sample_at. Writer: `quality`.
     """
 
     __slots__ = (
@@ -118,11 +109,11 @@ class Statistics:
         "first_response",
         "inferences",
         "last_ms",
+        "offer",
         "queue",
         "releases",
         "responses",
         "sample_at",
-        "sampler",
         "sizes",
         "stages",
         "success",
@@ -142,7 +133,7 @@ class Statistics:
         self.tiers: dict[str, Tier] = {}
         self.responses: list[Response] = []
         self.first_response = Histogram(FIRST_RESPONSE_MS)
-        self.sampler: Sampler | None = None
+        self.offer: Offer | None = None
         self.sample_at = inf
 
     def tier(self, name: str) -> Tier:
@@ -188,8 +179,8 @@ class Statistics:
         self.last_ms = time.time_ns() // 1_000_000
         self.stages.add(times, calls)
         self.sizes.observe(times.rows)
-        if self.inferences >= self.sample_at and self.sampler is not None and self.sampler.spec is spec:
-            self.sample_at = self.sampler.offer(self.inferences, members, shares, self.sample_at)
+        if self.inferences >= self.sample_at and self.offer is not None:
+            self.sample_at = self.offer(spec, self.inferences, self.sample_at, members, shares)
         batch = self.batches.get(times.rows)
         if batch is None:
             if len(self.batches) >= MAX_BATCH_SIZES:
@@ -249,6 +240,41 @@ class Statistics:
                 )
             )
         return found
+
+
+class Responses:
+    """Counts the responses of one request of a decoupled model. arrived_s: when the request was queued."""
+
+    __slots__ = ("_arrived_s", "_number", "_statistics")
+
+    def __init__(self, statistics: Statistics, arrived_s: float) -> None:
+        self._statistics = statistics
+        self._arrived_s = arrived_s
+        self._number = 0
+
+    def sent(self, now: float, infer_s: float, output_s: float) -> None:
+        """Count a response on its way to a caller that waits. infer_s, output_s: time to compute it and to encode
+        it.
+        """
+        if not self._number:
+            self._statistics.first_response.observe((now - self._arrived_s) * 1000.0)
+        response = self._statistics.response(self._number)
+        self._number += 1
+        if response is not None:
+            response.infer.add(infer_s)
+            response.output.add(output_s)
+            response.success.add(infer_s + output_s)
+
+    def ended(self, infer_s: float, *, failed: bool, cancelled: bool) -> None:
+        """Count the end of the responses, `infer_s` after the last one. cancelled: the caller had left."""
+        response = self._statistics.response(self._number)
+        if response is None:
+            return
+        if cancelled:
+            response.cancel.add(infer_s)
+            return
+        response.infer.add(infer_s)
+        (response.fail if failed else response.empty).add(infer_s)
 
 
 class Ledger:

@@ -17,8 +17,7 @@ from oriel_inference.backends import DecoupledSession
 from oriel_inference.batching.assemble import Outcome, concatenate, reshaped
 from oriel_inference.batching.call import BatchTimes, Call
 from oriel_inference.batching.device import Device, DeviceTime
-from oriel_inference.batching.responses import Responses
-from oriel_inference.batching.statistics import Statistics
+from oriel_inference.batching.statistics import Responses, Statistics
 from oriel_inference.clock import Clock
 from oriel_inference.errors import BackendFailed, InferenceError
 from oriel_inference.model import ModelSpec

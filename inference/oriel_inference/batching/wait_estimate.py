@@ -1,18 +1,12 @@
 """Estimates how long a new call would wait for a model, for metrics and load reports. It only reads a batcher."""
 
-from collections.abc import Collection, Sequence
-from typing import Protocol
+from collections.abc import Collection
 
-from oriel_inference.batching.call import Call
+from oriel_inference.batching.running import Running
 from oriel_inference.clock import Clock
 from oriel_policies.waiting.batch import ServiceCurve
 from oriel_policies.waiting.queue import SlaQueue
 from oriel_policies.waiting.wait import best_rate, expected_wait_s
-
-
-class _Batch(Protocol):
-    @property
-    def calls(self) -> Sequence[Call]: ...
 
 
 class WaitEstimate:
@@ -27,7 +21,7 @@ class WaitEstimate:
         queue: SlaQueue,
         curve: ServiceCurve,
         idle: Collection[object],
-        running: Collection[_Batch],
+        running: Collection[Running],
         *,
         max_rows: int,
         slots: int,

@@ -1,7 +1,6 @@
-"""The threads that execute batches: one bounded pool for all models, with threads started on first use.
+"""The threads that execute batches: a bounded pool for all models, with threads started on first use.
 
-Executions that wait for their readers get threads of their own; in the pool they would keep other models from
-computing.
+Executions that wait for their readers have a pool of their own; in the other one they would keep models from computing.
 """
 
 import threading
@@ -71,30 +70,3 @@ class WorkerThreads:
             with self._lock:
                 self._busy -= 1
             del given, job  # the arrays of a finished batch must not live until the next one
-
-
-class JobThreads:
-    """Runs every job in a daemon thread of its own. The number of jobs is bounded by the instances of a model."""
-
-    def __init__(self) -> None:
-        self._threads: set[threading.Thread] = set()
-
-    def submit(self, job: Job) -> None:
-        thread = threading.Thread(target=self._work, args=(job,), name="oriel-stream", daemon=True)
-        self._threads.add(thread)
-        thread.start()
-
-    def let_begin(self) -> None:
-        pass  # `submit` has waited for the thread
-
-    def close(self, timeout_s: float) -> bool:
-        """Wait for running jobs; return False if some still run after `timeout_s` each."""
-        for thread in tuple(self._threads):
-            thread.join(timeout_s)
-        return not any(thread.is_alive() for thread in tuple(self._threads))
-
-    def _work(self, job: Job) -> None:
-        try:
-            job()
-        finally:
-            self._threads.discard(threading.current_thread())

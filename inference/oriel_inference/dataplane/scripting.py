@@ -9,7 +9,6 @@ own instance: that is refused, and so are chains of more than MAX_CHAIN models.
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import msgspec
 
@@ -33,20 +32,6 @@ AHEAD_BYTES = 16 << 20
 _LOST = "the answer of the other model cannot be passed on"
 
 
-class WaitForLoad(Protocol):
-    """Has a call wait until its model is loaded; returns the function to call when the caller leaves."""
-
-    def __call__(
-        self,
-        model: str,
-        ctx: CallContext,
-        *,
-        size_bytes: int,
-        resume: Callable[[], None],
-        refuse: Callable[[InferenceError], None],
-    ) -> Callable[[], None]: ...
-
-
 class ScriptedRequest(InferRequest, kw_only=True, gc=False):
     """A request of a model. chain: the models that wait for its answer, the first one first."""
 
@@ -54,15 +39,15 @@ class ScriptedRequest(InferRequest, kw_only=True, gc=False):
 
 
 class Scripting:
-    """Runs model calls; passed to the Python backend as `scripting`. `dataplane` and `wait` are set before the first
-    model loads.
+    """Runs model calls; passed to the Python backend as `scripting`. `dataplane` and `wait`, which is `Demand.wait`,
+    are set before the first model loads.
     now: the loop's clock.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self.dataplane: Dataplane | None = None
-        self.wait: WaitForLoad | None = None
+        self.wait: Callable[..., Callable[[], None]] | None = None
 
     def __call__(self, session: PythonSession, message: Infer, body: memoryview) -> None:
         """Start the model call of `message`, or answer with an error; never raises a refusal."""

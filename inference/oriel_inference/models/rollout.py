@@ -137,18 +137,18 @@ class Rollout:
         override: replaces the model's configuration file.
         reserve: see `Loading`; called in the thread of the load.
         """
-        async with self._lock(name), self._slots.turn(stores[0], name) as slot:
+        async with self._lock(name):
             if len(stores) > 1:
                 # The result must not depend on the order of the repositories.
                 return self.refuse(name, f"model {name!r} is in more than one model repository")
+            (store,) = stores
             old = self._serving(name)
             if not old:
                 self._set(name, [Entry(name=name, version=0, state=ModelState.LOADING)])
             have = {version: serving.identity for version, serving in old.items()}
-            began = time.monotonic()
             try:
                 loading = Loading(
-                    stores[0],
+                    store,
                     name,
                     find_backend=self.tools.find_backend,
                     cores=self.tools.machine.cores.total,
@@ -158,19 +158,22 @@ class Rollout:
                     have=have,
                     defaults=self.tools.defaults,
                     devices=self.tools.machine.devices,
-                    slot=slot.taken,
+                    slot=self._slots.taken,
                     reserve=reserve,
                 )
-                versions = await slot.run(load_model, loading)
+                loop = asyncio.get_running_loop()
+                versions = await loop.run_in_executor(self._slots.threads(store), load_model, loading)
             except LoadFailed as failure:
                 return self.refuse(name, failure.reason, failure)
             except Exception:
                 # An unexpected error in one model must not keep the others from serving.
                 _log.exception("model %s could not be loaded", name)
                 return self.refuse(name, "the model could not be loaded, the server's log says why", kind="internal")
+            else:
+                return self._publish(name, versions, old)
             finally:
+                store.loaded(name)
                 self._end_check_later()
-            return self._publish(name, versions, old, time.monotonic() - began)
 
     def close(self) -> None:
         """Make loads that wait for a slot fail."""
@@ -187,7 +190,7 @@ class Rollout:
         self._set(name, entries or [_refused(name, 0, reason, None, config)])
         return reason
 
-    def _publish(self, name: str, versions: _Versions, old: Mapping[int, ServingModel], load_s: float) -> str:
+    def _publish(self, name: str, versions: _Versions, old: Mapping[int, ServingModel]) -> str:
         """Publish loaded versions. old: those that served when the load began; meanwhile an ensemble may have lost a
         model, and its place.
         """
@@ -195,7 +198,7 @@ class Rollout:
         entries: dict[int, Entry] = {}
         reasons: list[str] = []
         made = {
-            version: self._make(loaded, load_s) if isinstance(loaded, LoadedVersion) else old[version]
+            version: self._make(loaded) if isinstance(loaded, LoadedVersion) else old[version]
             for version, loaded in versions.items()
             if not isinstance(loaded, LoadFailed)
         }
@@ -234,13 +237,13 @@ class Rollout:
             reasons.append(f"version {fallback.serving} {fallback.reason}")
         return "; ".join(reasons)
 
-    def _make(self, loaded: LoadedVersion, load_s: float) -> ServingModel:
+    def _make(self, loaded: LoadedVersion) -> ServingModel:
         return ServingModel(
             loaded.spec,
             loaded.config,
             self.tools.make_scheduler(loaded),
             loaded.sessions,
-            load_s,
+            loaded.load_s,
             loaded.identity,
             tried=loaded.tried,
             note=loaded.note,

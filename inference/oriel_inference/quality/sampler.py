@@ -22,8 +22,7 @@ from oriel_inference.backends.device_tensor import on_host
 from oriel_inference.batching.call import Call
 from oriel_inference.batching.statistics import Statistics
 from oriel_inference.model import ModelSpec, TensorSpec
-from oriel_inference.quality.rows import MAX_VALUES, numbers, part_of
-from oriel_inference.quality.tensor import TensorProfile, TensorState, Totals
+from oriel_inference.quality.tensor import MAX_VALUES, TensorProfile, TensorState, Totals, numbers, part_of
 from oriel_policies.quality.reference import MAX_TENSORS, Reference, TensorReference
 from oriel_wire.v2.messages import Array
 
@@ -130,18 +129,28 @@ class VersionQuality:
         """Return the number of the first row to sample, after so many rows were executed."""
         return inferences + self._step() if self._profiles else inf
 
-    def offer(self, inferences: int, calls: Sequence[Call], shares: Sequence[Sequence[Array]], at: float) -> float:
+    def offer(
+        self,
+        spec: ModelSpec | None,
+        inferences: float,
+        at: float,
+        calls: Sequence[Call],
+        shares: Sequence[Sequence[Array]],
+    ) -> float:
         """Take samples from a batch, whose last row has the number `inferences`; return the number of the next one.
 
+        spec: the specification of the load that ran it; batches of an earlier load are left out.
         at: the number of the first row to sample, at most `inferences`. Never raises, because answers wait.
         """
+        if spec is not self.spec:
+            return at
         try:
             return self._offer(inferences, calls, shares, at)
         except Exception:
             self.fail()
             return inf
 
-    def _offer(self, inferences: int, calls: Sequence[Call], shares: Sequence[Sequence[Array]], at: float) -> float:
+    def _offer(self, inferences: float, calls: Sequence[Call], shares: Sequence[Sequence[Array]], at: float) -> float:
         now = self._now()
         if now - self._second_s >= 1.0:
             self._second_s, self._in_second = now, 0
@@ -152,7 +161,7 @@ class VersionQuality:
                 self.samples["limited"] += 1
                 break
             self._in_second += 1
-            if not self._put(self, self._row(int(at) - first, calls, shares)):
+            if not self._put(self, self._row(int(at - first), calls, shares)):
                 self.samples["dropped"] += 1
             at += self._step()
             if at > inferences:
@@ -251,12 +260,12 @@ class Quality:
         """Sample a version that is about to serve, if its configuration does not say otherwise."""
         key = (spec.name, spec.version)
         _, before = self._known.pop(key, (None, None))
-        statistics.sampler, statistics.sample_at = None, inf
+        statistics.offer, statistics.sample_at = None, inf
         if not spec.sample_every or not self._makes_room():
             return
         made = VersionQuality(spec, reference, self.thread.put, before=before)
         self._known[key] = statistics, made
-        statistics.sampler, statistics.sample_at = made, made.first(statistics.inferences)
+        statistics.offer, statistics.sample_at = made.offer, made.first(statistics.inferences)
 
     def of(self, name: str, version: int) -> VersionQuality | None:
         """Return the samples of a version; None if it is not sampled."""
@@ -270,5 +279,5 @@ class Quality:
         if gone is None:
             return False
         statistics, _ = self._known.pop(gone)
-        statistics.sampler, statistics.sample_at = None, inf
+        statistics.offer, statistics.sample_at = None, inf
         return True

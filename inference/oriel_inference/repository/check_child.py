@@ -33,16 +33,16 @@ def main() -> None:
 def _import(name: str) -> "Backend":
     """Import what a check needs, and return the backend called `name`."""
     from oriel_inference.backends import find_backend
-    from oriel_inference.repository import onnx_files, zeros
+    from oriel_inference.repository import onnx_files, warmup
 
-    del onnx_files, zeros
+    del onnx_files, warmup
     return find_backend(name)
 
 
 def _judge(request: dict[str, Any]) -> tuple[str, bool]:
     """The reason why the file cannot be opened, or "", and whether the model runs with zeros; a good one need not."""
     from oriel_inference.repository.onnx_files import check_model_file
-    from oriel_inference.repository.zeros import row_of_zeros
+    from oriel_inference.repository.warmup import row_of_zeros
 
     path = Path(request["path"])
     try:

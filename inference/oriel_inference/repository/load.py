@@ -44,8 +44,7 @@ from oriel_inference.repository.private import private_files
 from oriel_inference.repository.python_model import check_python, instance_count, is_configured, open_all
 from oriel_inference.repository.reference import read_reference
 from oriel_inference.repository.spec import build_spec, check_against_file, complete, fill_defaults, require_complete
-from oriel_inference.repository.warmup import run_warmup
-from oriel_inference.repository.zeros import row_of_zeros
+from oriel_inference.repository.warmup import row_of_zeros, run_warmup
 from oriel_inference.stores import Fingerprint, ModelStore
 from oriel_policies.quality.reference import Reference
 from oriel_wire.v2.proto import model_config_pb2 as pb
@@ -68,7 +67,8 @@ class Loading:
     have: version -> identity of the versions that serve already.
     defaults: the operator's values for what a configuration leaves out.
     devices: the server's, which count the time of first runs.
-    slot: a context that is entered once the files of a version have been fetched, and left when it is loaded.
+    slot: a context that is entered once the files of a version have been fetched, and left when it is loaded; it gives
+    the seconds that it waited.
     reserve: called before a backend that knows how much memory it needs takes it.
     """
 
@@ -83,7 +83,7 @@ class Loading:
     have: Mapping[int, str] = field(default_factory=dict)
     defaults: LoadDefaults = LoadDefaults()
     devices: Devices = field(default_factory=Devices)
-    slot: Callable[[], AbstractContextManager[None]] = nullcontext
+    slot: Callable[[], AbstractContextManager[float]] = lambda: nullcontext(0.0)
     reserve: ReserveModel = unbounded
 
     @property
@@ -165,6 +165,7 @@ class LoadedVersion:
     compilation: how its artefact is made, if its configuration asks for one.
     reference: the samples that rows of it are compared with, if it has one.
     note: the index's text about it.
+    load_s: how long its load took, the wait for a slot left out.
     """
 
     spec: ModelSpec
@@ -178,6 +179,7 @@ class LoadedVersion:
     compilation: Compilation | None = None
     reference: Reference | None = None
     note: str = ""
+    load_s: float = 0.0
 
     @property
     def placed(self) -> tuple[Device, ...]:
@@ -287,8 +289,11 @@ def _load_ensemble(one: _VersionLoading) -> LoadedVersion:
 
 
 def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
+    began_s = time.monotonic()
     if is_configured(backend):
-        return _open_configured(one, backend)
+        with one.of.slot() as waited_s:
+            loaded = _open_configured(one, backend)
+        return replace(loaded, load_s=time.monotonic() - began_s - waited_s)
     config, file, defaults = one.config, one.of.file, one.of.defaults
     gpus, placed = usable_gpus(backend), config
     note = "" if gpus or defaults.require_accelerators else on_cpu_instead(config)
@@ -315,8 +320,9 @@ def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
     store, model, version = one.of.store, one.of.model, one.version
     names = [*(place.filename for place in found), *filter(None, [reference_file(store, model, version, config)])]
     paths = {name: store.artifact(model, version, name) for name in names}
-    with one.of.slot(), private_files(store, model, version, paths) as files:
-        return replace(_open_version(one, backend, found, files, wanted), note=note)
+    with one.of.slot() as waited_s, private_files(store, model, version, paths) as files:
+        loaded = _open_version(one, backend, found, files, wanted)
+    return replace(loaded, note=note, load_s=time.monotonic() - began_s - waited_s)
 
 
 def _open_version(

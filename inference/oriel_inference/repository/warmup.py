@@ -1,4 +1,4 @@
-"""`model_warmup`: runs the configured requests before a version is ready."""
+"""First runs of a version: the requests of `model_warmup`, before it is ready, and a row of zeros."""
 
 import logging
 import math
@@ -12,7 +12,7 @@ import numpy as np
 from oriel_inference.backends import WARM_RESPONSES, DecoupledSession, Session, takes_requests
 from oriel_inference.batching.device import Device
 from oriel_inference.errors import ConfigInvalid, InferenceError
-from oriel_inference.model import ModelSpec, TensorSpec
+from oriel_inference.model import ModelSpec, TensorInfo, TensorSpec
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import CONFIG_DATATYPES, DATATYPES, deserialize_bytes, from_config_name
 from oriel_wire.v2.messages import Array
@@ -184,3 +184,16 @@ def _from_bytes(data: bytes, datatype: str, elements: int, file: str, field: str
     if len(data) < elements * dtype.itemsize:
         raise ConfigInvalid(file, where, f"holds {len(data)} bytes, dims ask for {elements * dtype.itemsize}")
     return np.frombuffer(data, dtype, elements)
+
+
+def row_of_zeros(inputs: Sequence[TensorInfo]) -> dict[str, Array]:
+    """Return zeros for every required input."""
+    return {info.name: zeros(info) for info in inputs if not info.optional}
+
+
+def zeros(info: TensorInfo) -> Array:
+    """Return a tensor of zeros (empty texts) for an input, with size 1 where a dimension varies."""
+    shape = [1 if dim < 0 else dim for dim in info.shape]
+    if info.datatype == "BYTES":
+        return np.full(shape, b"", dtype=object)
+    return np.zeros(shape, DATATYPES[info.datatype].dtype)

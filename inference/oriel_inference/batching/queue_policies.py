@@ -1,16 +1,21 @@
-"""`preserve_ordering`: answers are delivered in the order in which their calls arrived.
+"""Two settings of a model's `dynamic_batching`: the order of its answers, and places per priority level.
+
+`preserve_ordering`: answers are delivered in the order in which their calls arrived.
 
 There is one line per tier and tenant: with a single line, a slow call of one tier would delay the answers of another.
 Only answers wait in line. A call that fails, expires or leaves is finished at once, and the calls behind it move up. An
 answer that reaches its own deadline in the line is too late, and its caller gets that error in time.
+
+`max_queue_size`: a level is counted per tier, so that a flood in one tier leaves another tier its places.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 from oriel_inference.batching.call import Answer, Call
 from oriel_inference.clock import Clock, Timer
 from oriel_inference.errors import DeadlineExceeded, InferenceError
+from oriel_inference.model import QueueRules
 
 
 class _Held:
@@ -84,3 +89,30 @@ class AnswerLine:
             self._answer(call, held.answer)
         if self._lines.get(key) is line:  # an answer may have brought the next call, and that one a new line
             del self._lines[key]
+
+
+class LevelBounds:
+    """Bounds how many calls wait on each priority level of a model.
+
+    Every call that joined with `enter` has to be removed with `leave`, once.
+    """
+
+    def __init__(self, rules: QueueRules) -> None:
+        self._sizes = {level: rules.of(level).max_items for level in rules.levels}
+        self._waiting: Counter[tuple[int, int]] = Counter()
+
+    def enter(self, call: Call) -> bool:
+        """Take a place of the call's level; return False if none is left."""
+        if call.ticket.admitted:
+            return True
+        key = (call.ticket.band, call.level)
+        size = self._sizes.get(call.level, 0)
+        if size and self._waiting[key] >= size:
+            return False
+        self._waiting[key] += 1
+        return True
+
+    def leave(self, call: Call) -> None:
+        """Free the place of a call."""
+        if not call.ticket.admitted:
+            self._waiting[call.ticket.band, call.level] -= 1
