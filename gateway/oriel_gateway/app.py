@@ -309,7 +309,7 @@ async def _internal(settings: Settings, gateway: Gateway) -> HttpServer | None:
     sock = listen(settings.internal_host, settings.internal_port, "gateway internal")
     server = await serve_public(gateway, sock)
     server.lame_duck_s = 0.0
-    gateway.tickets, gateway.internal = Tickets(settings.ticket_keys), server.memo
+    gateway.callers.tickets, gateway.callers.internal = Tickets(settings.ticket_keys), server.memo
     _log.info("model calls of logic servers on http://%s:%d", settings.internal_host, server.port)
     return server
 

@@ -2,10 +2,14 @@
 
 import asyncio
 from collections.abc import Iterator
+from math import inf
 from time import monotonic
 from typing import Final, Protocol
 
+from oriel_gateway.errors import Outcome, Refused
+from oriel_policies.documents import Tenant
 from oriel_policies.waiting.deadlines import DeadlineWheel
+from oriel_wire.context import parse_timeout_ms
 
 YOUNG: Final = -1  # the slot of a call that is in `DeadlineClock.young`
 _RESOLUTION_S: Final = 0.005
@@ -89,3 +93,23 @@ class DeadlineClock:
         self._ticking = self._loop.call_later(_RESOLUTION_S, self._tick) if waiting else None
         for item in due:
             item.expired()
+
+
+def deadline_of(tenant: Tenant, received_s: float, timeout_ms: str | None) -> float:
+    """Return the absolute deadline: the tier's, or an earlier one of the client. Raises INVALID_REQUEST."""
+    give_up_s = tenant.tier.give_up_s
+    if timeout_ms is not None:
+        client_timeout_s = parse_timeout_ms(timeout_ms)
+        if client_timeout_s is None or client_timeout_s <= 0.0:
+            raise Refused(
+                Outcome.INVALID_REQUEST,
+                "x-request-timeout-ms has to be a whole number of milliseconds > 0 of at most 18 digits",
+            )
+        give_up_s = min(give_up_s, client_timeout_s)
+    return received_s + give_up_s
+
+
+def requested_until(received_s: float, timeout_ms: str | None, timeout_s: float | None = None) -> float:
+    """Return the deadline that a client asked for, in its own words or in gRPC's; infinite if it asked for none."""
+    requested_s = None if timeout_ms is None else parse_timeout_ms(timeout_ms)
+    return received_s + min(inf if requested_s is None else requested_s, inf if timeout_s is None else timeout_s)

@@ -1,26 +1,24 @@
 """The gateway as every ingress shares it: the documents in force, the pools, the deadline clock, the records."""
 
 import asyncio
-from collections.abc import Sequence
 from itertools import islice
 from math import inf
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from mypy_extensions import mypyc_attr
 
 from oriel_gateway.api_docs.pages import ApiDocs
+from oriel_gateway.call.host import Host
 from oriel_gateway.call.kept_open import KeepAlive
 from oriel_gateway.call.unread import Unread
 from oriel_gateway.clock import DeadlineClock
 from oriel_gateway.documents.in_force import DocumentsInForce
-from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.identity.keys import identify, still_valid
-from oriel_gateway.identity.tenant_buckets import OtherRequests, TenantBuckets
+from oriel_gateway.identity.callers import Callers
+from oriel_gateway.identity.tenant_buckets import OtherRequests
 from oriel_gateway.limits import Limiter
 from oriel_gateway.observe.records import Records
 from oriel_gateway.observe.spending import Spending
-from oriel_gateway.observe.tracing import Mark
+from oriel_gateway.observe.tracing import Marks
 from oriel_gateway.overload import Overload
 from oriel_gateway.pools.health import Watch
 from oriel_gateway.pools.model_placement import ModelPlacements
@@ -28,21 +26,17 @@ from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.pools.scaling import ScaledPools
 from oriel_gateway.routing.target_cache import TargetCache
 from oriel_gateway.shared.state import CACHE_BYTES, RoutingState
-from oriel_policies.documents import ApiKey, Snapshot, Tenant
+from oriel_policies.documents import Snapshot, Tenant
 from oriel_policies.documents.packed import decoded
 from oriel_policies.upstreams.answer_cache import AnswerCache
-from oriel_wire.context import parse_timeout_ms, valid_request_id
 from oriel_wire.engine.health import Watches
 from oriel_wire.engine.large_messages import LargeMessages
 from oriel_wire.engine.listener import HttpServer
-from oriel_wire.h1.request import Field, LineMemo
-from oriel_wire.observe.sampling import Sampling, without_threshold
-from oriel_wire.observe.trace import SpanSink, TraceIds, bounded_state, read_traceparent
+from oriel_wire.observe.sampling import Sampling
+from oriel_wire.observe.trace import SpanSink
 
 if TYPE_CHECKING:
     from oriel_gateway.identity.key_sets import KeySets
-    from oriel_gateway.identity.tickets import Tickets
-    from oriel_gateway.identity.tokens import Tokens
     from oriel_wire.observe.recall import Recaller
 
 _RELEASED = 200  # how many remembered objects are freed per turn of the loop
@@ -51,20 +45,15 @@ _GIVE_BACK_S = 2.0
 # the share of the tightest target that calls may spend in a pool so that its concurrency can be learned
 LEARN_SHARE = 0.5
 INCOMPLETE_S = 2.0  # after the drain began, and then again and again, requests that are still received are refused
-_SAMPLED: Final = frozenset(("01", "03"))
-# Flags of a trace with the sampled bit set, and cleared.
-_WITH: Final = {"00": "01", "01": "01", "02": "03", "03": "03"}
-_WITHOUT: Final = {"00": "00", "01": "00", "02": "02", "03": "02"}
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Gateway:
-    """Identifies callers, resolves what they ask for, and gives each call its deadline and its ids.
+class Gateway(Host):
+    """Holds what all ingresses share, and puts documents in force.
 
     Single writer: the loop it was built on. fronts: the servers that remember credentials. left_pools: not in the
     documents any more, but calls are still on their way. refusing: what cannot be sent at once is refused, because it
-    would still wait when the gateway ends. sampling: of traces, if not as the sink has it. internal: the memo of the
-    port that takes tickets and nothing else.
+    would still wait when the gateway ends. sampling: of traces, if not as the sink has it.
     """
 
     def __init__(
@@ -83,19 +72,15 @@ class Gateway:
         self.targets = TargetCache(snapshot, self.routing.canaries.adopt(snapshot.routes), self.others)
         self.limiter = limiter
         self.sink = sink
-        self.sampling = sampling or sink.sampling
+        self.marks = Marks(sampling or sink.sampling)
         self.recaller: Recaller | None = None
-        self._threshold = self.sampling.hex_threshold
-        self._client_traces = TenantBuckets()
         self.records = Records(sink)
         self.spending = Spending(limiter, snapshot)
         self.records.stats.spend_by(self.spending)
         limiter.used_before = self.records.stats.usage.before
         self.documents = DocumentsInForce()
         self.api_docs = ApiDocs()
-        self.tokens: Tokens | None = None
-        self.tickets: Tickets | None = None
-        self.internal: LineMemo | None = None
+        self.callers = Callers(snapshot)
         self.tokens_refused: dict[str, int] = {}
         self.key_sets: KeySets | None = None
         self.fronts: set[HttpServer] = set()
@@ -116,7 +101,6 @@ class Gateway:
         self.keep_alive = KeepAlive(self.clock)
         self.overload = Overload(self.fronts, lambda: self.records.stats.ended)
         self.records.objectives.stood_still_s = self.overload.stood_still_s
-        self._ids = TraceIds()
         self._leftovers = _Leftovers()
         self._trust(snapshot)
 
@@ -163,8 +147,8 @@ class Gateway:
         """Identify every caller anew, also those that were recognised."""
         for front in self.fronts:
             front.forget_credentials()
-        if self.tokens is not None:
-            self.tokens.forget()
+        if self.callers.tokens is not None:
+            self.callers.tokens.forget()
 
     async def close_left_pools(self) -> None:
         """Close the removed pools whose last call has ended."""
@@ -177,8 +161,8 @@ class Gateway:
 
     def _trust(self, snapshot: Snapshot) -> None:
         """Accept tokens of the issuers of these documents, if there are any."""
+        self.callers.snapshot, self.callers.tokens = snapshot, None
         if not snapshot.issuers:
-            self.tokens = None
             return
         # The cryptography is imported only if tokens are used.
         from oriel_gateway.identity.key_sets import KeySets
@@ -187,7 +171,7 @@ class Gateway:
         if self.key_sets is None:
             self.key_sets = KeySets(self.forget_credentials)
         self.key_sets.adopt(snapshot.issuers.values())
-        self.tokens = Tokens(snapshot, self.key_sets, self.tokens_refused)
+        self.callers.tokens = Tokens(snapshot, self.key_sets, self.tokens_refused)
 
     def _rank_tiers(self) -> None:
         """Note which band is the most urgent of all."""
@@ -199,107 +183,7 @@ class Gateway:
         """Return how urgent a tenant's tier is: 0 for the most urgent tiers of all."""
         return tenant.tier.band - self.top_band
 
-    # identify, limit, route ------------------------------------------------------------------------------------
-
-    def identify(self, credentials: Sequence[tuple[str, str]]) -> ApiKey:
-        """Return the key behind these credentials; see `identity.keys.identify`."""
-        return identify(credentials, self.snapshot, self.tokens)
-
-    def identify_fields(self, fields: Sequence[Field] | None, memo: LineMemo) -> ApiKey:
-        """Return the key behind parsed header lines; a line that was seen before is recognised by its hash."""
-        if fields is not None and len(fields) == 1 and (owner := fields[0].owner) is not None:
-            known: ApiKey = owner
-            return still_valid(known)
-        # A recognised line keeps neither name nor value: two credentials are refused before they are read.
-        credentials = [(field.name, field.value) for field in fields or ()]
-        if memo is self.internal and self.tickets is not None:
-            return self.tickets.identify(credentials, self.snapshot)  # not kept: each request has another one
-        key = identify(credentials, self.snapshot, self.tokens)
-        assert fields is not None
-        memo.keep_credential(fields[0].line, key)
-        return key
-
-    def deadline(self, tenant: Tenant, received_s: float, timeout_ms: str | None) -> float:
-        """Return the absolute deadline: the tier's, or an earlier one of the client. Raises INVALID_REQUEST."""
-        give_up_s = tenant.tier.give_up_s
-        if timeout_ms is not None:
-            client_timeout_s = parse_timeout_ms(timeout_ms)
-            if client_timeout_s is None or client_timeout_s <= 0.0:
-                raise Refused(
-                    Outcome.INVALID_REQUEST,
-                    "x-request-timeout-ms has to be a whole number of milliseconds > 0 of at most 18 digits",
-                )
-            give_up_s = min(give_up_s, client_timeout_s)
-        return received_s + give_up_s
-
-    def requested_until(self, received_s: float, timeout_ms: str | None, timeout_s: float | None = None) -> float:
-        """Return the deadline that a client asked for, in its own words or in gRPC's; infinite if it asked for none."""
-        requested_s = None if timeout_ms is None else parse_timeout_ms(timeout_ms)
-        return received_s + min(inf if requested_s is None else requested_s, inf if timeout_s is None else timeout_s)
-
-    def mark(
-        self, request_id: str | None, traceparent: str | None, tracestate: str | None, key: ApiKey | None = None
-    ) -> Mark:
-        """Return the call's ids: the client's own where they are valid, fresh ones otherwise.
-
-        The id of a trace decides if it is kept from its beginning, or the client if it sent one. key: the
-        client's, if it is known; otherwise `judge_sample` is called when it is.
-        """
-        ids = self._ids
-        if len(ids.spans) < 2 or not ids.traces:
-            ids.refill()
-        own = ids.spans.pop()
-        if key is not None and key.delegated:
-            request_id = key.name
-        if request_id is None or not valid_request_id(request_id):
-            request_id = own
-        parent = read_traceparent(traceparent) if traceparent else None
-        if parent is not None:
-            trace, span, flags = parent
-            state = bounded_state(tracestate) if tracestate else ""
-            kept = "client" if flags in _SAMPLED else ""
-            if not self.sampling.parent_based:
-                decided, state = self.sampling.decided(int(trace, 16), state)
-                kept, flags = ("ratio", _WITH[flags]) if decided else ("", _WITHOUT[flags])
-            mark = Mark(request_id, trace, own, ids.spans.pop(), kept, flags)
-            mark.parent, mark.state = span, state
-            if key is not None and kept:
-                self.judge_sample(mark, key)
-            return mark
-        return self._begun(request_id, own)
-
-    def fresh_mark(self) -> Mark:
-        """Return the ids of a call whose client sent none."""
-        spans, traces = self._ids.spans, self._ids.traces
-        if len(spans) < 2 or not traces:
-            return self.mark(None, None, None)
-        own = spans.pop()
-        trace = traces.pop()
-        mark = Mark(own, trace, own, spans.pop())
-        if trace[18:] >= self._threshold:
-            mark.kept, mark.flags, mark.state = "ratio", "03", self.sampling.state
-        return mark
-
-    def _begun(self, request_id: str, own: str) -> Mark:
-        """Return the ids of a call that begins a trace."""
-        trace, onward = self._ids.traces.pop(), self._ids.spans.pop()
-        mark = Mark(request_id, trace, own, onward)
-        if trace[18:] >= self._threshold:
-            mark.kept, mark.flags, mark.state = "ratio", "03", self.sampling.state
-        return mark
-
-    def judge_sample(self, mark: Mark | None, key: ApiKey) -> None:
-        """Keep a client's wish for a trace within its tenant's limit; above it the call is as one that had none.
-
-        Calls of our own units for a tenant are part of a trace that was decided before, and are not counted. They have
-        the id of the request that their ticket came with.
-        """
-        if mark is not None and key.delegated:
-            mark.request_id = key.name
-        if mark is None or mark.kept != "client" or key.delegated:
-            return
-        if not self._client_traces.allows(key.tenant.name, monotonic()):
-            mark.kept, mark.flags, mark.state = "", _WITHOUT[mark.flags], without_threshold(mark.state)
+    # The end ---------------------------------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:

@@ -3,12 +3,14 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import grpc
 import httpx
 
 from oriel_gateway.core import Gateway
-from oriel_policies.documents import ApiKey
+from oriel_gateway.identity.callers import Callers
+from oriel_policies.documents import ApiKey, Snapshot
 from oriel_wire.h1.request import Field, LineMemo
 
 from .gate import INFER
@@ -18,14 +20,22 @@ METHOD = "/inference.GRPCInferenceService/ModelInfer"
 MESSAGE = b"\x0a\x06digits"  # model_name
 
 
-class Counting(Gateway):
+class CountingCallers(Callers):
     """Counts how often a sender is looked for."""
 
     identified = 0
 
-    def identify_fields(self, fields: Sequence[Field] | None, memo: LineMemo) -> ApiKey:
+    def identify(self, fields: Sequence[Field] | None, memo: LineMemo) -> ApiKey:
         type(self).identified += 1
-        return super().identify_fields(fields, memo)
+        return super().identify(fields, memo)
+
+
+class Counting(Gateway):
+    """Looks for senders with `CountingCallers`."""
+
+    def __init__(self, snapshot: Snapshot, **more: Any) -> None:
+        super().__init__(snapshot, **more)
+        self.callers = CountingCallers(snapshot)
 
 
 def limited(port: int, limit: str) -> dict[str, bytes]:
@@ -47,9 +57,9 @@ async def reasons(header: str, limit: str) -> dict[str, str]:
         first = await client.ask(INFER, b"x", headers=headers)
         found["HTTP/1.1"] = json.loads(first.body)["reason"]
         for _ in range(2):  # the second one of a head finds the first one's shape
-            before = Counting.identified
+            before = CountingCallers.identified
             again = await client.ask(INFER, b"x", headers=headers)
-        assert Counting.identified == before, "the head was not recognised"
+        assert CountingCallers.identified == before, "the head was not recognised"
         found["a recognised head"] = json.loads(again.body)["reason"]
         async with httpx.AsyncClient(http1=False, http2=True, base_url=f"http://127.0.0.1:{port}") as http2:
             answer = await http2.post(INFER, content=b"x", headers={"x-api-key": GOLD, header: "1"})

@@ -188,7 +188,7 @@ async def internal(core: Gateway, *keys: bytes) -> AsyncIterator[int]:
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
     server = await serve_public(core, sock)
-    core.tickets, core.internal = Tickets(keys), server.memo
+    core.callers.tickets, core.callers.internal = Tickets(keys), server.memo
     try:
         yield server.port
     finally:

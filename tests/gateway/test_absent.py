@@ -69,7 +69,7 @@ def told_apart(pairs: Iterable[tuple[Callable[[], object], Callable[[], object]]
 )
 async def test_anothers_model_takes_as_long_as_none(path: str) -> None:
     core = Gateway(compile_documents(documents([1], extra=OTHER)), limiter=EmbeddedLimiter(), sink=ListSink())
-    tenant = core.identify([("x-api-key", BRONZE)]).tenant
+    tenant = core.callers.of([("x-api-key", BRONZE)]).tenant
 
     def ask(name: str) -> Callable[[], None]:
         target = path.format(name)
@@ -94,7 +94,7 @@ async def test_an_unknown_key_takes_as_long_as_an_expired_one() -> None:
     def ask(key: str) -> Callable[[], None]:
         def asking() -> None:
             try:
-                core.identify([("x-api-key", key)])
+                core.callers.of([("x-api-key", key)])
             except Refused:
                 pass
 

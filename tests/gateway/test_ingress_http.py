@@ -8,6 +8,7 @@ from time import monotonic
 import pytest
 
 from oriel_gateway.call import call as http_call
+from oriel_gateway.clock import deadline_of
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.observe.trace import ListSink
 
@@ -260,7 +261,7 @@ async def test_a_slow_upstream_is_given_up_on_time_and_told_so(up: Upstream) -> 
 async def test_a_client_may_only_shorten_the_time_of_its_tier(asked_ms: str | None, given_ms: int) -> None:
     """A deadline above the tier's `give_up_ms`, here four times its target, is not the call's."""
     async with gateway(documents([1])) as (_, core):
-        assert core.deadline(core.snapshot.tenants["g"], 100.0, asked_ms) == 100.0 + given_ms / 1000.0
+        assert deadline_of(core.snapshot.tenants["g"], 100.0, asked_ms) == 100.0 + given_ms / 1000.0
 
 
 async def test_a_client_that_leaves_frees_its_place_and_its_upstream(up: Upstream) -> None:

@@ -403,7 +403,7 @@ async def test_a_token_for_an_issuer_without_keys_says_so() -> None:
     files = documents([1], extra=issuer_table(URL))
     core = Gateway(compile_documents(files), limiter=EmbeddedLimiter(), sink=ListSink())
     with pytest.raises(Refused) as caught:
-        core.identify([("authorization", f"Bearer {token()}")])
+        core.callers.of([("authorization", f"Bearer {token()}")])
     assert caught.value.outcome is Outcome.IDENTITY_UNAVAILABLE and caught.value.retry_after_s == 1
 
 

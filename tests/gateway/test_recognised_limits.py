@@ -5,15 +5,17 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from itertools import count
 from math import inf
+from typing import Any
 
 import pytest
 from memory_ledger import MemoryLedger
 
 from oriel_gateway.call import call
 from oriel_gateway.core import Gateway
+from oriel_gateway.identity.callers import Callers
 from oriel_gateway.ingress import http as ingress_http
 from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
-from oriel_policies.documents import ApiKey
+from oriel_policies.documents import ApiKey, Snapshot
 from oriel_wire.engine import listener, server
 from oriel_wire.h1.request import Field, LineMemo
 
@@ -57,10 +59,15 @@ def looking() -> tuple[type[Gateway], list[int]]:
     seen: list[int] = []
     numbers = count()
 
-    class Looking(Gateway):
-        def identify_fields(self, fields: Sequence[Field] | None, memo: LineMemo) -> ApiKey:
+    class LookingCallers(Callers):
+        def identify(self, fields: Sequence[Field] | None, memo: LineMemo) -> ApiKey:
             seen.append(next(numbers))
-            return super().identify_fields(fields, memo)
+            return super().identify(fields, memo)
+
+    class Looking(Gateway):
+        def __init__(self, snapshot: Snapshot, **more: Any) -> None:
+            super().__init__(snapshot, **more)
+            self.callers = LookingCallers(snapshot)
 
     return Looking, seen
 

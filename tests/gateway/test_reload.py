@@ -141,11 +141,11 @@ async def test_thousands_of_tenants_are_let_go_bit_by_bit(up: Upstream, tmp_path
     async with watched(tmp_path, files) as (_, core, reloader):
         core.adopt(await compile_folder(tmp_path))
         for n in range(3000):
-            core.targets.tenant_lines(core.identify([("x-api-key", f"k{n}")]).tenant)
+            core.targets.tenant_lines(core.callers.of([("x-api-key", f"k{n}")]).tenant)
         old = core.snapshot
         reloader.request()
         await reloader.poll()
-        assert core.snapshot is not old and core.identify([("x-api-key", "k7")]).tenant.name == "n7"
+        assert core.snapshot is not old and core.callers.of([("x-api-key", "k7")]).tenant.name == "n7"
         left = [sum(map(len, decoded(old)))]
         while left[-1]:
             await asyncio.sleep(0)

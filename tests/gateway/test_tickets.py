@@ -41,7 +41,7 @@ async def test_a_call_of_a_service_gets_a_ticket_that_names_it_and_its_end_and_o
     async with upstream() as up, gateway(documents([up.port])) as (port, core), Client(port) as client:
         await client.ask(SERVICE, b"x")
         assert up.seen[-1].get("x-oriel-ticket") is None  # this gateway has no keys
-        core.tickets = Tickets([KEY])
+        core.callers.tickets = Tickets([KEY])
         for _ in range(3):  # the head is recognised after the first one
             before = time()
             await client.ask(SERVICE, b"x", headers="x-oriel-ticket: forged\r\n")
@@ -117,7 +117,7 @@ async def test_a_key_that_was_replaced_counts_as_long_as_it_is_listed() -> None:
     async with upstream() as up, gateway(documents([up.port])) as (_, core), internal(core, OTHER, KEY) as port:
         async with Client(port) as client:
             assert (await client.ask(INFER, b"x", **by(ticket()))).status == 200
-            core.tickets = Tickets([OTHER])
+            core.callers.tickets = Tickets([OTHER])
             assert (await client.ask(INFER, b"x", **by(ticket()))).status == 401
 
 

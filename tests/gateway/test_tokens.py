@@ -82,8 +82,8 @@ async def test_a_known_token_is_not_verified_again(up: Upstream, monkeypatch: py
         monkeypatch.setattr(tokens_module.jwt, "decode", None)
         for _ in range(3):
             assert (await client.ask(INFER, key=mine)).status == 200
-        assert gate.identify([("authorization", f"Bearer {mine}")]).tenant.name == "g"
-        monkeypatch.setattr("oriel_gateway.core.identify", None)
+        assert gate.callers.of([("authorization", f"Bearer {mine}")]).tenant.name == "g"
+        monkeypatch.setattr("oriel_gateway.identity.callers.identify", None)
         assert (await other.ask(INFER, key=mine)).status == 200
 
 
@@ -109,7 +109,9 @@ async def test_a_claim_may_name_a_tier_above_the_tenants_only_where_the_document
         assert up.seen[-1].get("x-oriel-tier") == "bronze"
         assert (await client.ask(INFER, key=token(tenant="b", tier="platinum"))).status == 401
         assert gate.tokens_refused == {"tier": 1}
-        one, two = (gate.identify([("authorization", f"Bearer {token(tenant='b', tier='gold', n=n)}")]) for n in (1, 2))
+        one, two = (
+            gate.callers.of([("authorization", f"Bearer {token(tenant='b', tier='gold', n=n)}")]) for n in (1, 2)
+        )
         assert one.tenant is two.tenant  # what is remembered of a tenant is found by the object's identity
     async with gateway(files(up.port)) as (port, _), Client(port) as client:
         assert (await client.ask(INFER, key=token(tenant="b", tier="gold"))).status == 200
@@ -119,7 +121,7 @@ async def test_a_claim_may_name_a_tier_above_the_tenants_only_where_the_document
 async def test_other_claims_names_and_audiences() -> None:
     gate = await core(tenant_claim='"https://oriel/tenant"')
     bearer = token(tenant=None, **{"https://oriel/tenant": "b"}, aud=["x", "other"])
-    assert gate.identify([("authorization", f"Bearer {bearer}")]).tenant.name == "b"
+    assert gate.callers.of([("authorization", f"Bearer {bearer}")]).tenant.name == "b"
 
 
 DEEP, NUMBER = b'{"alg":"ES256"' + b"[" * 900, b'{"iss":1}'
@@ -179,7 +181,7 @@ async def test_a_bad_token_is_told_no_more_than_its_issuers_signature_vouches_fo
 
     gate = await core()
     with pytest.raises(Refused) as caught:
-        gate.identify([("authorization", f"Bearer {make()}")])
+        gate.callers.of([("authorization", f"Bearer {make()}")])
     assert caught.value.outcome.value == "unauthenticated"
     why = OWN_FAULTS.get(reason)
     assert caught.value.message == (why or "the key or token is not valid")
@@ -196,12 +198,12 @@ async def test_a_fault_is_named_only_under_a_good_signature_and_names_no_tenant(
     forgeries = [token(number=1, header={"kid": "ES256-0"}, **wrong), token(number=1, **wrong), "key-of-nobody"]
     for forgery in [*forgeries, "old"]:  # the last is a stored key that has expired
         with pytest.raises(Refused) as caught:
-            gate.identify([("authorization", f"Bearer {forgery}")])
+            gate.callers.of([("authorization", f"Bearer {forgery}")])
         assert (caught.value.message, caught.value.headers) == ("the key or token is not valid", UNKNOWN)
     said = set()
     for tenant in ("g", "b", "nobody"):
         with pytest.raises(Refused) as caught:
-            gate.identify([("authorization", f"Bearer {token(tenant=tenant, **wrong)}")])
+            gate.callers.of([("authorization", f"Bearer {token(tenant=tenant, **wrong)}")])
         said.add((caught.value.message, caught.value.headers))
     assert len(said) == 1
 
@@ -241,7 +243,7 @@ async def test_a_claim_that_is_not_exactly_a_tenants_name_is_nobodys(name: Any) 
     snapshot = unpack(memoryview(pack(compile_documents(files()))))
     gate = Gateway(snapshot, limiter=EmbeddedLimiter(), sink=ListSink())
     with pytest.raises(Refused) as caught:
-        gate.identify([("authorization", f"Bearer {token(tenant=name)}")])
+        gate.callers.of([("authorization", f"Bearer {token(tenant=name)}")])
     assert caught.value.outcome.value == "unauthenticated"
     lone = isinstance(name, str) and any("\ud800" <= letter <= "\udfff" for letter in name)
     assert gate.tokens_refused == {"malformed" if lone else "tenant": 1}
@@ -250,7 +252,7 @@ async def test_a_claim_that_is_not_exactly_a_tenants_name_is_nobodys(name: Any) 
 async def test_an_issuer_speaks_for_the_tenants_it_is_trusted_with() -> None:
     """Otherwise each of two issuers could make tokens for the tenants of the other."""
     gate = await core(tenants='["b*", "x"]')
-    assert gate.identify([("authorization", f"Bearer {token(tenant='b')}")]).tenant.name == "b"
+    assert gate.callers.of([("authorization", f"Bearer {token(tenant='b')}")]).tenant.name == "b"
     found, why = explain_token(gate.snapshot, token(), b"")
     assert found is None and why.startswith("its claim names no tenant that its issuer may speak for")
     again = unpack(memoryview(pack(gate.snapshot)))
@@ -269,7 +271,7 @@ async def test_a_tenant_with_scopes_is_named_by_tokens_only_if_its_issuer_names_
     found["all.toml"] = found["all.toml"].replace(b"[tenants.g]", b'[tenants.g]\nscopes = ["operator"]')
     gate = Gateway(compile_documents(found), limiter=EmbeddedLimiter(), sink=ListSink())
     try:
-        named = gate.identify([("authorization", f"Bearer {token(tenant='g')}")]).tenant.name
+        named = gate.callers.of([("authorization", f"Bearer {token(tenant='g')}")]).tenant.name
     except Refused:
         named = ""
     assert named == ("g" if counts else "")
@@ -289,18 +291,18 @@ async def test_a_token_that_never_ends_or_ended_long_ago_is_judged_as_one() -> N
 
     gate = await core()
     for exp in (10**12, 4e9, "4000000000"):
-        key = gate.identify([("authorization", f"Bearer {token(exp=exp)}")])
+        key = gate.callers.of([("authorization", f"Bearer {token(exp=exp)}")])
         assert key.expires_at is not None and key.expires_at > time()
     for exp in (float("inf"), float("nan"), -1, 0, True, [], {}, "", "1e99", 10**400):
         with pytest.raises(Refused):
-            gate.identify([("authorization", f"Bearer {token(exp=exp)}")])
+            gate.callers.of([("authorization", f"Bearer {token(exp=exp)}")])
 
 
 async def test_clocks_may_differ_by_the_leeway() -> None:
     gate = await core()
     now = int(time())
     for late in (token(exp=now - 30), token(nbf=now + 30), token(iat=now + 30)):
-        assert gate.identify([("authorization", f"Bearer {late}")]).tenant.name == "g"
+        assert gate.callers.of([("authorization", f"Bearer {late}")]).tenant.name == "g"
 
 
 async def test_a_token_ends_on_an_open_connection(up: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,23 +332,23 @@ async def test_new_documents_forget_tokens(up: Upstream) -> None:
         gate.adopt(compile_documents(files(up.port)))
         assert (await client.ask(INFER, key=mine)).status == 200
         gate.adopt(compile_documents(documents([up.port])))
-        assert gate.tokens is None and (await client.ask(INFER, key=mine)).status == 401
+        assert gate.callers.tokens is None and (await client.ask(INFER, key=mine)).status == 401
 
 
 async def test_what_is_remembered_of_tokens_is_bounded() -> None:
     gate = await core()
-    assert gate.tokens is not None
-    gate.tokens.max_young = 4
+    assert gate.callers.tokens is not None
+    gate.callers.tokens.max_young = 4
     mine = [token("EdDSA", n=n) for n in range(20)]
     for each in mine:
-        gate.identify([("authorization", f"Bearer {each}")])
-    assert len(gate.tokens._young) + len(gate.tokens._old) <= 8
-    assert all(isinstance(digest, bytes) and len(digest) == 32 for digest in gate.tokens._young)
+        gate.callers.of([("authorization", f"Bearer {each}")])
+    assert len(gate.callers.tokens._young) + len(gate.callers.tokens._old) <= 8
+    assert all(isinstance(digest, bytes) and len(digest) == 32 for digest in gate.callers.tokens._young)
 
 
 async def test_without_an_id_the_only_key_of_the_algorithm_is_taken() -> None:
     gate = await core()
-    assert gate.identify([("authorization", f"Bearer {token(header={'kid': None})}")]).tenant.name == "g"
+    assert gate.callers.of([("authorization", f"Bearer {token(header={'kid': None})}")]).tenant.name == "g"
     snapshot = compile_documents(files(1, *ALL, jwk("ES256", 1)))
     gate = Gateway(snapshot, limiter=EmbeddedLimiter(), sink=ListSink())
     found, why = explain_token(snapshot, token(header={"kid": None}), b"")
@@ -410,7 +412,7 @@ async def test_two_generations_of_tokens_are_remembered_and_one_that_is_used_sta
 ) -> None:
     """Of a bound of two: a token that was used in the generation before this one is known, one used earlier is not."""
     gate = await core()
-    tokens = gate.tokens
+    tokens = gate.callers.tokens
     assert tokens is not None and tokens.max_young == 8192
     tokens.max_young = 2
     verified: list[str] = []
@@ -418,7 +420,7 @@ async def test_two_generations_of_tokens_are_remembered_and_one_that_is_used_sta
     monkeypatch.setattr(tokens, "_verify", lambda text: verified.append(text) or verify(text))
     mine = [token("EdDSA", n=n) for n in range(4)]
     for number in (0, 1, 2, 0, 3, 0, 1):
-        gate.identify([("authorization", f"Bearer {mine[number]}")])
+        gate.callers.of([("authorization", f"Bearer {mine[number]}")])
     assert [mine.index(each) for each in verified] == [0, 1, 2, 3, 1]
 
 

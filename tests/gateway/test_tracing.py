@@ -177,7 +177,7 @@ async def test_the_flags_of_a_client_go_on(given: str, sent: str) -> None:
 
 
 async def test_a_tenants_clients_get_so_many_traces_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oriel_gateway.core.monotonic", lambda: 5.0)
+    monkeypatch.setattr("oriel_gateway.observe.tracing.monotonic", lambda: 5.0)
     async with upstream() as up, gateway(documents([up.port]), sampling=NEVER) as (port, core), Client(port) as client:
         header = f"traceparent: 00-{TRACE}-{PARENT}-03\r\ntracestate: ot=th:8,v=1\r\n"
         for _ in range(25):

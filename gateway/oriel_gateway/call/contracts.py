@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 from oriel_gateway.call.host import Host
 from oriel_gateway.call.stream import AnswerStream
-from oriel_gateway.clock import YOUNG
+from oriel_gateway.clock import YOUNG, requested_until
 from oriel_gateway.errors import Outcome, Refused, displaced, stopping
 from oriel_gateway.limits import Grant
 from oriel_gateway.observe.record import RequestRecord
@@ -67,7 +67,7 @@ class Side:
 
     def requested_until(self, call: "Call") -> float:
         """Return the deadline that the caller asked for; infinite if it asked for none."""
-        return call.gateway.requested_until(call.received_s, call.head.timeout)
+        return requested_until(call.received_s, call.head.timeout)
 
     def rename(self, call: "Call", model: str) -> bool:
         """Let the body name another model; False if that cannot be done."""

@@ -7,6 +7,7 @@ from oriel_gateway.call.contracts import SENDING, Call, Side
 from oriel_gateway.call.fallback import SENT_ON
 from oriel_gateway.call.grpc_head import GrpcRequest, passed_on, sent_on
 from oriel_gateway.call.late import deadline_passed
+from oriel_gateway.clock import requested_until
 from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.grpc_answers import WHOLE_BYTES, GrpcAnswer, GrpcExchange
 from oriel_gateway.pools.pool import PoolGate
@@ -15,7 +16,7 @@ from oriel_wire.h2.grpc import encode_timeout, prefix
 from oriel_wire.h2.hpack import LENGTHS, literal
 from oriel_wire.v2.grpc_names import model_fields, schedule_fields
 
-__all__ = ["GRPC", "encoded_head", "requested_until", "schedule_of", "take_trailers"]
+__all__ = ["GRPC", "encoded_head", "requested_by", "schedule_of", "take_trailers"]
 
 KEPT_BYTES: Final = 1024 * 1024  # an answer that may be shared between callers is read as a whole up to this size
 _FIRST: Final = b"\x83\x86"  # :method POST, :scheme http
@@ -46,7 +47,7 @@ class GrpcSide(Side):
         return gate.grpc
 
     def requested_until(self, call: Call) -> float:
-        return requested_until(call)
+        return requested_by(call)
 
     def rename(self, call: Call, model: str) -> bool:
         """Let the message name another model: the last name and version of a message are in force."""
@@ -86,10 +87,10 @@ class GrpcSide(Side):
 GRPC: Final = GrpcSide()
 
 
-def requested_until(call: Call) -> float:
+def requested_by(call: Call) -> float:
     """Return the deadline that the caller of a gRPC call asked for; infinite if it asked for none."""
     head: GrpcRequest = call.head
-    return call.gateway.requested_until(call.received_s, head.timeout, head.rpc.timeout_s)
+    return requested_until(call.received_s, head.timeout, head.rpc.timeout_s)
 
 
 def schedule_of(call: Call, timeout_s: float | None) -> bytes:

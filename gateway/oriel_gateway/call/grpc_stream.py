@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any, Final
 
 from oriel_gateway.call.contracts import ANSWERING, DONE, Call, Side
-from oriel_gateway.call.grpc import encoded_head, requested_until, schedule_of, take_trailers
+from oriel_gateway.call.grpc import encoded_head, requested_by, schedule_of, take_trailers
 from oriel_gateway.call.stream import AnswerStream
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits import StreamGrant
@@ -81,7 +81,7 @@ class GrpcStreamSide(Side):
         return gate.grpc
 
     def requested_until(self, call: Call) -> float:
-        return requested_until(call)
+        return requested_by(call)
 
     def rename(self, call: Call, model: str) -> bool:
         """False: later messages would still name the other model."""

@@ -1,19 +1,20 @@
 """The gateway, as far as its calls know it."""
 
-from typing import Protocol
+from mypy_extensions import mypyc_attr
 
 from oriel_gateway.clock import DeadlineClock
-from oriel_gateway.identity.tickets import Tickets
+from oriel_gateway.identity.callers import Callers
 from oriel_gateway.limits import Limiter
 from oriel_gateway.observe.records import Records
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.target_cache import TargetCache
-from oriel_policies.documents import Snapshot, Tenant
+from oriel_policies.documents import Snapshot
 from oriel_wire.engine.large_messages import LargeMessages
 
 
-class Host(Protocol):
-    """The gateway that a call came to.
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Host:
+    """The part of a gateway that its calls use; `core.Gateway` fills it.
 
     top_band: the most urgent band of any tier. draining: no new connections are welcome. refusing: what cannot be sent
     at once is refused, because it would still wait when the gateway ends.
@@ -21,7 +22,7 @@ class Host(Protocol):
 
     snapshot: Snapshot
     clock: DeadlineClock
-    tickets: Tickets | None
+    callers: Callers
     records: Records
     targets: TargetCache
     limiter: Limiter
@@ -30,9 +31,3 @@ class Host(Protocol):
     top_band: int
     draining: bool
     refusing: bool
-
-    def deadline(self, tenant: Tenant, received_s: float, timeout_ms: str | None) -> float:
-        """Return the absolute deadline: the tier's, or an earlier one that the client asked for."""
-
-    def requested_until(self, received_s: float, timeout_ms: str | None, timeout_s: float | None = None) -> float:
-        """Return the deadline that a client asked for; infinite if it asked for none."""

@@ -51,8 +51,8 @@ class HttpSide(Side):
         )
         if mark.state:
             tail += f"tracestate: {mark.state}\r\n"
-        if call.target.kind == "service" and call.gateway.tickets is not None:
-            tail += call.gateway.tickets.line(call.tenant, mark.request_id, call.deadline - now)
+        if call.target.kind == "service" and call.gateway.callers.tickets is not None:
+            tail += call.gateway.callers.tickets.line(call.tenant, mark.request_id, call.deadline - now)
         if call.head.content_length is not None or call.head.chunked:  # it is complete now: its length is known
             tail += f"content-length: {call.bytes_in}\r\n"
         if (client := call.client) is not None and client.forwarded:

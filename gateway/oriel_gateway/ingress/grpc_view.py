@@ -13,6 +13,7 @@ from oriel_gateway.call.contracts import DONE
 from oriel_gateway.call.grpc import GRPC
 from oriel_gateway.call.grpc_head import GrpcRequest, RpcLine
 from oriel_gateway.call.grpc_stream import GrpcStreamSide
+from oriel_gateway.clock import requested_until
 from oriel_gateway.errors import Outcome, Refused, displaced
 from oriel_gateway.http_status import CODES
 from oriel_gateway.ingress.grpc_compressed import decompress
@@ -70,7 +71,7 @@ class GrpcView(View):
     )
 
     def __init__(self, connection: GrpcConnection, stream: Stream, client: Begun, rpc: RpcHead, ends: bool) -> None:
-        mark = connection.gateway.mark(rpc.request_id, rpc.traceparent, rpc.tracestate)
+        mark = connection.gateway.marks.of(rpc.request_id, rpc.traceparent, rpc.tracestate)
         super().__init__(connection.gateway, client, mark, connection.arrived_s)
         self.connection = connection
         self.stream: Stream | None = stream
@@ -100,7 +101,7 @@ class GrpcView(View):
 
     def identify_again(self) -> Tenant:
         """Return whose key it is now: it may have been revoked while a message was awaited. Raises Refused."""
-        return self.gateway.identify_fields(self.rpc.credentials, self.connection.server.memo).tenant
+        return self.gateway.callers.identify(self.rpc.credentials, self.connection.server.memo).tenant
 
     def authorise(self, tenant: Tenant, message: Message) -> tuple[str, str]:
         """Return the model and version that a message names, if this tenant may use it; "" only where that means all
@@ -155,11 +156,11 @@ class GrpcView(View):
     def identify(self) -> ApiKey:
         key, rpc, connection = self._key, self.rpc, self.connection
         if key is None:
-            key = self._key = self.gateway.identify_fields(rpc.credentials, connection.server.memo)
+            key = self._key = self.gateway.callers.identify(rpc.credentials, connection.server.memo)
             assert self.client is not None
             connection.authenticated(self.client, None if connection.web else rpc)
         elif connection.arrived_s != self.received_s:  # otherwise the key was found in this turn of the loop
-            key = self._key = self.gateway.identify_fields(rpc.credentials, connection.server.memo)
+            key = self._key = self.gateway.callers.identify(rpc.credentials, connection.server.memo)
         return key
 
     def find(self, key: ApiKey) -> Target | None:
@@ -253,7 +254,7 @@ class GrpcView(View):
                 grant.waiter = self
         # the pool may have no server: refuse now if waiting for one is in vain, before the rest is read
         if gate.slow_s == inf and not target.fallbacks:
-            hold(gate, gate.grpc, tenant, now, gateway.requested_until(now, rpc.requested_ms, rpc.timeout_s))
+            hold(gate, gate.grpc, tenant, now, requested_until(now, rpc.requested_ms, rpc.timeout_s))
         return gate
 
     def displaced(self) -> None:

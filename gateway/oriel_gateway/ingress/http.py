@@ -161,10 +161,9 @@ class ClientConnection(ServerConnection):
         return True
 
     def on_head(self, head: RequestHead) -> None:
-        view = self.view
-        known: Known | None = head.decision
-        view.known = known
-        view.note_head(head, self.arrived_s, self.arrived_s + self.late_s)
+        view, arrived_s = self.view, self.arrived_s
+        view.note_head(head, arrived_s, arrived_s + self.late_s)
+        known = view.known
         try:
             if (known is None or known.fronted or self.cors or self.forwarded) and view.fronted():
                 return
@@ -173,8 +172,7 @@ class ClientConnection(ServerConnection):
             turn_away(view, refused)
             return
         finally:  # the connection may be idle for long
-            view.head = view.known = view.tenant = view.target = None
-            view.mark = NO_MARK
+            view.head = None
         if head.expect_continue and self.call is not None:
             self.continue_body()
 
@@ -202,12 +200,14 @@ class ClientConnection(ServerConnection):
             super().listen()
 
     def on_request(self, head: RequestHead, data: bytes) -> None:
-        if head.decision is None or head.expect_continue:
+        if head.expect_continue:
             super().on_request(head, data)
             return
         self.on_head(head)
         call = self.call
         if call is None:
+            if self.web is not None:
+                self.web.came(data, True)
             return
         now = 0.0 if self.late_s else call.received_s
         if data:
@@ -385,7 +385,7 @@ class ClientConnection(ServerConnection):
     def on_refused(self, status: int, message: str) -> None:
         outcome = _FRAMING.get(status, Outcome.TOO_LARGE)
         head, call = self.head, self.call
-        mark = call.mark if call is not None else self.gateway.mark(head.request_id if head else None, None, None)
+        mark = call.mark if call is not None else self.gateway.marks.of(head.request_id if head else None, None, None)
         # Of a head that cannot be read its beginning has to do; v2 clients are the ones that cannot read an object.
         v2 = b" /v1/" not in self._buffer[:_BEGINNING] if head is None else head.line.path.startswith("/v2")
         refused = Refused(outcome, message)

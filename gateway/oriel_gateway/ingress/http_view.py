@@ -30,15 +30,12 @@ class HttpView(View):
 
     def note_head(self, head: RequestHead, received_s: float, now_s: float) -> None:
         """Note the head of the request. received_s, now_s: when it came and when it is read, monotonic seconds."""
-        gateway = self.gateway
-        self.head = head
+        self.head, self.known = head, head.decision
+        self.tenant = self.target = None
         self.received_s, self.now_s = received_s, now_s
         self.timeout_ms = head.timeout
         self.size_bytes = head.content_length or 0
-        if head.request_id is None and head.traceparent is None:
-            self.mark = gateway.fresh_mark()
-        else:
-            self.mark = gateway.mark(head.request_id, head.traceparent, head.tracestate)
+        self.mark = self.gateway.marks.of(head.request_id, head.traceparent, head.tracestate)
 
     # The connection's part -------------------------------------------------------------------------------------
 
@@ -104,7 +101,7 @@ class HttpView(View):
         return True
 
     def identify(self) -> ApiKey:
-        return self.gateway.identify_fields(self.head.credentials, self.server.memo)
+        return self.gateway.callers.identify(self.head.credentials, self.server.memo)
 
     def find(self, key: ApiKey) -> Target | None:
         line, tier = self.head.line, self.head.tier

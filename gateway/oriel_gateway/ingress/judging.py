@@ -19,6 +19,7 @@ from typing import Final
 
 from oriel_gateway.call.call import GatewayCall
 from oriel_gateway.call.contracts import Client, Request
+from oriel_gateway.clock import deadline_of, requested_until
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Refused
 from oriel_gateway.http_status import STATUS
@@ -136,7 +137,7 @@ class View(Request, ABC):
 
     def until(self, tenant: Tenant) -> float:
         """Return the deadline: that of the tier, or an earlier one that the client asks for. Raises Refused."""
-        deadline = self.gateway.deadline(tenant, self.received_s, self.timeout_ms)
+        deadline = deadline_of(tenant, self.received_s, self.timeout_ms)
         return deadline if self.timeout_s is None else min(deadline, self.received_s + self.timeout_s)
 
 
@@ -148,7 +149,7 @@ def judge(view: View) -> GatewayCall | None:
         if key.expires_at is not None:
             still_valid(key)
         if view.mark.kept:
-            gateway.judge_sample(view.mark, key)
+            gateway.marks.judge(view.mark, key)
     else:
         if view.tenant is None:
             if view.answers_itself():
@@ -156,7 +157,7 @@ def judge(view: View) -> GatewayCall | None:
             key = view.identify()
             view.tenant = key.tenant
             if view.mark.kept or key.delegated:
-                gateway.judge_sample(view.mark, key)
+                gateway.marks.judge(view.mark, key)
         else:
             key = view.identify()
         sought = view.find(key)
@@ -213,9 +214,9 @@ def _overloaded(view: View, target: Target) -> Refused:
 def _held(view: View, gate: PoolGate, deadline: float, grant: Grant | None) -> float:
     """Return the deadline of a request whose pool has no server; see `holding.hold`. Raises Refused."""
     assert view.tenant is not None
-    requested_until = view.gateway.requested_until(view.received_s, view.timeout_ms, view.timeout_s)
+    requested_s = requested_until(view.received_s, view.timeout_ms, view.timeout_s)
     try:
-        until = hold(gate, gate.endpoints, view.tenant, view.received_s, requested_until)
+        until = hold(gate, gate.endpoints, view.tenant, view.received_s, requested_s)
     except Refused:
         if grant is not None:
             grant.settle(0, False, monotonic())
@@ -228,7 +229,7 @@ def turn_away(view: View, refused: Refused, status: int = 0) -> None:
     """Answer a request that does not become a call. status: of HTTP, if it is not that of the refusal's outcome."""
     mark, tenant = view.mark, view.tenant
     if mark is NO_MARK:
-        mark = view.gateway.fresh_mark()
+        mark = view.gateway.marks.of(None, None, None)
     status = status or STATUS[refused.outcome]
     record = RefusedRecord(mark, view.method, view.received_s, tenant, view.target, refused.outcome)
     record.protocol = view.protocol

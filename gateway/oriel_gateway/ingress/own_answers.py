@@ -32,7 +32,7 @@ def unpaid_bytes(head: RequestHead, page: Page) -> int:
 def own_page(head: RequestHead, gateway: Gateway, memo: LineMemo) -> Page:
     """Return what the gateway itself answers at a path of its own. Raises Refused."""
     path, method = head.line.path, head.line.method
-    hidden = memo is gateway.internal  # a ticket is for models, not for what its tenant may read
+    hidden = memo is gateway.callers.internal  # a ticket is for models, not for what its tenant may read
     if method == "OPTIONS" and not hidden:
         raise Refused(Outcome.METHOD_NOT_ALLOWED, _options(gateway.snapshot), headers=(("allow", "GET, HEAD, POST"),))
     if path not in ("/v2/health/live", "/v2/health/ready") and (hidden or path.startswith(_HEALTH)):
@@ -41,7 +41,7 @@ def own_page(head: RequestHead, gateway: Gateway, memo: LineMemo) -> Page:
         allow = (("allow", "GET, HEAD"),)
         raise Refused(Outcome.METHOD_NOT_ALLOWED, f"this path takes GET, HEAD, not {method}", headers=allow)
     if path in OF_TENANTS:
-        tenant = gateway.identify_fields(head.credentials, memo).tenant
+        tenant = gateway.callers.identify(head.credentials, memo).tenant
         gateway.others.count(tenant)
         return use_page(path, tenant, gateway)
     if not path.startswith(_HEALTH):
@@ -63,7 +63,7 @@ def _documentation(head: RequestHead, gateway: Gateway, memo: LineMemo) -> Page:
     """Return a page of the documentation; which services and models it shows depends on the key."""
     path, tenant = head.line.path, None
     if path in KEYED and (head.credentials or path == SERVICES):
-        tenant = gateway.identify_fields(head.credentials, memo).tenant
+        tenant = gateway.callers.identify(head.credentials, memo).tenant
         gateway.others.count(tenant)
     accept = head.get("accept") or ""
     return gateway.api_docs.page(path, accept, tenant, gateway.snapshot, gateway.targets.routes)

@@ -1,8 +1,13 @@
 """The ids of a call in logs and traces."""
 
+from time import monotonic
 from typing import Final, NamedTuple, Protocol
 
-from oriel_wire.observe.trace import random_bits
+from oriel_gateway.identity.tenant_buckets import TenantBuckets
+from oriel_policies.documents import ApiKey
+from oriel_wire.context import valid_request_id
+from oriel_wire.observe.sampling import Sampling, without_threshold
+from oriel_wire.observe.trace import TraceIds, bounded_state, random_bits, read_traceparent
 
 
 class Address(Protocol):
@@ -30,6 +35,10 @@ class Attempt(NamedTuple):
 
 
 MAX_ATTEMPTS: Final = 8
+_SAMPLED: Final = frozenset(("01", "03"))
+# Flags of a trace with the sampled bit set, and cleared.
+_WITH: Final = {"00": "01", "01": "01", "02": "03", "03": "03"}
+_WITHOUT: Final = {"00": "00", "01": "00", "02": "02", "03": "02"}
 
 
 def new_span() -> str:
@@ -104,3 +113,55 @@ class Mark:
     def traceresponse(self) -> str:
         """Return the header value for the client: the gateway's own span."""
         return f"00-{self.trace}-{self.own}-{self.flags}"
+
+
+class Marks:
+    """Makes the ids of calls. sampling: decides which traces are kept from their beginning."""
+
+    __slots__ = ("_client_traces", "_ids", "_sampling", "_threshold")
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._sampling = sampling
+        self._threshold = sampling.hex_threshold
+        self._ids = TraceIds()
+        self._client_traces = TenantBuckets()
+
+    def of(self, request_id: str | None, traceparent: str | None, tracestate: str | None) -> Mark:
+        """Return the ids of a request: the client's own where they are valid, fresh ones otherwise.
+
+        The id of a trace decides if it is kept from its beginning, or the client if it sent one; `judge` is called when
+        the client is known.
+        """
+        ids = self._ids
+        if len(ids.spans) < 2 or not ids.traces:
+            ids.refill()
+        spans = ids.spans
+        own, onward = spans.pop(), spans.pop()
+        if request_id is None or not valid_request_id(request_id):
+            request_id = own
+        parent = read_traceparent(traceparent) if traceparent else None
+        if parent is None:
+            mark = Mark(request_id, ids.traces.pop(), own, onward)
+            if mark.trace[18:] >= self._threshold:
+                mark.kept, mark.flags, mark.state = "ratio", "03", self._sampling.state
+            return mark
+        trace, span, flags = parent
+        state = bounded_state(tracestate) if tracestate else ""
+        kept = "client" if flags in _SAMPLED else ""
+        if not self._sampling.parent_based:
+            decided, state = self._sampling.decided(int(trace, 16), state)
+            kept, flags = ("ratio", _WITH[flags]) if decided else ("", _WITHOUT[flags])
+        mark = Mark(request_id, trace, own, onward, kept, flags)
+        mark.parent, mark.state = span, state
+        return mark
+
+    def judge(self, mark: Mark, key: ApiKey) -> None:
+        """Keep a client's wish for a trace within its tenant's limit; above it the call is as one that had none.
+
+        Calls of our own units for a tenant are part of a trace that was decided before, and are not counted. They have
+        the id of the request that their ticket came with.
+        """
+        if key.delegated:
+            mark.request_id = key.name
+        elif mark.kept == "client" and not self._client_traces.allows(key.tenant.name, monotonic()):
+            mark.kept, mark.flags, mark.state = "", _WITHOUT[mark.flags], without_threshold(mark.state)

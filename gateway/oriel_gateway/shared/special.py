@@ -10,6 +10,7 @@ import msgspec
 
 from oriel_gateway.call.contracts import LIMITED, Call
 from oriel_gateway.call.fallback import leave_late_pool
+from oriel_gateway.clock import deadline_of
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity.named_models import judge_body, without_state
 from oriel_gateway.limits.error_text import token_headers
@@ -57,7 +58,7 @@ def lowered(call: Call, target: Target) -> bool:
     gateway, grant, now = call.gateway, call.grant, monotonic()
     same = call.target.allowances == target.allowances
     call.target, call.tenant, call.lines = target, target.tenant, None
-    call.deadline = gateway.deadline(call.tenant, call.received_s, call.head.timeout)
+    call.deadline = deadline_of(call.tenant, call.received_s, call.head.timeout)
     call.watch_until(call.deadline)
     if same:
         return False
