@@ -141,9 +141,6 @@ class _Connection(H2Connection):
     def on_settings(self) -> None:
         self.log.append([0, "settings"])
 
-    def on_ping_ack(self, payload: bytes) -> None:
-        self.log.append([0, "pong", payload])
-
     def on_goaway(self, last_id: int, code: int, debug: bytes) -> None:
         self.log.append([0, "goaway", last_id, code, debug])
 

@@ -6,11 +6,9 @@ from hypothesis import strategies as st
 
 from oriel_wire.context import (
     CallContext,
-    GatewayHop,
     Hop,
     parse_timeout_ms,
     read_headers,
-    to_headers,
     valid_request_id,
 )
 from oriel_wire.observe.trace import TraceContext, child
@@ -65,27 +63,20 @@ def test_a_deadline_is_at_most_a_day(given: str, seconds: float | None) -> None:
     assert parse_timeout_ms(given) == seconds
 
 
-@given(
-    st.floats(-1.0, 1e4),
-    st.sampled_from(["", "gold"]),
-    st.integers(0, 255),
-    st.sampled_from(["", "acme"]),
-    st.sampled_from([(), ("a",), ("a", "b*")]),
-    st.sampled_from(["", "k=v,l=w"]),
-)
-def test_the_lines_of_a_hop_are_its_headers(
-    left_s: float, tier: str, band: int, tenant: str, models: tuple[str, ...], state: str
-) -> None:
-    trace = TraceContext(7, 9, True, state)
+@given(st.floats(-1.0, 1e4), st.sampled_from(["", "k=v,l=w"]))
+def test_a_hop_has_what_the_context_has(left_s: float, state: str) -> None:
+    trace = child(TraceContext(7, 9, True, state))
     ctx = CallContext(
-        request_id="r-1", deadline=50.0 + left_s, tier=tier, band=band, tenant=tenant, models=models, trace=trace
+        request_id="r-1", deadline=50.0 + left_s, tier="gold", band=3, tenant="acme", models=("a", "b*"), trace=trace
     )
-    hop = Hop(ctx)
-    for span in (trace, child(trace)):
-        lines = hop.lines(50.0, span).split("\r\n")
-        assert lines.pop() == "" and sorted(lines) == sorted(
-            f"{k}: {v}" for k, v in to_headers(ctx, now=50.0, trace=span)
-        )
+    read = read_headers(dict(Hop(ctx).headers(50.0, trace)).get, trusted=True)
+    assert (read.request_id, read.tier, read.band, read.tenant, read.models) == ("r-1", "gold", 3, "acme", ("a", "b*"))
+    assert read.trace is not None and read.trace.trace_id == 7 and read.trace.state == state
+    assert read.timeout_s is not None and -1e-9 < read.timeout_s - max(0.0, left_s) < 0.002
+    bare = CallContext(request_id="r", deadline=1.0, tier="", band=0, tenant="", models=(), trace=trace)
+    assert {name for name, _ in Hop(bare).headers(0.0, trace)} <= {
+        *("x-request-id", "x-oriel-priority", "x-oriel-timeout-ms", "traceparent", "tracestate")
+    }
 
 
 @given(st.floats(-1.0, 1e4))
@@ -101,10 +92,7 @@ def test_a_gateway_is_given_the_requests_ticket_and_less_time_and_none_of_our_ow
         trace=trace,
         ticket="acme/gold/t",
     )
-    headers = to_headers(ctx, now=50.0, trace=trace, through_gateway=True)
-    lines = GatewayHop(ctx).lines(50.0, trace).split("\r\n")
-    assert lines.pop() == "" and lines == [f"{name}: {value}" for name, value in headers]
-    found = dict(headers)
+    found = dict(Hop(ctx, through_gateway=True).headers(50.0, trace))
     assert found["authorization"] == "Oriel-Ticket acme/gold/t"
     assert not any(name.startswith("x-oriel-") for name in found)
     timeout_ms = int(found["x-request-timeout-ms"])
@@ -115,6 +103,5 @@ def test_baggage_is_passed_on_up_to_a_bound() -> None:
     for sent, passed in (("a=1,b=2", "a=1,b=2"), ("a=" + "x" * 8190, "a=" + "x" * 8190), ("a=" + "x" * 8191, "")):
         ctx = read_headers({"baggage": sent}.get, trusted=False).at(1.0, 1.0)
         assert ctx.baggage == passed
-        assert dict(to_headers(ctx, now=1.0, trace=ctx.trace)).get("baggage", "") == passed
-        for hop in (Hop(ctx), GatewayHop(ctx)):
-            assert ("baggage: " in hop.lines(1.0, ctx.trace)) == bool(passed)
+        for hop in (Hop(ctx), Hop(ctx, through_gateway=True)):
+            assert dict(hop.headers(1.0, ctx.trace)).get("baggage", "") == passed

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from math import ceil
 
 import msgspec
+from msgspec.structs import replace
 
 from oriel_wire.observe.sampling import NEVER, Sampling
 from oriel_wire.observe.trace import (
@@ -187,20 +188,13 @@ class ContextPlan(msgspec.Struct, frozen=True):
         request_id = get(REQUEST_ID) or ""
         traceparent = get("traceparent")
         trace = parse_traceparent(traceparent, get("tracestate") or "") if traceparent else None
-        return ContextPlan(
-            parse_timeout_ms(get(TIMEOUT_MS) or "") if self.trusted else None,
-            parse_timeout_ms(get(CLIENT_TIMEOUT_MS) or "") or None,
-            self.tier,
-            self.band,
-            self.tenant,
-            self.models,
-            request_id if request_id and valid_request_id(request_id) else "",
-            follow_trace(trace, self.sampling) if trace is not None else None,
-            self.sampling,
-            self.trusted,
-            self.unbilled,
-            bounded_baggage(get("baggage") or "") or self.baggage,
-            self.ticket,
+        return replace(
+            self,
+            timeout_s=parse_timeout_ms(get(TIMEOUT_MS) or "") if self.trusted else None,
+            client_timeout_s=parse_timeout_ms(get(CLIENT_TIMEOUT_MS) or "") or None,
+            request_id=request_id if request_id and valid_request_id(request_id) else "",
+            trace=follow_trace(trace, self.sampling) if trace is not None else None,
+            baggage=bounded_baggage(get("baggage") or "") or self.baggage,
         )
 
 
@@ -241,71 +235,40 @@ def before(deadline: float, now: float) -> float:
 
 
 class Hop:
-    """The header lines for the upstream calls of one request: like `to_headers`, with the common part written once."""
+    """The headers for the upstream calls of one request, with the common part written once.
 
-    __slots__ = ("_deadline", "_fixed")
+    through_gateway: the next hop is a gateway, which knows the caller by the request's ticket.
+    """
 
-    def __init__(self, ctx: CallContext) -> None:
-        self._deadline = ctx.deadline
-        lines = [f"{REQUEST_ID}: {ctx.request_id}\r\n{PRIORITY}: {ctx.band}\r\n"]
-        if ctx.tier:
-            lines.append(f"{TIER}: {ctx.tier}\r\n")
-        if ctx.tenant:
-            lines.append(f"{TENANT}: {ctx.tenant}\r\n")
-        if ctx.models:
-            lines.append(f"{MODELS}: {','.join(ctx.models)}\r\n")
+    __slots__ = ("_deadline", "_fixed", "_through_gateway")
+
+    def __init__(self, ctx: CallContext, *, through_gateway: bool = False) -> None:
+        self._deadline, self._through_gateway = ctx.deadline, through_gateway
+        lines = [f"{REQUEST_ID}: {ctx.request_id}\r\n"]
+        if through_gateway:
+            lines.append(f"authorization: {TICKET_SCHEME} {ctx.ticket}\r\n")
+        else:
+            lines.append(f"{PRIORITY}: {ctx.band}\r\n")
+            for name, value in ((TIER, ctx.tier), (TENANT, ctx.tenant), (MODELS, ",".join(ctx.models))):
+                if value:
+                    lines.append(f"{name}: {value}\r\n")
         if ctx.baggage:
             lines.append(f"baggage: {ctx.baggage}\r\n")
         self._fixed = "".join(lines)
 
     def lines(self, now: float, trace: TraceContext) -> str:
-        """The lines, each with its CRLF. `trace` is the context of the span that makes the call."""
-        left_ms = max(0, ceil((self._deadline - now) * 1000.0))
+        """Return the lines, each with its CRLF. trace: the context of the span that makes the call.
+
+        The time that is left is rounded up and is at least 0: the next hop refuses a call that is already late.
+        """
+        if self._through_gateway:
+            timeout = f"{CLIENT_TIMEOUT_MS}: {max(1, ceil((before(self._deadline, now) - now) * 1000.0))}"
+        else:
+            timeout = f"{TIMEOUT_MS}: {max(0, ceil((self._deadline - now) * 1000.0))}"
         state = f"tracestate: {trace.state}\r\n" if trace.state else ""
-        return f"{self._fixed}{TIMEOUT_MS}: {left_ms}\r\ntraceparent: {format_traceparent(trace)}\r\n{state}"
+        return f"{self._fixed}{timeout}\r\ntraceparent: {format_traceparent(trace)}\r\n{state}"
 
-
-class GatewayHop(Hop):
-    """The header lines for calls of one request through a gateway, by its ticket."""
-
-    __slots__ = ()
-
-    def __init__(self, ctx: CallContext) -> None:
-        self._deadline = ctx.deadline
-        baggage = f"baggage: {ctx.baggage}\r\n" if ctx.baggage else ""
-        self._fixed = f"{REQUEST_ID}: {ctx.request_id}\r\nauthorization: {TICKET_SCHEME} {ctx.ticket}\r\n{baggage}"
-
-    def lines(self, now: float, trace: TraceContext) -> str:
-        left_ms = max(1, ceil((before(self._deadline, now) - now) * 1000.0))
-        state = f"tracestate: {trace.state}\r\n" if trace.state else ""
-        return f"{self._fixed}{CLIENT_TIMEOUT_MS}: {left_ms}\r\ntraceparent: {format_traceparent(trace)}\r\n{state}"
-
-
-def to_headers(
-    ctx: CallContext, *, now: float, trace: TraceContext, through_gateway: bool = False
-) -> list[tuple[str, str]]:
-    """The headers of the next hop; `trace` is the context of the span that makes the call.
-
-    The remaining time is rounded up and is at least 0: the next hop refuses a call that is already late.
-    through_gateway: the next hop is a gateway; see `GatewayHop`.
-    """
-    if through_gateway:
-        lines = GatewayHop(ctx).lines(now, trace).split("\r\n")[:-1]
-        return [(name, value) for name, _, value in (line.partition(": ") for line in lines)]
-    headers = [
-        (REQUEST_ID, ctx.request_id),
-        (TIMEOUT_MS, str(max(0, ceil((ctx.deadline - now) * 1000.0)))),
-        (PRIORITY, str(ctx.band)),
-        ("traceparent", format_traceparent(trace)),
-    ]
-    if ctx.tier:
-        headers.append((TIER, ctx.tier))
-    if ctx.tenant:
-        headers.append((TENANT, ctx.tenant))
-    if ctx.models:
-        headers.append((MODELS, ",".join(ctx.models)))
-    if trace.state:
-        headers.append(("tracestate", trace.state))
-    if ctx.baggage:
-        headers.append(("baggage", ctx.baggage))
-    return headers
+    def headers(self, now: float, trace: TraceContext) -> list[tuple[str, str]]:
+        """Return the same as names and values."""
+        parts = [line.partition(": ") for line in self.lines(now, trace).split("\r\n")[:-1]]
+        return [(name, value) for name, _, value in parts]

@@ -20,7 +20,7 @@ from oriel_logic.client.tensors import check_inputs, parse_metadata
 from oriel_logic.client.upstream_errors import MAYBE_ELSEWHERE, check_ticket, is_elsewhere, refusal, sentence
 from oriel_logic.errors import DeadlineExceeded, ModelFailed, ModelInputWrong, ModelUnavailable, ModelUnreachable
 from oriel_logic.observe.stages import HopFacts, Ledger, Stage
-from oriel_wire.context import CallContext, GatewayHop, Hop
+from oriel_wire.context import CallContext, Hop
 from oriel_wire.engine.client import HttpClient, HttpResponse
 from oriel_wire.errors import UpstreamBroken, UpstreamTimedOut, UpstreamUnreachable, UpstreamUnread
 from oriel_wire.observe.trace import TraceContext
@@ -66,10 +66,9 @@ class InferenceServers:
 
     def hop(self, call: CallContext) -> Hop:
         """Return the header lines for the model calls of one request. Raises ModelFailed for one without a ticket."""
-        if not self._through_gateway:
-            return Hop(call)
-        check_ticket(call)
-        return GatewayHop(call)
+        if self._through_gateway:
+            check_ticket(call)
+        return Hop(call, through_gateway=self._through_gateway)
 
     async def close(self) -> None:
         await self._endpoints.close()

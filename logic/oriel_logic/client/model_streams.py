@@ -25,7 +25,7 @@ from oriel_logic.errors import (
     ModelUnreachable,
 )
 from oriel_logic.observe.stages import HopFacts, Ledger, Stage
-from oriel_wire.context import CallContext, to_headers
+from oriel_wire.context import CallContext, Hop
 from oriel_wire.discovery.discovery import Address
 from oriel_wire.engine.grpc_client import GrpcCall, GrpcClient
 from oriel_wire.errors import BadMessage, TooLarge, UpstreamBroken, UpstreamUnreachable, UpstreamUnread
@@ -141,7 +141,7 @@ class StreamServers:
         ends = now + self._max_s
         # With a status instead of a text for errors; the stream is ours alone, so it may end with one.
         metadata = [
-            *to_headers(call, now=now, trace=stage.context, through_gateway=self._through_gateway),
+            *Hop(call, through_gateway=self._through_gateway).headers(now, stage.context),
             ("triton_grpc_error", "true"),
         ]
         stream = client.call(PATH, metadata, message, self._max_s)

@@ -49,7 +49,6 @@ class Recorder(H2Connection):
         self.consumes = consumes
         self.failed: tuple[int, str] | None = None
         self.goaways: list[tuple[int, int, bytes]] = []
-        self.pongs: list[bytes] = []
         self.writes = 0
         self.drained = 0
         self.settings_changes = 0
@@ -100,9 +99,6 @@ class Recorder(H2Connection):
 
     def on_settings(self) -> None:
         self.settings_changes += 1
-
-    def on_ping_ack(self, payload: bytes) -> None:
-        self.pongs.append(payload)
 
     def on_goaway(self, last_id: int, code: int, debug: bytes) -> None:
         self.goaways.append((last_id, code, debug))

@@ -174,7 +174,7 @@ class BufferedConnection(ServerConnection):
         if head.expect_continue:
             self.continue_body()
 
-    def on_body(self, data: bytes) -> None:
+    def on_body(self, data: Body) -> None:
         head = self.head
         assert head is not None
         self._exchange = exchange = Exchange(self, head, data, self.arrived_s)
@@ -222,15 +222,11 @@ class BufferedConnection(ServerConnection):
         assert head is not None
         if self._body is not None:
             placed, self._body = self._body, None
-            self._exchange = Exchange(self, head, placed.toreadonly(), self.arrived_s)
-            self._handler(self._exchange)
-            return
-        if len(parts) > _INLINE_PARTS:
+            self.on_body(placed.toreadonly())
+        elif len(parts) > _INLINE_PARTS:
             self._join_apart(head, parts)
-            return
-        body = b"".join(parts) if len(parts) > 1 else bytes(parts[0]) if parts else b""
-        self._exchange = Exchange(self, head, body, self.arrived_s)
-        self._handler(self._exchange)
+        else:
+            self.on_body(b"".join(parts) if len(parts) > 1 else bytes(parts[0]) if parts else b"")
 
     def _join_apart(self, head: RequestHead, parts: list[bytes | memoryview]) -> None:
         """Join the pieces of a large body in a thread: joining releases the interpreter lock, and the page faults of
@@ -245,8 +241,7 @@ class BufferedConnection(ServerConnection):
         def joined(done: "asyncio.Future[bytes]") -> None:
             # The client may have left meanwhile, or the server cut it.
             if not done.cancelled() and self.state == WAIT and self.head is head:
-                self._exchange = Exchange(self, head, done.result(), self.arrived_s)
-                self._handler(self._exchange)
+                self.on_body(done.result())
 
         self.server.loop.run_in_executor(self.server.joiner, join).add_done_callback(joined)
 

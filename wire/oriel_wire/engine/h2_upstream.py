@@ -313,9 +313,6 @@ class H2Endpoint:
         self._connecting: dict[asyncio.Task[None], float] = {}  # since when
         self._retry_at = 0.0
 
-    def __repr__(self) -> str:
-        return f"<H2Endpoint {self.authority} outstanding={self.outstanding}>"
-
     def begin(
         self, sink: Any, now: float, head_only: bool = False, fresh: bool = False, large: bool = False
     ) -> UpstreamStream | None:

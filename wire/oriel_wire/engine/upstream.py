@@ -350,9 +350,6 @@ class Endpoint:
         # The waiting sink and its start; None if the borrower left: the attempt's result still matters.
         self._connecting: dict[asyncio.Task[None], tuple[ResponseSink | None, float]] = {}
 
-    def __repr__(self) -> str:
-        return f"<Endpoint {self.host}:{self.port} outstanding={self.outstanding} idle={len(self.idle)}>"
-
     def begin(
         self, sink: ResponseSink, now: float, head_only: bool = False, fresh: bool = False, large: bool = False
     ) -> UpstreamConnection | None:

@@ -140,9 +140,6 @@ class Field:
         self.number = number
         self.owner: Any = None
 
-    def __repr__(self) -> str:
-        return f"<Field {self.name}>"  # never the value: it may be a secret
-
 
 class _Line:
     """A validated request line. authority: of an absolute target, else ""."""

@@ -85,7 +85,7 @@ class Control(Sender):
             if flags & ACK:
                 self._acknowledged_ping(payload)
             else:
-                self._answer_ping(payload)
+                self._reply(frame(PING, ACK, 0, payload))
         elif kind == GOAWAY:
             self._goaway(payload)
         elif kind == PRIORITY:

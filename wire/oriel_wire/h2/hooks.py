@@ -60,9 +60,6 @@ class H2Hooks:
     def on_settings(self) -> None:
         """The peer has sent settings; they are in force."""
 
-    def on_ping_ack(self, payload: bytes) -> None:
-        """The peer has acknowledged a `ping`."""
-
     def on_goaway(self, last_id: int, code: int, debug: bytes) -> None:
         """The peer takes no new streams. `on_reset` follows for each of ours above `last_id`."""
 

@@ -147,31 +147,24 @@ class Decoder:
                     at = i + 2
                 elif first == 0x1F and block[i + 1] <= 61 - 0x0F:  # a credential, say
                     at = i + 2
-                if at:
-                    length = block[at] & 0x7F
-                    if length != 0x7F:
-                        stop = at + 1 + length
-                        encoded = block[i:stop]
-                        known = memo.get(encoded)
-                        if known is not None:
-                            fields.append(known)
-                            i = stop
-                            if first >= 0x40 and self._table_max:
-                                self._insert(known)
-                            continue
-                        field = self._short_literal(block, i, at, encoded)
-                        if self._loose_bytes > self._max_list:
-                            break
-                        if first >= 0x40 and self._table_max:
-                            self._insert(field)
-                        fields.append(field)
+                encoded = b""
+                if at and block[at] & 0x7F != 0x7F:
+                    stop = at + 1 + (block[at] & 0x7F)
+                    encoded = block[i:stop]
+                    known = memo.get(encoded)
+                    if known is not None:
+                        fields.append(known)
                         i = stop
+                        if first >= 0x40 and self._table_max:
+                            self._insert(known)
                         continue
                 field, stop = self._literal(block, i)
                 if stop < 0:
                     break
                 fields.append(field)
                 i = stop
+                if encoded and first != 0x1F and not self.malformed and _may_be_kept(field):
+                    self.fresh.append((encoded, field))
             if i < end:
                 self._skip(block, i, list_bytes(fields))
         except IndexError:
@@ -182,36 +175,6 @@ class Decoder:
             if size > self._max_list:
                 raise self._too_large(size)
         return fields
-
-    def _short_literal(self, block: bytes, i: int, at: int, encoded: bytes) -> Field:
-        """The literal at `i` that the memo may keep. at: where the length of its value is, one byte."""
-        first = block[i]
-        if first == 0x40 or first == 0:
-            name = block[i + 2 : at]
-            if block[i + 1] >= 0x80:
-                name = _plain(name)
-        elif first == 0x0F or first == 0x1F:
-            name = STATIC[0x0F + block[i + 1]][0]
-        else:
-            name = STATIC[first & 0x3F][0]
-        if len(encoded) != at + 1 - i + (block[at] & 0x7F):
-            raise HpackError("a header block ends inside a field")
-        value = block[at + 1 : i + len(encoded)]
-        if block[at] >= 0x80:
-            value = _plain(value)
-        field = (name, value)
-        self._loose_bytes += len(name) + len(value)
-        why = malformed(name, value)
-        if why:
-            self.malformed = why
-            self._doubtful = True
-        if first == 0x1F:
-            self.sensitive.append(field)
-        elif why or name in PER_REQUEST:
-            pass
-        elif name != b":path" or (len(value) <= _MAX_PATH and b"?" not in value):
-            self.fresh.append((encoded, field))
-        return field
 
     def _literal(self, block: bytes, i: int) -> tuple[Field, int]:
         """The literal at `i`, and where it ends: -1 if the list is too large."""
@@ -339,6 +302,12 @@ class Decoder:
         if 0 < self._stop < size:
             return HpackError("a header list is larger than a connection may send")
         return HeaderListTooLarge(f"a header list of more than {self._max_list} bytes or {self._max_fields} fields")
+
+
+def _may_be_kept(field: Field) -> bool:
+    """Return whether a memo may have the field: its value is none of one request alone."""
+    name, value = field
+    return name not in PER_REQUEST and (name != b":path" or (len(value) <= _MAX_PATH and b"?" not in value))
 
 
 def list_bytes(fields: list[Field]) -> int:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from mypy_extensions import mypyc_attr
 
 from oriel_wire.h2.frames import (
-    ACK,
     CONTINUATION,
     DEFAULT_FRAME,
     DEFAULT_WINDOW,
@@ -268,7 +267,7 @@ class Sender(H2Hooks):
             self._queue(window_update(stream.id, more))
 
     def ping(self, payload: bytes) -> None:
-        """Send a PING of eight bytes; `on_ping_ack` is called with them."""
+        """Send a PING of eight bytes."""
         self._queue(frame(PING, 0, 0, payload))
 
     def goaway(self, code: int, last_id: int, debug: bytes = b"") -> None:
@@ -484,11 +483,6 @@ class Sender(H2Hooks):
             self._drained = True
             self.on_drained()
 
-    def _answer_ping(self, payload: bytes) -> None:
-        self._reply(frame(PING, ACK, 0, payload))
-
     def _acknowledged_ping(self, payload: bytes) -> None:
         if payload == _DRAIN and self.draining and not self.client and self._accepts_up_to == MAX_ID:
             self._finish_drain()
-        else:
-            self.on_ping_ack(payload)

@@ -27,11 +27,6 @@ IS_TRAILERS: Final = -2
 ON_HEADERS: Final = (IS_HEAD, IS_TRAILERS, STREAM_CLOSED)
 # Receiving phase -> the error of a DATA frame, NO_ERROR if there is none.
 ON_DATA: Final = (PROTOCOL_ERROR, 0, STREAM_CLOSED)
-_STATES: Final = (
-    ("open", "open", "half-closed (local)"),
-    ("open", "open", "half-closed (local)"),
-    ("half-closed (remote)", "half-closed (remote)", "closed"),
-)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -82,14 +77,6 @@ class Stream:
         self.trailers: bytes | None = None
         self.waiting = False  # is queued for the connection's window
         self.stalled_since = 0.0
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id} {self.state}>"
-
-    @property
-    def state(self) -> str:
-        """The name of its state in RFC 9113 section 5.1."""
-        return _STATES[self.receiving][self.sending] if self.id else "idle"
 
     @property
     def closed(self) -> bool:

@@ -75,7 +75,7 @@ def peek_model(message: bytes | list[bytes | memoryview]) -> tuple[str, str]:
         tag = data[position]
         position += 1
         if tag > 127:
-            tag, position = _varint(data, position - 1)
+            tag, position = read_varint(data, position - 1)
         kind, number = tag & 7, tag >> 3
         if not 0 < number < 1 << 29:
             raise BadMessage("the message has an invalid field number")
@@ -84,7 +84,7 @@ def peek_model(message: bytes | list[bytes | memoryview]) -> tuple[str, str]:
             if size < 128:
                 position += 1
             else:
-                size, position = _varint(data, position)
+                size, position = read_varint(data, position)
             if size > end - position:
                 raise BadMessage("the message ends inside a field")
             if window is not None and number < 3 and position + size > len(data):
@@ -98,7 +98,7 @@ def peek_model(message: bytes | list[bytes | memoryview]) -> tuple[str, str]:
                 version = data[position : position + size]
             position += size
         elif kind == 0:
-            _, position = _varint(data, position)
+            _, position = read_varint(data, position)
         elif kind in (1, 5):
             position += 8 if kind == 1 else 4
             if position > end:
@@ -148,12 +148,12 @@ class Beginning:
         at = start + self._position
         head = bytes(message[at : at + _HEAD_BYTES])
         try:
-            tag, size = _varint(head, 0)
+            tag, size = read_varint(head, 0)
             kind, number = tag & 7, tag >> 3
             if kind == 2:
-                content, size = _varint(head, size)
+                content, size = read_varint(head, size)
             elif kind == 0:
-                content, size = 0, _varint(head, size)[1]
+                content, size = 0, read_varint(head, size)[1]
             elif kind in (1, 5):
                 content = 8 if kind == 1 else 4
             else:
@@ -190,20 +190,20 @@ def peek_answer(answer: bytes) -> tuple[str, bool | None]:
     with suppress(BadMessage, UnicodeDecodeError):
         position, end = 0, len(answer)
         if answer[:1] == b"\x0a":  # an error is the last answer to its message
-            size, position = _varint(answer, 1)
+            size, position = read_varint(answer, 1)
             position += size
             final = True if size else None
         if answer[position : position + 1] != b"\x12":
             return model, final
-        size, position = _varint(answer, position + 1)
+        size, position = read_varint(answer, position + 1)
         end = min(end, position + size)
         for _ in range(_MAX_ANSWER_FIELDS):
             if position >= end:
                 break
-            tag, position = _varint(answer, position)
+            tag, position = read_varint(answer, position)
             if tag & 7 != 2 or tag > _PARAMETERS_TAG:
                 break
-            size, position = _varint(answer, position)
+            size, position = read_varint(answer, position)
             if tag == _NAME_TAG:
                 model = answer[position : position + size].decode("ascii")
             elif tag == _PARAMETERS_TAG and final is None and answer.startswith(_FINAL, position):
@@ -265,7 +265,8 @@ def write_varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
+def read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
+    """Return a number and where it ends. Raises BadMessage."""
     value = shift = 0
     while True:
         if position >= len(data) or shift > 63:

@@ -14,6 +14,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from oriel_wire.errors import BadMessage, TooLarge
+from oriel_wire.v2.grpc_names import read_varint
 
 MAX_FIELDS = 20_000
 # Limit for one field of one message: inputs, outputs, parameters.
@@ -31,11 +32,13 @@ _MESSAGE, _INTEGERS, _TEXT = range(3)
 
 def parse(kind: type[Message], data: bytes | memoryview) -> Any:
     """Parse a message. Raises BadMessage if the bytes are not one, TooLarge if parsing it would cost too much."""
-    if len(data) > FREE_BYTES:
-        _walk(data, kind.DESCRIPTOR)
     try:
+        if len(data) > FREE_BYTES:
+            _walk(data, kind.DESCRIPTOR)
         return kind.FromString(data)  # type: ignore[arg-type]  # it takes any buffer
-    except DecodeError as error:
+    except TooLarge:
+        raise
+    except (DecodeError, BadMessage) as error:
         raise BadMessage("the message is not what this method takes") from error
 
 
@@ -53,14 +56,14 @@ def _walk(data: bytes | memoryview, descriptor: Any) -> None:
             tag = data[at]
             at += 1
             if tag > 127:
-                tag, at = _varint(data, at - 1, end)
+                tag, at = read_varint(data, at - 1)
                 if tag <= 127:
                     raise TooLarge("a message of this size must have its tags in their shortest form")
             wire = tag & 7
             if wire == _SIZED:
-                size, at = _varint(data, at, end) if at == end or data[at] > 127 else (data[at], at + 1)
+                size, at = read_varint(data, at) if at == end or data[at] > 127 else (data[at], at + 1)
                 if size > end - at:
-                    raise _no_message()
+                    raise DecodeError
                 number = tag >> 3
                 role, name, inner = known.get(number, _UNKNOWN)
                 if role == _MESSAGE:
@@ -81,14 +84,14 @@ def _walk(data: bytes | memoryview, descriptor: Any) -> None:
                         raise TooLarge(f"{name}: names and text of the message are more than {MAX_TEXT_BYTES} bytes")
                 at += size
             elif wire == _VARINT:
-                at = _varint(data, at, end)[1]
+                at = read_varint(data, at)[1]
             elif wire in _PLAIN:
                 at += _PLAIN[wire]
             else:
                 # No encoder of these messages writes groups, and skipping them needs a full parse.
                 raise TooLarge("a message of this size must have no groups")
         if at != end:
-            raise _no_message()
+            raise DecodeError
 
 
 _UNKNOWN = (-1, "", None)
@@ -117,19 +120,3 @@ def _ends(data: bytes | memoryview, at: int, size: int, most: int) -> int:
         if found > most:
             break
     return found
-
-
-def _varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < end and shift < 70:
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
-    raise _no_message()
-
-
-def _no_message() -> BadMessage:
-    return BadMessage("the message is not what this method takes")

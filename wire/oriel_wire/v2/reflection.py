@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
 
 from oriel_wire.h2.grpc import INVALID_ARGUMENT, NOT_FOUND
 from oriel_wire.v2.grpc import HEALTH_METHODS, HEALTH_SERVICE, METHODS, SERVICE
@@ -43,20 +44,17 @@ def answer(request: reflection_pb2.ServerReflectionRequest) -> reflection_pb2.Se
     if kind == "list_services":
         response.list_services_response.service.extend([reflection_pb2.ServiceResponse(name=name) for name in SERVICES])
         return response
-    files, symbols = _public_files()
-    found: str | None = None
     name: Any = getattr(request, kind) if kind else ""
-    if kind == "file_by_filename":
-        found = name if name in files else None
-    elif kind == "file_containing_symbol":
-        found = symbols.get(name)
+    found: FileDescriptor | None = None
+    if kind == "file_by_filename" or kind == "file_containing_symbol":
+        found = _found(name, file=kind == "file_by_filename")
     elif kind == "file_containing_extension":
         name = name.containing_type  # messages of proto3 have no extensions
-    elif kind == "all_extension_numbers_of_type" and name in symbols:
+    elif kind == "all_extension_numbers_of_type" and _found(name) is not None:
         response.all_extension_numbers_response.base_type_name = name
         return response
     if found is not None:
-        response.file_descriptor_response.file_descriptor_proto.extend(files[found])
+        response.file_descriptor_response.file_descriptor_proto.extend(_with_needs(found))
     elif name:
         response.error_response.error_code = NOT_FOUND
         response.error_response.error_message = f"{name} is not known here"
@@ -66,12 +64,29 @@ def answer(request: reflection_pb2.ServerReflectionRequest) -> reflection_pb2.Se
     return response
 
 
+def _found(name: str, *, file: bool = False) -> FileDescriptor | None:
+    """Return the file of this name, or the one with the symbol of this name."""
+    pool = _public_pool()
+    try:
+        return pool.FindFileByName(name) if file else pool.FindFileContainingSymbol(name)
+    except KeyError:
+        pass
+    try:  # a pool does not count methods among its symbols
+        service, _, method = name.rpartition(".")
+        return pool.FindServiceByName(service).methods_by_name[method].containing_service.file
+    except KeyError:
+        return None
+
+
+def _with_needs(file: FileDescriptor) -> list[bytes]:
+    """Return the descriptors of a file and of those that it needs."""
+    return [file.serialized_pb, *(each for need in file.dependencies for each in _with_needs(need))]
+
+
 @cache
-def _public_files() -> tuple[dict[str, list[bytes]], dict[str, str]]:
-    """Return name of a file -> its descriptor and those that it needs; name of a symbol -> name of its file."""
+def _public_pool() -> DescriptorPool:
     public = {file.name: name for file, name, _, _ in _FILES}
-    files: dict[str, list[bytes]] = {}
-    symbols: dict[str, str] = {}
+    pool = DescriptorPool()
     for descriptor, name, service, methods in _FILES:
         package = service.rpartition(".")[0]
         file = FileDescriptorProto()
@@ -92,30 +107,11 @@ def _public_files() -> tuple[dict[str, list[bytes]], dict[str, str]]:
                     client_streaming=method in _STREAMED,
                     server_streaming=method in _STREAMED_ANSWERS,
                 )
-        files[name] = [file.SerializeToString(), *(each for need in file.dependency for each in files[need])]
-        symbols.update(dict.fromkeys(_symbols(file), name))
-    return files, symbols
+        pool.AddSerializedFile(file.SerializeToString())
+    return pool
 
 
 def _messages(found: Any) -> Iterator[DescriptorProto]:
     for message in found:
         yield message
         yield from _messages(message.nested_type)
-
-
-def _symbols(file: FileDescriptorProto) -> Iterator[str]:
-    """The full names of all services, methods, messages, fields and enums of a file."""
-
-    def named(prefix: str, scope: Any) -> Iterator[str]:
-        for enum in scope.enum_type:
-            yield f"{prefix}.{enum.name}"
-        for message in scope.nested_type if isinstance(scope, DescriptorProto) else scope.message_type:
-            inner = f"{prefix}.{message.name}"
-            yield inner
-            yield from [f"{inner}.{field.name}" for field in message.field]
-            yield from named(inner, message)
-
-    yield from named(file.package, file)
-    for service in file.service:
-        yield f"{file.package}.{service.name}"
-        yield from [f"{file.package}.{service.name}.{method.name}" for method in service.method]
