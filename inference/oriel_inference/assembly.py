@@ -11,7 +11,7 @@ from oriel_inference.artefacts.folder import ArtefactFolder
 from oriel_inference.artefacts.group_store import GroupStore
 from oriel_inference.artefacts.process import BuildBounds
 from oriel_inference.artefacts.records import ArtefactSettings
-from oriel_inference.backends import Backend, find_backend, takes_requests
+from oriel_inference.backends import Backend, RequestSession, find_backend
 from oriel_inference.backends.cuda import gpu_used_bytes, list_gpus
 from oriel_inference.backends.python.backend import PythonBackend
 from oriel_inference.backends.python.process import resident_bytes
@@ -50,17 +50,15 @@ from oriel_wire.process.shared_settings import cache_folder
 _log = logging.getLogger(__name__)
 
 WORKER_END_S = 5.0
-MOST_STREAMS = 1 << 20  # their number is bounded by the instances of the models
 BUILD_NICENESS = 10  # serving goes first; beside a thread that serves, a build gets a tenth of a core
 
 
 @dataclass(slots=True, kw_only=True)
 class Models:
-    """The parts of the unit that load and run models. streams: the threads of jobs that wait for others."""
+    """The parts of the unit that load and run models."""
 
     machine: Machine
     workers: WorkerThreads
-    streams: WorkerThreads
     catalog: Catalog
     quality: Quality
     python: PythonBackend
@@ -80,13 +78,13 @@ class Models:
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
         await self.control.close()
-        await _end_models(self.catalog, self.workers, self.streams)
+        await _end_models(self.catalog, self.workers)
         await self.python.close()
 
 
 async def open_models(settings: Settings, backends: Callable[[str], Backend], spans: SpanSink) -> Models:
     """Make what loads and runs models; nothing is loaded yet. Raises StartFailed."""
-    workers, streams, catalog = WorkerThreads(settings.cores), WorkerThreads(MOST_STREAMS), Catalog()
+    workers, catalog = WorkerThreads(settings.cores), Catalog()
     machine = Machine(
         clock=LoopClock(asyncio.get_running_loop()),
         cores=Cores(settings.cores),
@@ -109,7 +107,7 @@ async def open_models(settings: Settings, backends: Callable[[str], Backend], sp
         budgets |= {gpu_name(gpu.number): settings.gpu_memory_bytes for gpu in await asyncio.to_thread(list_gpus)}
     tools = LoadTools(
         find_backend=lambda name: python if name == python.name else backends(name),
-        make_scheduler=_Schedulers(machine, streams, Ledger(catalog.serves), quality).make,
+        make_scheduler=_Schedulers(machine, Ledger(catalog.serves), quality).make,
         machine=machine,
         leave_s=settings.default_timeout_s,
         # Test doubles open no files.
@@ -132,7 +130,6 @@ async def open_models(settings: Settings, backends: Callable[[str], Backend], sp
     return Models(
         machine=machine,
         workers=workers,
-        streams=streams,
         catalog=catalog,
         quality=quality,
         python=python,
@@ -157,10 +154,9 @@ def _model_stores(settings: Settings, catalog: Catalog) -> Sequence[ModelStore]:
 
 @dataclass(frozen=True, slots=True)
 class _Schedulers:
-    """Makes the scheduler of each version. streams: the threads of jobs that wait for others."""
+    """Makes the scheduler of each version."""
 
     machine: Machine
-    streams: WorkerThreads
     ledger: Ledger
     quality: Quality
 
@@ -171,11 +167,10 @@ class _Schedulers:
         statistics.first_response_buckets(first_response_buckets(loaded.config) or FIRST_RESPONSE_MS)
         if loaded.spec.steps:
             return Ensemble(loaded.spec, machine, statistics)
-        # Jobs that wait for their reader or for another model run in threads of their own, so that they take no cores
-        # from the other models.
-        apart = loaded.spec.decoupled or takes_requests(loaded.sessions[0])
+        # Sessions that take requests compute elsewhere, or wait for their reader: they take no cores from the others.
+        apart = isinstance(loaded.sessions[0], RequestSession)
         if apart:
-            machine = replace(machine, cores=Cores(loaded.spec.instances), workers=self.streams)
+            machine = replace(machine, cores=Cores(loaded.spec.instances))
         batcher = Batcher(
             loaded.spec,
             loaded.slots,
@@ -236,15 +231,14 @@ def _under_way(catalog: Catalog) -> int:
     return sum(model.batcher.pending + model.batcher.running for model in (*catalog.serving(), *catalog.leaving))
 
 
-async def _end_models(catalog: Catalog, workers: WorkerThreads, streams: WorkerThreads) -> None:
+async def _end_models(catalog: Catalog, workers: WorkerThreads) -> None:
     models = [*catalog.serving(), *catalog.leaving]
     for model in models:
         model.batcher.close()
     apart = [model for model in models if model.takes_requests]
     await asyncio.gather(*(asyncio.to_thread(model.close) for model in apart))
     # A batch that hangs keeps its session: closing it under the runtime would crash the process.
-    ended = [await asyncio.to_thread(each.close, WORKER_END_S) for each in (workers, streams)]
-    if all(ended):
+    if await asyncio.to_thread(workers.close, WORKER_END_S):
         for model in models:
             if not model.takes_requests:
                 model.close()

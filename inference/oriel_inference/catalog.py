@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 
-from oriel_inference.backends import Session, takes_requests
+from oriel_inference.backends import RequestSession, Session
 from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.errors import ModelNotReady, NotLoaded, NoVersion, UnknownModel
 from oriel_inference.fitting import RequestFitter
@@ -66,7 +66,7 @@ class ServingModel:
         self._answered_before = 0 if tried else self.batcher.statistics.success.count
         self.version = str(spec.version)
         self.provider = sessions[0].provider if sessions else ""
-        self.takes_requests = bool(sessions) and takes_requests(sessions[0])
+        self.takes_requests = isinstance(next(iter(sessions), None), RequestSession)
         self.wants_source = self.takes_requests or bool(spec.steps)
         self.recognises = not spec.decoupled and not self.takes_requests
         self.fitter = RequestFitter(spec)

@@ -14,6 +14,7 @@ from random import Random
 
 import numpy as np
 
+from oriel_inference.backends import Session
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Answer, Call, Reply
 from oriel_inference.batching.machine import Cores, Machine
@@ -184,7 +185,7 @@ class SimulatedHost:
         self._loop.world.call_at(self._loop.now() + self.wait_s, lambda: self._loop.call_soon(ended))
 
 
-class SimulatedSession:
+class SimulatedSession(Session):
     """One instance of a model, whose runs take `seconds(rows)`, after which it waits for `row_s` for each row.
 
     ran: is called with the rows, the seconds and the end of each run.

@@ -4,18 +4,20 @@ files.
 Its decoupled form returns as many responses as its first input asks for.
 """
 
+import asyncio
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from oriel_inference.backends import Execution, Outputs
+from oriel_inference.backends import Backend, Execution, Outputs, Request, RequestSession, Session
 from oriel_inference.errors import BackendFailed, InferenceError
 from oriel_inference.model import EngineOptions, Gpu, TensorInfo
 from oriel_wire.v2.messages import Array
 
 WAIT_S = 120.0
+AHEAD = 16  # responses of a request that are on their way to its reader
 
 
 class Gate:
@@ -64,7 +66,7 @@ class Gate:
                 self._waiting -= 1
 
 
-class FakeSession:
+class FakeSession(Session):
     """A session that returns each input times two (BYTES: repeated). `batches` records the first axis of every run,
     `captured` the shapes of CUDA graphs.
     """
@@ -102,34 +104,49 @@ class FakeSession:
         self.closed = True
 
 
-class FakeStreamSession(FakeSession):
-    """A decoupled session. For BYTES it returns one response per word of the first text; for numbers as many responses
-    as the first element says, and response i holds i.
+class FakeStreamSession(FakeSession, RequestSession):
+    """A decoupled session, with a thread for each request. For BYTES it returns one response per word of the first
+    text; for numbers as many responses as the first element says, and response i holds i.
 
-    With `fail` set it fails after its last response. `abandoned` counts the streams that were not read to their end.
+    With `fail` set it fails after its last response. `abandoned` counts the requests that were not answered to their
+    end.
     """
 
     abandoned = 0
 
-    def stream(
-        self, inputs: Mapping[str, Array], outputs: Sequence[str], cancelled: Callable[[], bool]
-    ) -> Generator[list[Array], None, None]:
-        source = next(iter(inputs.values()))
+    def __init__(self, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], *, gate: Gate) -> None:
+        super().__init__(inputs, outputs, gate=gate)
+        self._left: dict[tuple[int, int], threading.Event] = {}
+
+    def execute(self, execution: Execution) -> None:
+        loop = asyncio.get_running_loop()
+        (request,) = execution.requests
+        self._left[id(execution), 0] = threading.Event()
+        threading.Thread(target=self._answer, args=(loop, execution, request), daemon=True).start()
+
+    def leave(self, execution: Execution, index: int) -> None:
+        self._left[id(execution), index].set()
+
+    def _answer(self, loop: asyncio.AbstractEventLoop, execution: Execution, request: Request) -> None:
+        source = next(iter(request.inputs.values()))
         self.batches.append(int(source.shape[0]) if source.ndim else 1)
         first = source.flat[0]
-        values = first.split() if isinstance(first, bytes) else range(int(first))
-        try:
-            for each in values:
-                self.gate.enter()
-                yield [np.full(source.shape, each, source.dtype) for _ in outputs]
-        except GeneratorExit:
-            self.abandoned += 1
-            raise
-        if self.fail:
-            raise BackendFailed("the fake backend is set to fail")
+        credit, left = threading.Semaphore(AHEAD), self._left[id(execution), 0]
+        for each in first.split() if isinstance(first, bytes) else range(int(first)):
+            self.gate.enter()
+            while not left.is_set() and not credit.acquire(timeout=0.01):
+                pass
+            if left.is_set():
+                self.abandoned += 1
+                break
+            outputs = Outputs([np.full(source.shape, each, source.dtype) for _ in request.outputs])
+            loop.call_soon_threadsafe(execution.respond, 0, outputs, credit.release)
+        error = BackendFailed("the fake backend is set to fail") if self.fail else None
+        loop.call_soon_threadsafe(execution.answer, 0, error)
+        loop.call_soon_threadsafe(execution.returned)
 
 
-class FakeRequestSession(FakeSession):
+class FakeRequestSession(FakeSession, RequestSession):
     """A session that takes requests one by one, doubles them as `FakeSession` does, and answers when the test calls
     `finish`.
 
@@ -161,7 +178,7 @@ class FakeRequestSession(FakeSession):
         return execution
 
 
-class FakeBackend:
+class FakeBackend(Backend):
     """Opens every path as the same kind of session. `sessions` holds all sessions, `opened` the arguments of each
     call, `most_open` how many sessions were open at once.
 
@@ -202,6 +219,3 @@ class FakeBackend:
 
     def gpus(self) -> Sequence[Gpu]:
         return self._gpus
-
-    def lacks(self, provider: str) -> str:
-        return ""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fake_backend import FakeBackend
 
-from oriel_inference.backends import Backend, Session, find_backend, lacks, usable_gpus
+from oriel_inference.backends import Backend, Session, find_backend
 from oriel_inference.backends.compilers import find_compiler
 from oriel_inference.backends.openvino_cpu import MISSING
 from oriel_inference.errors import LoadFailed
@@ -34,8 +34,8 @@ class BackendSuite:
 
     def test_it_has_a_name_and_says_what_it_runs_on(self, backend: Backend, session: Session) -> None:
         assert backend.name and session.provider
-        assert lacks(backend, session.provider) == ""
-        assert all(gpu.number >= 0 for gpu in usable_gpus(backend))
+        assert backend.lacks(session.provider) == ""
+        assert all(gpu.number >= 0 for gpu in backend.gpus())
 
     def test_tensors_are_described(self, session: Session) -> None:
         assert [(each.name, each.datatype, list(each.shape)) for each in (*session.inputs, *session.outputs)] == [
@@ -77,7 +77,7 @@ class TestOnnxRuntime(BackendSuite):
             assert str(tmp_path) not in caught.value.reason
 
 
-class _Compiled:
+class _Compiled(Backend):
     """The sessions of a compiler, as a backend."""
 
     def __init__(self, name: str) -> None:

@@ -9,9 +9,9 @@ from typing import cast
 import httpx
 import numpy as np
 import pytest
+from fake_backend import AHEAD
 
 from oriel_inference.app import Unit
-from oriel_inference.batching.stream import AHEAD
 from oriel_inference.errors import Outcome
 from oriel_inference.servers import grpc_call
 from oriel_inference.servers.grpc_call import GrpcConnection

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto, external_data_helper
 
-from oriel_inference.backends import Session, find_backend
+from oriel_inference.backends import Backend, Session, find_backend
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions
 from oriel_inference.repository.load import Loading, load_model
@@ -122,7 +122,7 @@ class Swap:
         return True
 
 
-class Late:
+class Late(Backend):
     """A backend that is opened in the very moment somebody swaps the file."""
 
     name = "onnxruntime"

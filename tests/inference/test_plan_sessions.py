@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oriel_inference.backends import NeededBytes, OutsideProfile, find_backend, usable_gpus
+from oriel_inference.backends import NeededBytes, OutsideProfile, find_backend
 from oriel_inference.backends.gpu_work import BATCHES, OPENINGS
 from oriel_inference.backends.tensorrt.backend import TensorRt
 from oriel_inference.errors import BackendFailed, InvalidRequest, LoadFailed
@@ -230,7 +230,7 @@ def test_what_is_planned_for_all_instances_does_not_shrink_while_they_are_opened
 def test_plans_run_on_gpus_only(tmp_path: Path, machine: Any) -> None:
     machine.total_bytes, machine.capability = {0: 1 << 30, 1: 1 << 30}, (8, 6)
     backend = find_backend("tensorrt")
-    assert usable_gpus(backend) == [Gpu(number=0, capability="8.6"), Gpu(number=1, capability="8.6")]
+    assert backend.gpus() == [Gpu(number=0, capability="8.6"), Gpu(number=1, capability="8.6")]
     with pytest.raises(LoadFailed, match=r"model.plan is a TensorRT plan, which runs on a GPU only"):
         backend.open(write(tmp_path, double()), EngineOptions())
     path = write(tmp_path, double(capability="8.6"))

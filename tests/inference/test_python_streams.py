@@ -22,7 +22,6 @@ from oriel_inference.backends.python import session as session_module
 from oriel_inference.backends.python.frames import AHEAD
 from oriel_inference.backends.python.messages import Infer
 from oriel_inference.batching import requests as request_batches
-from oriel_inference.batching import stream as streams
 from oriel_inference.catalog import UNTRIED
 from oriel_inference.dataplane.scripting import ModelCall
 from oriel_inference.errors import BackendFailed
@@ -243,8 +242,7 @@ async def test_a_model_that_falls_silent_for_ever_gives_its_place_back(
     unit: Unit, channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """Its deadline was for the first response; the next one has `IDLE_S`. With -8 the process has to go as well."""
-    for module in (streams, request_batches):
-        monkeypatch.setattr(module, "IDLE_S", 0.1)
+    monkeypatch.setattr(request_batches, "IDLE_S", 0.1)
     call = stream(channel, metadata=(("x-oriel-timeout-ms", "2500"),))
     await call.write(repeat(number, "silent"))
     await call.done_writing()
@@ -259,8 +257,7 @@ async def test_a_model_that_never_stops_talking_is_stopped(
     unit: Unit, channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every response moves the end of its request, up to `MAX_S` or its deadline."""
-    for module in (streams, request_batches):
-        monkeypatch.setattr(module, "MAX_S", 0.1)
+    monkeypatch.setattr(request_batches, "MAX_S", 0.1)
     call = stream(channel, metadata=(("x-oriel-timeout-ms", "1000"),))
     await call.write(repeat(-6, "silent"))
     await call.done_writing()

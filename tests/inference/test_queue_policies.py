@@ -152,7 +152,7 @@ def test_the_servers_bound_stays_unless_every_level_has_one(sizes: tuple[int, in
 # --- every model has a queue --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [{"alone": True}, {"alone": True, "max_rows": 0}, {"alone": True, "decoupled": True}])
+@pytest.mark.parametrize("kind", [{"alone": True}, {"alone": True, "max_rows": 0}])
 def test_bounds_deadline_and_priority_hold_whatever_the_scheduler(kind: dict[str, object]) -> None:
     bench = Bench(spec(**kind, policy=QueuePolicy(max_items=3), priority_levels=2, default_priority=2))  # type: ignore[arg-type]
     first = bench.call()
@@ -160,16 +160,15 @@ def test_bounds_deadline_and_priority_hold_whatever_the_scheduler(kind: dict[str
     for _ in range(3):
         bench.call(level=1, timeout_s=1.0)
     assert isinstance(bench.error(bench.call(level=1)), QueueFull)
-    bench.clock.advance(1.001)  # decoupled or not: on time while the first still runs
+    bench.clock.advance(1.001)  # on time while the first still runs
     assert all(isinstance(bench.error(number), DeadlineExceeded) for number in (1, 2, 3))
     late, early = bench.call(level=2), bench.call(level=1)
     rejected = bench.call(level=2, give_up_s=0.5)
     bench.clock.advance(0.6)
     assert isinstance(bench.error(rejected), QueueTimeout)
     assert bench.order[:4] == [4, 1, 2, 3]
-    if not kind.get("decoupled"):  # the fake session of the bench does not stream
-        bench.settle()
-        assert bench.order[-3:] == [first, early, late]
+    bench.settle()
+    assert bench.order[-3:] == [first, early, late]
 
 
 # --- preserve_ordering --------------------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
 """Sessions that take the requests of a batch one by one, in virtual time: who gets what, when an instance is free."""
 
 import itertools
-import logging
-from typing import Any
 
 import numpy as np
 import pytest
@@ -175,22 +173,6 @@ def test_who_failed_shares_the_next_batch_of_requests_that_fail_one_by_one(bench
     bench.settle()
     (execution,) = bench.takers[0].under_way
     assert len(execution.requests) == 3
-
-
-def test_a_stream_that_failed_is_no_failed_batch(caplog: pytest.LogCaptureFixture) -> None:
-    """Its caller is kept apart from nobody: streams run alone."""
-    caplog.set_level(logging.WARNING)
-
-    def refuse(*_: Any) -> Any:
-        raise InvalidRequest("no")
-
-    for model, said in ((spec(alone=True, decoupled=True), 0), (spec(alone=True), 1)):
-        bench = Bench(model)
-        bench.sessions[0].run = bench.sessions[0].stream = refuse  # type: ignore[attr-defined,method-assign]
-        number = bench.call(caller="a")
-        bench.settle()
-        assert isinstance(bench.error(number), InvalidRequest)
-        assert caplog.text.count("executing it failed for 1 request(s)") == said
 
 
 @settings(max_examples=150, deadline=None)

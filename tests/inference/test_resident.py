@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto
 
-from oriel_inference.backends import stays_resident
 from oriel_inference.backends.device_tensor import ALIGNMENT, DeviceTensor, joined_on, on_host, usable_on
 from oriel_inference.batching.assemble import concatenate
 from oriel_inference.batching.call import Call
@@ -147,7 +146,7 @@ def test_every_datatype_of_numpy_can_stay(tmp_path: Path, kind: int, dtype: str)
 
 def test_tensors_that_numpy_does_not_have_go_over_the_host(tmp_path: Path) -> None:
     session = opened(tmp_path, models.echo())
-    assert not stays_resident(session)
+    assert session.memory is None
     text = np.array([[b"hello"]], dtype=object)
     assert session.run({"text": text}, ["said"])[0].tolist() == [[b"hello"]]
 

@@ -13,17 +13,15 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.grpc.aio
+from fake_backend import AHEAD
 from tritonclient.utils import InferenceServerException
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress.http import serve_public
 from oriel_gateway.limits import EmbeddedLimiter
-from oriel_inference.app import Unit, open_unit
-from oriel_inference.backends import WARM_RESPONSES
-from oriel_inference.batching.stream import AHEAD
+from oriel_inference.app import Unit
 from oriel_inference.errors import Outcome
 from oriel_inference.servers.stream import MAX_IN_FLIGHT
-from oriel_inference.settings import Settings
 from oriel_policies.documents import compile_documents
 from oriel_wire.context import read_headers
 from oriel_wire.observe.trace import ListSink
@@ -33,8 +31,7 @@ from oriel_wire.v2.proto import v2_pb2
 
 from ..gateway.stack import GOLD, documents
 from ..waiting import until
-from . import models
-from .streams import COUNT, Fakes, said, stream, streaming
+from .streams import Fakes, said, stream, streaming
 
 
 @pytest.fixture
@@ -315,20 +312,3 @@ async def test_tritonclient_error_status(unit: Unit) -> None:
             assert isinstance(error, InferenceServerException) and error.status() == "StatusCode.NOT_FOUND"
 
     await asyncio.to_thread(go)
-
-
-# --- warm-up --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("number", "abandoned"), [(3, 0), (WARM_RESPONSES + 1, 1)])
-async def test_a_decoupled_model_is_warmed_up_with_a_bound(tmp_path: Path, number: int, abandoned: int) -> None:
-    sample = 'inputs { key: "n" value { data_type: TYPE_INT32 dims: [ 1 ] input_data_file: "n" } }'
-    folder = models.put(tmp_path, "count", models.double(), COUNT + f'model_warmup [ {{ name: "w" {sample} }} ]')
-    (folder / "warmup").mkdir()
-    (folder / "warmup/n").write_bytes(np.array([number], np.int32).tobytes())
-    fakes = Fakes()
-    settings = Settings(repositories=(tmp_path,), http_port=0, grpc_port=0, metrics_port=0, cores=1)
-    async with open_unit(settings, backends=fakes.find, sink=ListSink()) as unit:
-        assert not [entry.reason for entry in unit.catalog.index() if entry.reason]
-        session = fakes.session("fake-count")
-        assert len(session.batches) == 1 and session.abandoned == abandoned

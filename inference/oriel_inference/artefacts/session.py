@@ -4,35 +4,21 @@ from collections.abc import Callable, Mapping, Sequence
 
 from oriel_inference.backends import OutsideProfile, Session
 from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest
-from oriel_inference.model import TensorInfo
 from oriel_wire.v2.messages import Array
 
 
-class CompiledSession:
+class CompiledSession(Session):
     """One instance. reference: stays open beside it, owned by the caller.
 
     failed: called, in the thread of the run, after the reference has answered what the artefact could not. A run that
     the reference cannot do either says nothing about the artefact.
     """
 
-    __slots__ = ("_artefact", "_failed", "_reference")
-
     def __init__(self, artefact: Session, reference: Session, failed: Callable[[InferenceError], None]) -> None:
         self._artefact = artefact
         self._reference = reference
         self._failed = failed
-
-    @property
-    def provider(self) -> str:
-        return self._artefact.provider
-
-    @property
-    def inputs(self) -> Sequence[TensorInfo]:
-        return self._artefact.inputs
-
-    @property
-    def outputs(self) -> Sequence[TensorInfo]:
-        return self._artefact.outputs
+        self.provider, self.inputs, self.outputs = artefact.provider, artefact.inputs, artefact.outputs
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         try:

@@ -4,11 +4,12 @@ Nothing outside this folder imports a runtime, and the module of a backend is im
 """
 
 import re
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from oriel_inference.backends.device_tensor import Memory
 from oriel_inference.errors import InferenceError, InvalidRequest, LoadFailed
@@ -21,12 +22,8 @@ if TYPE_CHECKING:
     from oriel_wire.v2.proto import model_config_pb2 as pb
 
 __all__ = [
-    "WARM_RESPONSES",
-    "AcceleratedBackend",
     "Backend",
-    "CapturingSession",
     "ConfiguredBackend",
-    "DecoupledSession",
     "Execution",
     "NeededBytes",
     "Outputs",
@@ -34,22 +31,12 @@ __all__ = [
     "Request",
     "RequestSession",
     "Reserve",
-    "ReservingBackend",
-    "ResidentSession",
     "Session",
     "find_backend",
-    "lacks",
-    "memory_bytes",
-    "most_rows",
     "resident_memory",
-    "stays_resident",
-    "takes_requests",
-    "usable_gpus",
     "without_folders",
 ]
 
-# A warm-up reads this many responses of a decoupled model and then stops, because some models never end.
-WARM_RESPONSES = 1000
 _FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s\"'/]+/)+")
 _BACKENDS = {
     "onnxruntime": "oriel_inference.backends.onnx_runtime:OnnxRuntime",
@@ -63,21 +50,21 @@ class OutsideProfile(InvalidRequest):
     """
 
 
-class Session(Protocol):
+class Session(ABC):
     """A loaded model file, ready to execute; several threads may run it at once.
 
     provider: the execution provider that is really in use, as reported by the runtime.
+    memory: the allocator of its device, where inputs and outputs may stay as `DeviceTensor`s; None if they never do.
+    rows: the most rows that a batch may have, 0 if it cannot have any; None if the session has no bound.
     """
 
-    @property
-    def provider(self) -> str: ...
+    provider: str
+    inputs: Sequence[TensorInfo]
+    outputs: Sequence[TensorInfo]
+    memory: Memory | None = None
+    rows: int | None = None
 
-    @property
-    def inputs(self) -> Sequence[TensorInfo]: ...
-
-    @property
-    def outputs(self) -> Sequence[TensorInfo]: ...
-
+    @abstractmethod
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """Execute one batch; blocks.
 
@@ -86,51 +73,25 @@ class Session(Protocol):
         BYTES are object arrays of bytes in both directions. Raises InvalidRequest if the runtime refuses the inputs,
         BackendFailed for everything else.
         """
-        ...
-
-    def close(self) -> None:
-        """Release memory and threads. No `run` may be in progress or follow."""
-        ...
-
-
-class ResidentSession(Session, Protocol):
-    """A session whose inputs and outputs may stay in the memory of its device, as `DeviceTensor`s.
-
-    memory: the allocator of its device.
-    """
-
-    @property
-    def memory(self) -> Memory: ...
 
     def run_resident(self, inputs: Mapping[str, Array], outputs: Sequence[str], kept: Collection[str]) -> list[Array]:
         """Do what `run` does, with some inputs and outputs in the memory of the device.
 
         kept: the outputs to leave there if that is possible; the others are arrays of the host.
         """
-        ...
-
-
-class CapturingSession(Session, Protocol):
-    """A session that runs batches of known shapes as CUDA graphs."""
+        return self.run(inputs, outputs)
 
     def capture(self, shapes: Sequence[Mapping[str, tuple[int, ...]]]) -> None:
-        """Capture a graph for each of these shapes of all required inputs; blocks. Raises LoadFailed."""
-        ...
+        """Capture a CUDA graph for each of these shapes of all required inputs; blocks. Raises LoadFailed."""
+        raise LoadFailed(f"no CUDA graph: {self.provider} captures none")
 
+    def memory_bytes(self) -> int:
+        """Return the bytes of memory that it is known to occupy; 0 if unknown. Only one in its own process knows."""
+        return 0
 
-class DecoupledSession(Session, Protocol):
-    """A session that may answer one request with any number of responses (`model_transaction_policy`)."""
-
-    def stream(
-        self, inputs: Mapping[str, Array], outputs: Sequence[str], cancelled: Callable[[], bool]
-    ) -> Generator[list[Array], None, None]:
-        """Yield any number of responses, each with one array per name in `outputs`; blocks between them. Arguments and
-        errors are those of `run`.
-
-        cancelled: returns true once the caller no longer waits; check it in long steps. The generator is closed as soon
-        as its responses are not needed any more, so clean up in `finally`.
-        """
-        ...
+    @abstractmethod
+    def close(self) -> None:
+        """Release memory and threads. No `run` may be in progress or follow."""
 
 
 class Outputs(list[Any]):
@@ -198,54 +159,20 @@ class Execution(Protocol):
         ...
 
 
-class RequestSession(Session, Protocol):
-    """A session that takes the requests of a batch one by one and answers later. `close` may be called at any time.
+class RequestSession(Session):
+    """A session that takes the requests of a batch one by one and answers later, each of them any number of times if
+    the model is decoupled (`model_transaction_policy`). `close` may be called at any time.
 
     An execution whose callers have all left may be ended by force; the instance then recovers by itself.
     """
 
+    @abstractmethod
     def execute(self, execution: Execution) -> None:
         """Begin an execution; never waits and never raises. Called on the loop."""
-        ...
 
+    @abstractmethod
     def leave(self, execution: Execution, index: int) -> None:
         """Report that the caller of this request has left. Called on the loop."""
-        ...
-
-
-class Backend(Protocol):
-    """Opens model files of one runtime."""
-
-    @property
-    def name(self) -> str: ...
-
-    def open(self, path: Path, options: EngineOptions) -> Session:
-        """Load `path`; blocks. Raises LoadFailed, also if another execution provider than the requested one would run
-        the model.
-        """
-        ...
-
-
-class ConfiguredBackend(Backend, Protocol):
-    """A backend whose model files do not describe their tensors: the configuration does, and the code may complete
-    it.
-    """
-
-    def open_all(
-        self,
-        path: Path,
-        config: "pb.ModelConfig",
-        options: EngineOptions,
-        version: int,
-        judge: "Callable[[pb.ModelConfig], int]",
-    ) -> Sequence[RequestSession]:
-        """Let the model complete `config` in place, and open all instances at the same time; blocks.
-
-        judge: validates the completed configuration, fills in its defaults, and returns the number of instances.
-
-        Raises LoadFailed, including what `judge` raises.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,66 +192,58 @@ class NeededBytes:
 Reserve = Callable[[NeededBytes], None]
 
 
-@runtime_checkable
-class ReservingBackend(Backend, Protocol):
-    """A backend that knows how much memory a session needs before it takes it."""
+class Backend(ABC):
+    """Opens model files of one runtime."""
+
+    name: str
+
+    @abstractmethod
+    def open(self, path: Path, options: EngineOptions) -> Session:
+        """Load `path`; blocks. Raises LoadFailed, also if another execution provider than the requested one would run
+        the model.
+        """
 
     def open_within(self, path: Path, options: EngineOptions, reserve: Reserve) -> Session:
-        """Do what `open` does, and call `reserve` before memory is taken."""
-        ...
+        """Do what `open` does. A backend that knows what memory it needs calls `reserve` before it takes it."""
+        return self.open(path, options)
+
+    def gpus(self) -> Sequence[Gpu]:
+        """Return the GPUs that sessions really run on; each was tried, not only listed. The first call may block."""
+        return ()
+
+    def lacks(self, provider: str) -> str:
+        """Return why `provider` cannot be used in this installation and what to install; "" if it can be used, as far
+        as is known before a session is open.
+        """
+        return ""
 
 
-def most_rows(session: Session) -> int | None:
-    """Return the most rows that a batch may have, 0 if it cannot have any; None if the session has no bound."""
-    rows: int | None = getattr(session, "rows", None)
-    return rows
-
-
-def memory_bytes(session: Session) -> int:
-    """Return the bytes of memory that a session is known to occupy; 0 if unknown. Only a session in its own process
-    knows.
+class ConfiguredBackend(Backend):
+    """A backend whose model files do not describe their tensors: the configuration does, and the code may complete
+    it.
     """
-    measure: Callable[[], int] | None = getattr(session, "memory_bytes", None)
-    return measure() if measure is not None else 0
 
+    @abstractmethod
+    def open_all(
+        self,
+        path: Path,
+        config: "pb.ModelConfig",
+        options: EngineOptions,
+        version: int,
+        judge: "Callable[[pb.ModelConfig], int]",
+    ) -> Sequence[RequestSession]:
+        """Let the model complete `config` in place, and open all instances at the same time; blocks.
 
-def stays_resident(session: Session) -> TypeGuard[ResidentSession]:
-    """Return whether the session takes tensors in the memory of its device and can leave its outputs there."""
-    return getattr(session, "memory", None) is not None
+        judge: validates the completed configuration, fills in its defaults, and returns the number of instances.
+
+        Raises LoadFailed, including what `judge` raises.
+        """
 
 
 def resident_memory(sessions: Sequence[Session]) -> Memory | None:
     """Return the device whose memory all of these sessions share; None if there is none."""
-    found = {getattr(session, "memory", None) for session in sessions}
+    found = {session.memory for session in sessions}
     return found.pop() if len(found) == 1 else None
-
-
-def takes_requests(session: Session) -> TypeGuard[RequestSession]:
-    """Return whether the session takes the requests of a batch one by one."""
-    return hasattr(session, "execute")
-
-
-@runtime_checkable
-class AcceleratedBackend(Backend, Protocol):
-    """A backend with execution providers beyond the CPU's."""
-
-    def gpus(self) -> Sequence[Gpu]:
-        """Return the GPUs that sessions really run on; each was tried, not only listed."""
-        ...
-
-    def lacks(self, provider: str) -> str:
-        """Return why `provider` cannot be used in this installation and what to install; "" if it can be used."""
-        ...
-
-
-def usable_gpus(backend: Backend) -> Sequence[Gpu]:
-    """Return the GPUs that `backend` can run on. The first call may block."""
-    return backend.gpus() if isinstance(backend, AcceleratedBackend) else ()
-
-
-def lacks(backend: Backend, provider: str) -> str:
-    """Return why `backend` cannot use `provider`; "" if it can, as far as is known before a session is open."""
-    return backend.lacks(provider) if isinstance(backend, AcceleratedBackend) else ""
 
 
 def find_backend(name: str) -> Backend:

@@ -25,7 +25,6 @@ from oriel_inference.backends import Session, without_folders
 from oriel_inference.backends.gpu_work import BATCHES, DRAIN_S, capturing
 from oriel_inference.backends.own_thread import OwnThread
 from oriel_inference.errors import BackendFailed, InferenceError, LoadFailed
-from oriel_inference.model import TensorInfo
 from oriel_policies.artefacts.comparison import disagreement, tolerance_of
 from oriel_policies.artefacts.differences import measure
 from oriel_wire.v2.datatypes import DATATYPES
@@ -68,7 +67,7 @@ class Runtime(Protocol):
     def value(self, shape: Sequence[int], dtype: "np.dtype[Any]") -> Value: ...
 
 
-class GraphSession:
+class GraphSession(Session):
     """A session with graphs, in a thread of its own. A batch of a shape without a graph runs as it would without them.
 
     drain_s: how long batches of others may take to end before a capture. Until they have, no other batch begins.
@@ -92,9 +91,8 @@ class GraphSession:
         if wrong:  # outside of the block above: an error that is kept must not keep what its traceback refers to
             self._thread.end()
             raise LoadFailed(wrong)
-        self.provider: str = self._plain.provider
-        self.inputs: Sequence[TensorInfo] = self._plain.inputs
-        self.outputs: Sequence[TensorInfo] = self._plain.outputs
+        plain = self._plain
+        self.provider, self.inputs, self.outputs = plain.provider, plain.inputs, plain.outputs
         self._required = [info for info in self.inputs if not info.optional]
 
     def capture(self, shapes: Sequence[Shapes]) -> None:

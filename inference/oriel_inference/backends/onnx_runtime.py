@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from oriel_inference.backends import Session, without_folders
+from oriel_inference.backends import Backend, Session, without_folders
 from oriel_inference.backends.bound import run_bound
 from oriel_inference.backends.cuda import list_gpus
 from oriel_inference.backends.device_tensor import DeviceTensor, Memory, on_host
@@ -71,7 +71,7 @@ _alone, _asking = threading.Lock(), threading.Lock()
 _log = logging.getLogger(__name__)
 
 
-class OnnxRuntime:
+class OnnxRuntime(Backend):
     """Opens `.onnx` files."""
 
     name = "onnxruntime"
@@ -91,15 +91,13 @@ class OnnxRuntime:
         return missing(provider)
 
 
-class OnnxRuntimeSession:
+class OnnxRuntimeSession(Session):
     """One `InferenceSession`; ONNX Runtime allows concurrent runs."""
-
-    memory: Memory | None = None
 
     def __init__(self, session: Any, options: EngineOptions) -> None:
         self._session = session
         self._settings = _run_settings(options.run_entries)
-        self.provider: str = session.get_providers()[0]
+        self.provider = session.get_providers()[0]
         defaults = [node for node in session.get_overridable_initializers() if node.type in _DATATYPES]
         self.inputs = (
             *(_info(node) for node in session.get_inputs()),
@@ -166,7 +164,7 @@ class GpuSession(OnnxRuntimeSession):
             return super().run(inputs, outputs)
 
     def run_resident(self, inputs: Mapping[str, Array], outputs: Sequence[str], kept: Collection[str]) -> list[Array]:
-        """Do what `run` does, with some inputs and outputs in the memory of the GPU; see `ResidentSession`.
+        """Do what `run` does, with some inputs and outputs in the memory of the GPU; see `Session`.
 
         A bound run does not say whether the caller or the server is to blame for a failure, and `run` does. So a batch
         that fails runs again with arrays of the host, which succeeds if only the binding was at fault, or if the memory

@@ -12,7 +12,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from oriel_inference.backends import OutsideProfile, without_folders
+from oriel_inference.backends import OutsideProfile, Session, without_folders
 from oriel_inference.backends.compilers import CompilerIdentity, cpu_instructions
 from oriel_inference.errors import BackendFailed, CompilerMissing, LoadFailed
 from oriel_inference.model import EngineOptions, TensorInfo
@@ -96,7 +96,7 @@ class OpenVino:
             return OpenVinoSession(compiled)
 
 
-class OpenVinoSession:
+class OpenVinoSession(Session):
     """One compiled model. Each run takes one of its inference requests, which are made as runs need them."""
 
     provider = "OpenVINO"
@@ -104,8 +104,8 @@ class OpenVinoSession:
     def __init__(self, compiled: Any) -> None:
         self._compiled = compiled
         self._idle: list[Any] = []  # inference requests that nobody runs
-        self.inputs: Sequence[TensorInfo] = tuple(_info(port) for port in compiled.inputs)
-        self.outputs: Sequence[TensorInfo] = tuple(_info(port) for port in compiled.outputs)
+        self.inputs = tuple(_info(port) for port in compiled.inputs)
+        self.outputs = tuple(_info(port) for port in compiled.outputs)
         self._positions = {info.name: index for index, info in enumerate(self.outputs)}
         self._narrowed = [info.name for info in self.inputs if info.datatype in _NARROWED]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from oriel_inference.backends import Session, stays_resident
+from oriel_inference.backends import Session
 from oriel_inference.backends.device_tensor import Memory, joined_on, usable_on
 from oriel_inference.batching.call import BatchTimes, Call
 from oriel_inference.batching.device import Device
@@ -193,7 +193,7 @@ def _run(
     entered = device.start()
     sizes = [call.rows for call in calls]
     try:
-        if stays_resident(session):
+        if session.memory is not None:
             parts = [call.inputs for call in calls]
             batch = concatenate(parts, spec.inputs, batched=spec.batched, memory=session.memory)
             assembled = now()

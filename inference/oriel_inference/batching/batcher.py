@@ -27,9 +27,8 @@ Owner and single writer: the loop. Only `execute` runs in a worker.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import cast
 
-from oriel_inference.backends import DecoupledSession, RequestSession, Session, resident_memory, takes_requests
+from oriel_inference.backends import RequestSession, Session, resident_memory
 from oriel_inference.batching.assemble import Results, execute
 from oriel_inference.batching.call import Answer, BatchTimes, Call, deliver, lateness
 from oriel_inference.batching.device import Accounts, Device
@@ -41,7 +40,6 @@ from oriel_inference.batching.requests import Ends, RequestBatch
 from oriel_inference.batching.running import Running, swap_sessions
 from oriel_inference.batching.service_times import ServiceTimes
 from oriel_inference.batching.statistics import Statistics
-from oriel_inference.batching.stream import Relay, execute_stream
 from oriel_inference.batching.verbose import log_batch, log_executed, log_failed
 from oriel_inference.batching.wait_estimate import WaitEstimate
 from oriel_inference.clock import Timer
@@ -115,8 +113,8 @@ class Batcher:
         self._expiry: Timer | None = None
         self._expiry_at = 0.0
         self._wait: Timer | None = None
-        apart = bool(sessions) and takes_requests(sessions[0])  # it answers later: it cannot run on the loop
-        self._failed = None if apart or spec.decoupled else FailedCallers(spec, clock.now)
+        apart = isinstance(next(iter(sessions), None), RequestSession)  # it answers later: it cannot run on the loop
+        self._failed = None if apart else FailedCallers(spec, clock.now)
         # A batch on a GPU may wait for the capture of a graph (`backends.gpu_work`), which the loop must not do.
         on_loop = not apart and all(device is devices.host for device in placed)
         self._service_times = ServiceTimes(self._bounds, self.curve, machine.inline_s if on_loop else 0.0)
@@ -307,10 +305,10 @@ class Batcher:
         batch = Running(self._take(decision), self._idle.pop(), self.units, self._clock, self._fail)
         self._running.add(batch)
         clock = self._clock
-        if takes_requests(batch.session):
+        if isinstance(batch.session, RequestSession):
             self._hand_over(batch, batch.session)
             return
-        work = self._streaming(batch) if self.spec.decoupled else self._executing(batch)
+        work = self._executing(batch)
 
         def job() -> None:
             results = work()
@@ -353,14 +351,6 @@ class Batcher:
     def _executing(self, batch: Running) -> Callable[[], Results]:
         spec, names, now, device = self.spec, self._output_names, self._clock.now, self._device(batch.session)
         return lambda: execute(batch.session, spec, names, batch.calls, now, device)
-
-    def _streaming(self, batch: Running) -> Callable[[], Results]:
-        (call,) = batch.calls
-        session = cast(DecoupledSession, batch.session)  # checked when the model was loaded
-        relay = Relay(call, self._clock, self._fail, self.statistics)
-        call.on_early_end = relay.close
-        spec, now, device = self.spec, self._clock.now, self._device(session)
-        return lambda: [(batch.calls, execute_stream(session, spec, call, relay, now, device))]
 
     def _device(self, session: Session) -> Device:
         return self._device_of.get(id(session), self._devices.host)

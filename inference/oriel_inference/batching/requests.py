@@ -4,6 +4,7 @@ Owner: the loop. The batch holds its instance until the session calls `returned`
 of it is finished.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -13,12 +14,16 @@ from oriel_inference.batching.assemble import Outcome, Results, concatenate, res
 from oriel_inference.batching.call import BatchTimes, Call
 from oriel_inference.batching.device import Device, DeviceTime
 from oriel_inference.batching.statistics import Responses, Statistics
-from oriel_inference.batching.stream import IDLE_S, MAX_S, deliver
 from oriel_inference.clock import Clock
 from oriel_inference.errors import BackendFailed, InferenceError
 from oriel_inference.model import ModelSpec
 from oriel_policies.metering.shares import split
 from oriel_wire.v2.messages import Array
+
+_log = logging.getLogger(__name__)
+
+IDLE_S = 30.0
+MAX_S = 600.0
 
 
 class Ends(NamedTuple):
@@ -110,7 +115,7 @@ class RequestBatch:
         infer_s = self._lap(index)
         if self._responses and not call.finished:
             self._responses[index].sent(self._since[index], infer_s, 0.0)
-        deliver(call, self._shaped(outputs), consumed, self._since[index], self._fail)
+        _deliver(call, self._shaped(outputs), consumed, self._since[index], self._fail)
 
     def _lap(self, index: int) -> float:
         """Return the seconds since the call's last response, or since its batch began."""
@@ -189,3 +194,23 @@ class RequestBatch:
 
     def _times(self, rows: int, device_ns: int) -> BatchTimes:
         return BatchTimes(self._started, self._began, self._computed, self._clock.now(), rows, device_ns)
+
+
+def _deliver(
+    call: Call,
+    outputs: Sequence[Array],
+    consumed: Callable[[], None],
+    now: float,
+    fail: Callable[[Call, InferenceError], None],
+) -> None:
+    """Pass one response to the caller, and extend the deadline for the next one; on the loop."""
+    if call.finished or call.emit is None:
+        return
+    call.deadline = max(call.deadline, min(call.arrived_s + MAX_S, now + IDLE_S))
+    try:
+        call.emit(outputs, consumed)
+    except InferenceError as error:
+        fail(call, error)
+    except Exception:
+        _log.exception("a response could not be delivered")
+        fail(call, BackendFailed("the server failed on this response"))

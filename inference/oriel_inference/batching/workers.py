@@ -1,7 +1,4 @@
-"""The threads that execute batches: a bounded pool for all models, with threads started on first use.
-
-Executions that wait for their readers have a pool of their own; in the other one they would keep models from computing.
-"""
+"""The threads that execute batches: one bounded pool for all models, with threads started on first use."""
 
 import threading
 from collections.abc import Callable

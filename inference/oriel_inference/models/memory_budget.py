@@ -22,7 +22,6 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from math import ceil
 from typing import Any
 
-from oriel_inference.backends import memory_bytes
 from oriel_inference.catalog import Catalog, ServingModel
 from oriel_inference.errors import LoadFailed, ModelMemoryFull
 from oriel_inference.models.demand import Demand
@@ -365,5 +364,5 @@ class MemoryBudget:
 
 def _reported(servings: list[ServingModel]) -> dict[str, int]:
     """Return the memory that the sessions report themselves; empty if they do not."""
-    total = sum(memory_bytes(session) for each in servings for session in each.sessions)
+    total = sum(session.memory_bytes() for each in servings for session in each.sessions)
     return {HOST: total} if total else {}

@@ -6,9 +6,8 @@ accelerator `cuda`. A graph holds for one shape of all inputs, so all shapes mus
 """
 
 from collections.abc import Sequence
-from typing import cast
 
-from oriel_inference.backends import CapturingSession, Session
+from oriel_inference.backends import Session
 from oriel_inference.errors import ConfigInvalid
 from oriel_inference.model import GRAPH_OPTION
 from oriel_inference.repository.accelerators import CUDA
@@ -67,7 +66,7 @@ def capture_graphs(config: pb.ModelConfig, file: str, found: Sequence[Place], se
         return
     shapes = graph_shapes(config, file)
     for session in asking:
-        cast(CapturingSession, session).capture(shapes)
+        session.capture(shapes)
 
 
 def graph_shapes(config: pb.ModelConfig, file: str) -> list[Shapes]:

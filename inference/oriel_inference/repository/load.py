@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from oriel_inference.backends import Backend, ConfiguredBackend, Session, lacks, usable_gpus
+from oriel_inference.backends import Backend, ConfiguredBackend, RequestSession, Session
 from oriel_inference.backends.compilers import compiles_on_gpu
 from oriel_inference.batching.device import Device, Devices
 from oriel_inference.errors import ConfigInvalid, InferenceError, LoadFailed
@@ -41,7 +41,7 @@ from oriel_inference.repository.plans import (
     with_reference,
 )
 from oriel_inference.repository.private import private_files
-from oriel_inference.repository.python_model import check_python, instance_count, is_configured, open_all
+from oriel_inference.repository.python_model import check_python, instance_count, open_all
 from oriel_inference.repository.reference import read_reference
 from oriel_inference.repository.spec import build_spec, check_against_file, complete, fill_defaults, require_complete
 from oriel_inference.repository.warmup import row_of_zeros, run_warmup
@@ -290,12 +290,12 @@ def _load_ensemble(one: _VersionLoading) -> LoadedVersion:
 
 def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
     began_s = time.monotonic()
-    if is_configured(backend):
+    if isinstance(backend, ConfiguredBackend):
         with one.of.slot() as waited_s:
             loaded = _open_configured(one, backend)
         return replace(loaded, load_s=time.monotonic() - began_s - waited_s)
     config, file, defaults = one.config, one.of.file, one.of.defaults
-    gpus, placed = usable_gpus(backend), config
+    gpus, placed = backend.gpus(), config
     note = "" if gpus or defaults.require_accelerators else on_cpu_instead(config)
     if note:
         placed = _copy(config)
@@ -305,7 +305,7 @@ def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
     found = placements(placed, file, threads=threads, gpus=gpus, inter_threads=inter_threads)
     if defaults.engine_host_code:
         found = with_host_code(found)
-    found, wanted = with_compiler(config, file, found, partial(lacks, backend))
+    found, wanted = with_compiler(config, file, found, backend.lacks)
     if not check_graphs(config, file, found) and config.optimization.cuda.graphs and config.backend == "onnxruntime":
         _log.warning("%s: optimization.cuda has no effect here", file)
     if note and wanted is not None and compiles_on_gpu(wanted.compiler) and finds_tensorrt(one.of.find_backend):
@@ -314,7 +314,7 @@ def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
         _log.warning("%s: %s", file, note)
     for place in found:
         for name, _ in place.options.providers:
-            if lack := lacks(backend, name):
+            if lack := backend.lacks(name):
                 raise ConfigInvalid(file, field_of(config, name), lack)
     # Every file must exist before anything is copied or opened.
     store, model, version = one.of.store, one.of.model, one.version
@@ -344,7 +344,7 @@ def _open_version(
     with _closed_on_failure() as sessions:
         first = open_one(found[0])
         sessions.append(first)
-        if config.model_transaction_policy.decoupled and not hasattr(first, "stream"):
+        if config.model_transaction_policy.decoupled and not isinstance(first, RequestSession):
             reason = f"backend {config.backend!r} returns exactly one response per request"
             raise ConfigInvalid(file, "model_transaction_policy.decoupled", reason)
         by_demand = instances_by_demand(config, found, one.of.cores)

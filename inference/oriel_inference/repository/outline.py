@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from oriel_inference.backends import Backend, usable_gpus
+from oriel_inference.backends import Backend
 from oriel_inference.errors import LoadFailed
 from oriel_inference.repository.config import CONFIG_FILE, parameter, parse, select_versions
 from oriel_inference.repository.engines import named_engine
@@ -75,7 +75,7 @@ def _devices(config: pb.ModelConfig, file: str, find_backend: Callable[[str], Ba
     takes, so that each GPU is named once. Raises LoadFailed.
     """
     engine = named_engine(config) or "onnxruntime"
-    gpus = usable_gpus(find_backend(engine)) if find_backend is not None else ()
+    gpus = find_backend(engine).gpus() if find_backend is not None else ()
     if not gpus:
         return [HOST]
     placed = pb.ModelConfig()

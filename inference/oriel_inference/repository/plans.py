@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from oriel_inference.backends import Backend, NeededBytes, ReservingBackend, Session, most_rows
+from oriel_inference.backends import Backend, NeededBytes, Session
 from oriel_inference.backends.tensorrt import GPU_KEY, HOST_CODE_KEY, PROVIDER
 from oriel_inference.backends.tensorrt.reference import ReferencedSession, SharedReference
 from oriel_inference.errors import ConfigInvalid, LoadFailed
@@ -66,8 +66,6 @@ def opener(
     backend: Backend, found: Sequence[Place], paths: Mapping[str, Path], reserve: Callable[[Mapping[str, int]], None]
 ) -> Callable[[Place], Session]:
     """Return the function that opens the session of a place. reserve: called if the backend knows what one needs."""
-    if not isinstance(backend, ReservingBackend):
-        return lambda place: backend.open(paths[place.filename], place.options)
     on_gpu = Counter(dict(place.options.providers).get(PROVIDER, {}).get(GPU_KEY, "") for place in found)
     needs: dict[str, int] = {}
 
@@ -92,7 +90,7 @@ def complete_batching(config: pb.ModelConfig, session: Session, file: str) -> No
     plan's. An output that is given with its batch dimension loses it. Raises ConfigInvalid for more rows than the
     profiles hold.
     """
-    rows = most_rows(session)
+    rows = session.rows
     if rows is None:
         return
     everything = (*session.inputs, *session.outputs)

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeGuard
 
-from oriel_inference.backends import Backend, ConfiguredBackend, RequestSession
+from oriel_inference.backends import ConfiguredBackend, RequestSession
 from oriel_inference.errors import ConfigInvalid
 from oriel_inference.model import EngineOptions
 from oriel_inference.repository.spec import fill_defaults
@@ -12,11 +11,6 @@ from oriel_inference.stores import ModelStore
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
 _ENVIRONMENT_KEY = "EXECUTION_ENV_PATH"
-
-
-def is_configured(backend: Backend) -> TypeGuard[ConfiguredBackend]:
-    """Return whether the configuration has to describe what the model file does not."""
-    return hasattr(backend, "open_all")
 
 
 def instance_count(config: pb.ModelConfig) -> int:

@@ -2,14 +2,11 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
-from itertools import islice
-from typing import cast
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from oriel_inference.backends import WARM_RESPONSES, DecoupledSession, Session, takes_requests
+from oriel_inference.backends import Session
 from oriel_inference.batching.device import Device
 from oriel_inference.errors import ConfigInvalid, InferenceError
 from oriel_inference.model import ModelSpec, TensorInfo, TensorSpec
@@ -49,7 +46,7 @@ def run_warmup(
             for _ in range(max(1, sample.count)):
                 entered = device.start()
                 try:
-                    _run(session, spec, inputs, names)
+                    session.run(inputs, names)
                 except InferenceError as error:
                     raise ConfigInvalid(file, field, f"the warm-up failed: {error.message}") from error
                 finally:
@@ -71,18 +68,6 @@ def _samples(config: pb.ModelConfig, spec: ModelSpec, file: str) -> Iterator[tup
             yield index, sample
         else:
             _log.warning("%s: model_warmup[%d] is skipped: it has no batch_size", file, index)
-
-
-def _run(session: Session, spec: ModelSpec, inputs: Mapping[str, Array], names: Sequence[str]) -> None:
-    """Run one sample. The responses of a decoupled model are read and dropped; sessions that take requests do that
-    themselves.
-    """
-    if not spec.decoupled or takes_requests(session):
-        session.run(inputs, names)
-        return
-    with closing(cast(DecoupledSession, session).stream(inputs, names, lambda: False)) as responses:
-        for _ in islice(responses, WARM_RESPONSES):
-            pass
 
 
 def _inputs(

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from oriel_inference.backends import memory_bytes
 from oriel_inference.batching.device import Devices
 from oriel_inference.catalog import Catalog
 from oriel_inference.dataplane.dataplane import Dataplane
@@ -112,7 +111,7 @@ class Surface:
         response = v2_pb2.ModelStatisticsResponse()
         for serving in self.catalog.serving():
             if name in ("", serving.spec.name) and version in ("", serving.version):
-                memory = sum(memory_bytes(session) for session in serving.sessions)
+                memory = sum(session.memory_bytes() for session in serving.sessions)
                 statistics = serving.batcher.statistics
                 response.model_stats.append(statistics.message(serving.spec.name, serving.version, memory_bytes=memory))
         if name and not response.model_stats:

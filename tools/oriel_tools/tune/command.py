@@ -161,14 +161,14 @@ def _available_cores() -> int:
 
 def _providers() -> list[str]:
     """Return the execution providers for the CPU that are installed beside that of ONNX Runtime."""
-    from oriel_inference.backends import find_backend, lacks
+    from oriel_inference.backends import find_backend
     from oriel_inference.errors import LoadFailed
 
     try:
         backend = find_backend("onnxruntime")
     except LoadFailed:
         return []
-    return [name for name in OTHER_PROVIDERS if not lacks(backend, name)]
+    return [name for name in OTHER_PROVIDERS if not backend.lacks(name)]
 
 
 def _compilers() -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+from oriel_inference.backends import ConfiguredBackend
 from oriel_inference.backends.python.launch import Launch, PythonLimits
 from oriel_inference.backends.python.session import PythonSession, Scripting
 from oriel_inference.errors import LoadFailed
@@ -24,7 +25,7 @@ MAX_START_S = 3600.0
 STARTS_AT_ONCE = 8  # instances of one model: each has its time to start while the others take the processor too
 
 
-class PythonBackend:
+class PythonBackend(ConfiguredBackend):
     """The backend of Python models. It belongs to the loop it is created on; its `open_*` methods block and are for
     other threads.
 

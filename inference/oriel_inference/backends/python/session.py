@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from oriel_inference.backends import WARM_RESPONSES, Execution, Outputs, Request
+from oriel_inference.backends import Execution, Outputs, Request, RequestSession
 from oriel_inference.backends.python.executions import Executions, refuse
 from oriel_inference.backends.python.launch import Launch, PythonLimits
 from oriel_inference.backends.python.messages import (
@@ -53,6 +53,9 @@ from oriel_wire.v2.messages import Array
 
 _log = logging.getLogger(__name__)
 
+# A warm-up reads this many responses of a decoupled model and then stops, because some models never end.
+WARM_RESPONSES = 1000
+
 
 class OutgoingCall(Protocol):
     """A request of the session's model to another model."""
@@ -69,7 +72,7 @@ class OutgoingCall(Protocol):
 Scripting = Callable[["PythonSession", Infer, memoryview], None]
 
 
-class PythonSession:
+class PythonSession(RequestSession):
     """One instance. scripting: runs the requests that its model makes to other models."""
 
     provider = "python"

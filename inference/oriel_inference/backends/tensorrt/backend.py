@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from oriel_inference.backends import NeededBytes, Reserve
+from oriel_inference.backends import Backend, NeededBytes, Reserve
 from oriel_inference.backends.tensorrt import GPU_KEY, HOST_CODE_KEY, PROVIDER
 from oriel_inference.backends.tensorrt.engine import Engines
 from oriel_inference.backends.tensorrt.library import find_library
@@ -12,7 +12,7 @@ from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions, Gpu
 
 
-class TensorRt:
+class TensorRt(Backend):
     """Opens `.plan` files. One object per load: the instances that it opens share their engine.
 
     Making one raises LoadFailed if TensorRT, CUDA's bindings or a GPU is missing.
@@ -53,10 +53,6 @@ class TensorRt:
             if not int(major_error) and not int(minor_error):
                 found.append(Gpu(number=number, capability=f"{major}.{minor}"))
         return found
-
-    def lacks(self, provider: str) -> str:
-        """Return "": what plans need was found when this was made."""
-        return ""
 
 
 def _unbounded(needed: NeededBytes) -> None:

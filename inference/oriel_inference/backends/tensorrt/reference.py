@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from oriel_inference.backends import OutsideProfile, Session, most_rows
+from oriel_inference.backends import OutsideProfile, Session
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import TensorInfo
 from oriel_wire.v2.datatypes import DATATYPES
@@ -48,18 +48,13 @@ class SharedReference:
             self._reference.close()
 
 
-class ReferencedSession:
+class ReferencedSession(Session):
     """One instance of a plan that has a reference."""
-
-    __slots__ = ("_plan", "_reference", "inputs", "outputs", "provider", "rows")
 
     def __init__(self, plan: Session, reference: SharedReference) -> None:
         self._plan = plan
         self._reference = reference
-        self.provider = plan.provider
-        self.inputs: Sequence[TensorInfo] = plan.inputs
-        self.outputs: Sequence[TensorInfo] = plan.outputs
-        self.rows = most_rows(plan)
+        self.provider, self.inputs, self.outputs, self.rows = plan.provider, plan.inputs, plan.outputs, plan.rows
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """Execute one batch; see `Session`."""

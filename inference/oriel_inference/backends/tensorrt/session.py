@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from oriel_inference.backends import NeededBytes, Reserve
+from oriel_inference.backends import NeededBytes, Reserve, Session
 from oriel_inference.backends.gpu_work import BATCHES, OPENINGS
 from oriel_inference.backends.own_thread import OwnThread
 from oriel_inference.backends.tensorrt import PROVIDER
@@ -13,11 +13,10 @@ from oriel_inference.backends.tensorrt.device import CudaFailed, Device
 from oriel_inference.backends.tensorrt.engine import Engine, Engines
 from oriel_inference.backends.tensorrt.library import Library
 from oriel_inference.errors import LoadFailed
-from oriel_inference.model import TensorInfo
 from oriel_wire.v2.messages import Array
 
 
-class PlanSession:
+class PlanSession(Session):
     """One instance of a plan on one GPU. rows: the most rows that a batch may have; 0 if it cannot be batched.
 
     Runs that come at the same time are done one after the other. Raises LoadFailed, and has then taken nothing.
@@ -50,8 +49,8 @@ class PlanSession:
             raise LoadFailed(wrong)
         plan = self._engine.plan
         self.rows = plan.rows
-        self.inputs: Sequence[TensorInfo] = tuple(tensor.info for tensor in plan.inputs)
-        self.outputs: Sequence[TensorInfo] = tuple(tensor.info for tensor in plan.outputs)
+        self.inputs = tuple(tensor.info for tensor in plan.inputs)
+        self.outputs = tuple(tensor.info for tensor in plan.outputs)
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """Execute one batch; see `Session`. Raises OutsideProfile too."""
