@@ -162,24 +162,29 @@ async def test_a_model_that_logs_without_end_gets_its_share_of_the_log(
 # What is left of it ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("hangs", [False, True])
+@pytest.mark.parametrize("how", ["serves", "hang", "deaf"])
 async def test_a_killed_server_takes_along_its_models_processes_and_what_they_have_started(
-    tmp_path: Path, servers: list[Server], hangs: bool
+    tmp_path: Path, servers: list[Server], how: str
 ) -> None:
     config = BEHAVE.replace(
         '"oriel.kill_after_s" value: { string_value: "0.3" }',
         f'"spawn" value {{ string_value: "{tmp_path / "child"}" }}',
     )
-    if hangs:
-        config += 'parameters { key: "hang" value: { string_value: "1" } }'
+    if how != "serves":
+        config += f'parameters {{ key: "{how}" value: {{ string_value: "1" }} }}'
     root = tmp_path / "models"
     put(root, "behave", "behave", config)
     servers.append(Server(root))
-    pids = [] if hangs else [int(pid) for pid in await servers[0].ask("pid")]
+    pids = [int(pid) for pid in await servers[0].ask("pid")] if how == "serves" else []
     written = tmp_path / "child"
     await until(lambda: written.exists() and written.read_text())
     grandchild = int(written.read_text())
-    assert not gone(grandchild)
+    if how == "deaf":  # it has left its group and closed its lifeline, so that nothing but its parent's end reaches it
+        stat = Path(f"/proc/{grandchild}/stat").read_text()
+        pids = [int(stat.rpartition(")")[2].split()[1])]
+        await until(lambda: len(os.listdir(f"/proc/{pids[0]}/fd")) == 2)  # its sockets
+        os.kill(grandchild, signal.SIGKILL)
+    assert not any(gone(pid) for pid in pids)
     servers[0].process.kill()
     await until(lambda: all(gone(pid) for pid in (grandchild, *pids)))
 

@@ -1,9 +1,12 @@
 """Does what the first word of its text says, and answers with text."""
 
+import contextlib
+import ctypes
 import gc
 import json
 import os
 import signal
+import stat
 import subprocess
 import threading
 import time
@@ -33,6 +36,13 @@ class TritonPythonModel:
         if "spawn" in json.loads(args["model_config"])["parameters"]:
             with open(json.loads(args["model_config"])["parameters"]["spawn"]["string_value"], "w") as file:
                 file.write(str(subprocess.Popen(["sleep", "600"]).pid))
+        if "deaf" in json.loads(args["model_config"])["parameters"]:
+            for each in map(int, os.listdir("/proc/self/fd")):
+                with contextlib.suppress(OSError):
+                    if not stat.S_ISSOCK(os.fstat(each).st_mode):
+                        os.close(each)
+            os.setpgid(0, os.getpgid(os.getppid()))
+            ctypes.PyDLL(None).pause()  # keeps the interpreter's lock
         if "hang" in json.loads(args["model_config"])["parameters"]:
             threading.Event().wait()
 

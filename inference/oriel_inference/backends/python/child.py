@@ -1,4 +1,4 @@
-"""The process of one instance of a Python model: `python -m oriel_inference.backends.python.child WORK CONTROL`.
+"""The process of one instance of a Python model: `python -m oriel_inference.backends.python.child SERVER WORK CONTROL`.
 
 It imports the model, lets it complete its configuration if it wants to, initialises it, executes one batch after
 another, and finalises it. Exceptions of user code are reported to the server; any other error ends the process.
@@ -42,6 +42,7 @@ from oriel_inference.backends.python.pb_request import InferenceResponse, Served
 from oriel_inference.backends.python.pb_tensor import Tensor
 from oriel_inference.backends.python.runtime import Runtime
 from oriel_wire.process.messages import Buffer, FrameError
+from oriel_wire.process.start import end_with_parent
 
 MODULE = "triton_python_backend_utils"
 CLASS = "TritonPythonModel"
@@ -52,7 +53,8 @@ Result = tuple[ResultHead, list[Buffer]]
 
 def main() -> None:
     """Serve until the server asks for the end or is gone."""
-    work, control = (int(each) for each in sys.argv[1:3])
+    server, work, control = (int(each) for each in sys.argv[1:4])
+    end_with_parent(server)
     _restore_environment()
     for descriptor in (work, control):
         os.set_inheritable(descriptor, False)

@@ -1,7 +1,8 @@
 """One child process as the server sees it: how it starts, what it sends, how it ends.
 
 Everything here belongs to the loop, except that a separate thread starts the processes: the common threads may all wait
-for models that are being loaded. A child is killed with all it has started, see `oriel_wire.process.start`.
+for models that are being loaded. A child is killed with all it has started, see `oriel_wire.process.start`; without its
+descriptors it still ends with the thread that started it, which lives as long as the server.
 """
 
 import asyncio
@@ -195,7 +196,7 @@ def _start(work: socket.socket, control: socket.socket, output: int, environment
     module = "oriel_inference.backends.python.child"
     try:
         return ChildProcess(
-            [sys.executable, "-P", "-m", module, *map(str, descriptors)],
+            [sys.executable, "-P", "-m", module, *map(str, (os.getpid(), *descriptors))],
             environment=environment,
             descriptors=descriptors,
             stdout=output,
