@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from oriel_inference.artefacts.folder import (
     Refusal,
     describe_files,
 )
+from oriel_inference.artefacts.process import ArtefactRefused, private_copy
 from oriel_inference.artefacts.session import CompiledSession
 from oriel_inference.backends import find_backend
 from oriel_inference.backends.python.backend import PythonBackend
@@ -129,6 +131,19 @@ def test_a_manifest_that_is_not_as_we_write_them_is_damaged(tmp_path: Path, chan
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(ArtefactDamaged):
         folder.find(KEY.fingerprint)
+
+
+def test_no_room_for_temporary_files_is_not_said_of_the_artefact_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, manifest = published(tmp_path / "a", {"x": b"1"})
+    with private_copy(folder, KEY.fingerprint, manifest) as copy:
+        assert copy.read_bytes() == b"1"
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(ArtefactRefused, match="its private copy in .*/gone cannot be made: No such file") as refused:
+        with private_copy(folder, KEY.fingerprint, manifest):
+            raise AssertionError
+    assert refused.value.kind is RefusalKind.NO_SPACE
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 from importlib import import_module, metadata
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from oriel_inference.artefacts import process
 from oriel_inference.backends.tensorrt import half
 from oriel_inference.backends.tensorrt.compiler import ENTRY, TensorRtCompiler, profiles_of
 from oriel_inference.backends.tensorrt.library import find_library
@@ -63,12 +61,9 @@ async def answers(one: Any, rows: int) -> None:
 
 @pytest.mark.parametrize("machine", ["face_11"], indirect=True)
 async def test_a_plan_is_built_checked_and_serves_and_other_shapes_are_left_to_the_model(
-    tmp_path: Path, machine: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, machine: Any
 ) -> None:
     models.put(tmp_path / "models", "double", models.double(), compiled_config())
-    logged: list[str] = []
-    log = SimpleNamespace(info=lambda text, *values: logged.append(text % values))
-    monkeypatch.setattr(process, "_log", log)
     async with served(tmp_path / "models", tmp_path / "artefacts") as one:
         await until_state(one, "serving")
         machine.executed.clear()
@@ -80,7 +75,6 @@ async def test_a_plan_is_built_checked_and_serves_and_other_shapes_are_left_to_t
         assert len(machine.executed) == 2 and outcomes(one) == {"built": 1}
         (line,) = (await one.lines()).values()
         assert line[0] == "READY" and line[1].startswith("compiled by tensorrt: serving, largest error 0 absolute")
-    assert "double/1/model.onnx: Building engine: 20 of 20 steps" in logged
     assert len(list((tmp_path / "home").rglob("tensorrt-11.4.0.106.timing"))) == 1
 
 
@@ -269,16 +263,12 @@ async def test_a_model_that_was_converted_to_fp16_serves(tmp_path: Path, machine
 def test_timings_are_kept_and_a_damaged_file_of_them_is_replaced(tmp_path: Path, machine: Any) -> None:
     models.save_model(models.double(), str(tmp_path / "model.onnx"))
     options = EngineOptions(compiler_settings=SHAPES)
-    lines: list[str] = []
     for damaged in (False, True, False):
-        compiler = TensorRtCompiler()
-        compiler.progress = lines.append
-        assert compiler.build(tmp_path / "model.onnx", options, tmp_path) == ENTRY
+        assert TensorRtCompiler().build(tmp_path / "model.onnx", options, tmp_path) == ENTRY
         (kept,) = (tmp_path / "home" / ".cache" / "oriel" / "engines").iterdir()
         assert kept.read_bytes().startswith(b"timings of 1")
         if damaged:
             kept.write_bytes(b"junk")
-    assert lines.count("Building engine begins") == 3 and lines.count("Building engine: 20 of 20 steps") == 3
 
 
 def test_what_is_no_onnx_file_is_refused_with_the_parsers_errors(tmp_path: Path, machine: Any) -> None:

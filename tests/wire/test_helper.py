@@ -22,15 +22,13 @@ from oriel_wire.process.served import Requests
 requests = Requests()
 while given := requests.next():
     value, body = given
-    for note in value.get("notes", ()):
-        requests.answer(note, more=True)
     requests.answer(value["answer"], [body[::-1]])
 """
 DEEP = """
 import os
 from oriel_wire.process.helper import HEAD
 text = b"[" * 50_000
-os.write(1, HEAD.pack(False, len(text), 0) + text)
+os.write(1, HEAD.pack(len(text), 0) + text)
 os.read(0, 1 << 20)
 """
 SLEEPS = "import time\ntime.sleep(600)"
@@ -68,15 +66,6 @@ def test_bodies_larger_than_a_pipe_pass_both_ways_through_one_process(made: Made
     assert ask(helper, {"answer": None}) == (None, b"") and helper.pid == pid
 
 
-def test_notes_come_before_the_answer_and_are_bounded(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    helper, notes = made(ECHO), list[Any]()
-    assert ask(helper, {"answer": 3, "notes": [1, "two"]}, on_note=notes.append) == (3, b"")
-    assert notes == [1, "two"]
-    monkeypatch.setattr(helper_module, "MAX_NOTES", 2)
-    with pytest.raises(HelperEnded, match="cannot be read"):
-        ask(helper, {"answer": 3, "notes": [1, 2]})
-
-
 @pytest.mark.parametrize("request_", [{"answer": "x" * (1 << 20)}, {"answer": 1, "body": True}])
 def test_an_answer_beyond_its_bounds_is_not_read(made: Made, request_: dict[str, Any]) -> None:
     helper = made(ECHO, max_body_bytes=3)
@@ -91,17 +80,6 @@ def test_an_answer_that_is_nested_too_deeply_ends_the_helper(made: Made) -> None
     with pytest.raises(HelperEnded, match="an answer that cannot be read"):
         ask(helper, 1)
     assert helper.pid is None
-
-
-def test_a_helper_is_ended_when_its_note_cannot_be_used(made: Made) -> None:
-    helper = made(ECHO)
-
-    def fails(note: Any) -> None:
-        raise LookupError(note)
-
-    with pytest.raises(LookupError):
-        ask(helper, {"answer": 1, "notes": ["one", "two"]}, on_note=fails)
-    assert ask(helper, {"answer": 2}) == (2, b""), "not the rest of the answer before"
 
 
 @pytest.mark.parametrize("body", [b"", bytes(4 << 20)])

@@ -14,8 +14,6 @@ from oriel_inference.errors import InferenceError, LoadFailed
 from oriel_wire.process.served import Requests, bound_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from oriel_inference.backends import Session
     from oriel_inference.repository.compiling import Samples
 
@@ -33,15 +31,15 @@ def main() -> None:
     # Python 3.11 keeps bytecode of which it could write only a part.
     sys.dont_write_bytecode = True
     while (given := requests.next()) is not None:
-        requests.answer(_answer(*given, lambda line: requests.answer(line, more=True)))
+        requests.answer(_answer(*given))
 
 
-def _answer(request: dict[str, Any], data: bytes, progress: "Callable[[str], None]") -> dict[str, Any]:
+def _answer(request: dict[str, Any], data: bytes) -> dict[str, Any]:
     # Imported before the memory is bounded, because it is needed when there is none left.
     from oriel_inference.artefacts.process import kind_of, lacks_memory
 
     try:
-        return _build(request, progress) if request["samples"] is None else _check(request, data)
+        return _build(request) if request["samples"] is None else _check(request, data)
     except LoadFailed as failure:
         kind = "out_of_memory" if lacks_memory(failure.reason) else request["kind"]
         return {"kind": kind, "reason": failure.reason}
@@ -53,7 +51,7 @@ def _answer(request: dict[str, Any], data: bytes, progress: "Callable[[str], Non
         return {"kind": unwritable.value, "reason": f"its files cannot be written: {error.strerror}"}
 
 
-def _build(request: dict[str, Any], progress: "Callable[[str], None]") -> dict[str, Any]:
+def _build(request: dict[str, Any]) -> dict[str, Any]:
     from oriel_inference.backends.compilers import find_compiler
     from oriel_inference.model import EngineOptions
     from oriel_inference.repository.onnx_files import check_model_file
@@ -61,8 +59,6 @@ def _build(request: dict[str, Any], progress: "Callable[[str], None]") -> dict[s
     source = Path(request["source"])
     check_model_file(source, request["shown"])
     compiler = find_compiler(request["compiler"])
-    if hasattr(compiler, "progress"):
-        compiler.progress = progress
     bound_memory(request["memory_bytes"])
     folder = Path(request["folder"])
     try:

@@ -7,7 +7,9 @@ batcher between two batches. The sessions of the reference stay open beside it. 
 that the reference can answer, the caller gets that answer, the sessions are swapped back, and the artefact is refused
 from then on.
 
-One artefact at a time is obtained, checked and opened in a server. Owner and single writer: the loop.
+One artefact at a time is obtained, checked and opened in a server. No server waits for another one: servers that start
+together may build the same artefact, each of them once. The first to publish it wins, by a rename in the folder and by
+a conditional put in the store that they share, and later ones take it. Owner and single writer: the loop.
 """
 
 import asyncio
@@ -15,13 +17,19 @@ import logging
 from asyncio import sleep
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from oriel_inference.artefacts.builder import ArtefactBuilder
 from oriel_inference.artefacts.folder import ArtefactDamaged, Manifest, Refusal
-from oriel_inference.artefacts.process import ArtefactRefused, ChildProcesses, Wanted, check_copy, lacks_memory
+from oriel_inference.artefacts.group_store import GroupStoreFailed
+from oriel_inference.artefacts.process import (
+    ArtefactRefused,
+    ChildProcesses,
+    Wanted,
+    build,
+    check_copy,
+    lacks_memory,
+    private_copy,
+)
 from oriel_inference.artefacts.records import ArtefactCounts, ArtefactSettings, Followed, recorded
 from oriel_inference.artefacts.session import CompiledSession
 from oriel_inference.backends import Session
@@ -59,6 +67,7 @@ class ArtefactKeeper:
     ) -> None:
         self._folder = settings.folder
         self._sink = settings.sink
+        self._store = settings.store
         self._catalog = catalog
         self._spawn = spawn
         self._from_thread = from_thread
@@ -67,13 +76,6 @@ class ArtefactKeeper:
         self._children = ChildProcesses(settings.bounds)
         self._retiring = False
         self.counts = ArtefactCounts()
-        self._builder = ArtefactBuilder(
-            settings,
-            children=self._children,
-            counts=self.counts,
-            spawn=spawn,
-            from_thread=from_thread,
-        )
 
     def close(self) -> None:
         """End builds and checks under way."""
@@ -119,7 +121,7 @@ class ArtefactKeeper:
             _log.warning("%s: %s", one.shown, one.life.text)
             return
         for _ in range(MAX_TRIES):
-            obtained = await self._builder.obtain(one)
+            obtained = await self._obtain(one)
             if obtained is None or one.left or await self._enter(one, *obtained):
                 return
         raise ArtefactRefused(RefusalKind.NO_SPACE, "the artefact folder does not keep what is written to it")
@@ -140,6 +142,86 @@ class ArtefactKeeper:
         refusal = self._folder.refusal(one.wanted.key.fingerprint)
         return refusal if refusal is not None and refusal.conditions == one.wanted.conditions else None
 
+    # Obtaining one: from the folder, from the store, or by a build -----------------------------------------------
+
+    async def _obtain(self, one: Followed) -> tuple[Manifest, bool] | None:
+        """Return the manifest of an artefact in the folder, and whether it was built and checked here just now.
+
+        Returns None if the version left meanwhile. Raises ArtefactRefused and OSError.
+        """
+        if (found := await self._find(one)) is None and await self._fetch(one):
+            found = await self._find(one)
+        if one.left:
+            return None
+        if found is not None:
+            return found, False
+        try:
+            built = await self._build(one)
+        except ArtefactRefused:
+            if (found := await self._find(one)) is not None:
+                return found, False  # another server has built it meanwhile
+            raise
+        found = await self._find(one)
+        if found is not None and found != built:
+            return found, False  # another server, or `oriel engines`, was faster
+        self._spawn(self._send(one))
+        return built, True
+
+    async def _find(self, one: Followed) -> Manifest | None:
+        try:
+            return await asyncio.to_thread(self._folder.find, one.life.fingerprint)
+        except ArtefactDamaged as damaged:
+            await self._discard(one, damaged)
+            return None
+
+    async def _discard(self, one: Followed, damaged: ArtefactDamaged) -> None:
+        self.counts.count(one, "damaged")
+        _log.warning("%s: an artefact is removed: %s", one.shown, damaged)
+        await asyncio.to_thread(self._folder.discard, one.life.fingerprint)
+
+    async def _build(self, one: Followed) -> Manifest:
+        one.life.become(ArtefactState.BUILDING)
+        _log.info("%s: its artefact is being built by %s", one.shown, one.life.compiler)
+
+        def built() -> None:
+            if not one.left:
+                one.life.become(ArtefactState.CHECKING)
+
+        def progress(phase: str) -> None:
+            if phase == "checking":
+                self._from_thread(built)
+
+        with recorded(self._sink, one, "artefact build", "built"):
+            manifest = await asyncio.to_thread(build, one.wanted, self._folder, self._children, progress)
+        self.counts.count(one, "built")
+        self.counts.build_s[one.life.compiler] += manifest.build_s
+        return manifest
+
+    async def _fetch(self, one: Followed) -> bool:
+        if self._store is None:
+            return False
+        try:
+            return await self._store.fetch(self._folder, one.life.fingerprint, self._children.bounds.seconds)
+        except GroupStoreFailed as failure:
+            self._store_failed(one, failure)
+            return False
+
+    async def _send(self, one: Followed) -> None:
+        if self._store is None:
+            return
+        try:
+            await self._store.send(self._folder, one.life.fingerprint)
+        except GroupStoreFailed as failure:
+            self._store_failed(one, failure)
+        except OSError as error:
+            _log.warning("%s: its artefact cannot be read to be sent: %s", one.shown, error.strerror)
+
+    def _store_failed(self, one: Followed, failure: GroupStoreFailed) -> None:
+        self.counts.count(one, "store_failed")
+        _log.warning("%s: the store of artefacts is not used: %s", one.shown, failure)
+
+    # Checking and opening it -------------------------------------------------------------------------------------
+
     async def _enter(self, one: Followed, manifest: Manifest, built: bool) -> bool:
         """Copy, check and open an artefact, and swap it in. built: by this server just now, and checked.
 
@@ -154,7 +236,7 @@ class ArtefactKeeper:
         except ArtefactDamaged as damaged:
             if not one.left:
                 life.become(ArtefactState.ABSENT, str(damaged))
-            await self._builder.discard(one, damaged)
+            await self._discard(one, damaged)
             return False
         if not built:
             self.counts.count(one, "found")
@@ -176,18 +258,12 @@ class ArtefactKeeper:
         """Return one session for each of the reference's; in a thread. Raises ArtefactDamaged and ArtefactRefused."""
         compilation, fingerprint = one.compilation, one.life.fingerprint
         opened: list[Session] = []
+        self._folder.used(fingerprint)
         # The runtime has read or mapped what it needs when the copy is removed.
-        with TemporaryDirectory(prefix="oriel-artefact-", ignore_cleanup_errors=True) as private:
-            copy = Path(private)
-            self._folder.copy(fingerprint, manifest, copy)
-            self._folder.used(fingerprint)
-            one.life.note = (
-                manifest.errors if checked else check_copy(one.wanted, copy / manifest.entry, self._children)
-            )
+        with private_copy(self._folder, fingerprint, manifest) as copy:
+            one.life.note = manifest.errors if checked else check_copy(one.wanted, copy, self._children)
             try:
-                opened.extend(
-                    compilation.compiler.open(copy / manifest.entry, compilation.place.options) for _ in one.reference
-                )
+                opened.extend(compilation.compiler.open(copy, compilation.place.options) for _ in one.reference)
                 names = [output.name for output in compilation.spec.outputs]
                 for session in opened:
                     self._warm(session, one.wanted.samples, names)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from oriel_inference.artefacts.folder import ArtefactDamaged, ArtefactFolder, Manifest
 from oriel_inference.artefacts.process import (
@@ -16,6 +15,7 @@ from oriel_inference.artefacts.process import (
     Wanted,
     build,
     check_copy,
+    private_copy,
 )
 from oriel_inference.backends import find_backend
 from oriel_inference.backends.compilers import find_compiler
@@ -124,12 +124,11 @@ def verify_outputs(compilation: Compilation, folder: ArtefactFolder, bounds: Bui
     text, kind = "", None
     manifest = folder.find(fingerprint)
     if manifest is not None:
-        with TemporaryDirectory(prefix="oriel-artefact-", ignore_cleanup_errors=True) as copy:
-            folder.copy(fingerprint, manifest, Path(copy))
-            try:
-                text = check_copy(wanted, Path(copy, manifest.entry), ChildProcesses(bounds))
-            except ArtefactRefused as refused:
-                text, kind = refused.reason, refused.kind
+        try:
+            with private_copy(folder, fingerprint, manifest) as copy:
+                text = check_copy(wanted, copy, ChildProcesses(bounds))
+        except ArtefactRefused as refused:
+            text, kind = refused.reason, refused.kind
     own = compilation.tolerance
     found = {each.datatype: tolerance_of(each.datatype, wanted.key.precision, own) for each in compilation.spec.outputs}
     tolerances = [

@@ -7,15 +7,15 @@ end the child.
 import errno
 import hashlib
 import json
-import logging
 import shutil
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 from typing import IO, Any
 
 import msgspec
@@ -38,8 +38,6 @@ from oriel_policies.artefacts.fingerprint import ArtefactKey
 from oriel_policies.artefacts.refusals import RefusalKind
 from oriel_wire.process.helper import Helper, HelperEnded, HelperLate
 from oriel_wire.v2.datatypes import DATATYPES, decode_raw, raw_view
-
-_log = logging.getLogger(__name__)
 
 BASE_MEMORY_BYTES = 2 << 30
 MEMORY_PER_BYTE = 8
@@ -137,11 +135,8 @@ class ChildProcesses:
                 raise ArtefactRefused(RefusalKind.STOPPED, "the server is stopping")
             self._running.add(helper)
 
-        def log(line: str) -> None:
-            _log.info("%s: %s", request["shown"], line[:200])
-
         try:
-            answer, _ = helper.ask(request, [data], timeout_s=self.bounds.seconds, on_note=log)
+            answer, _ = helper.ask(request, [data], timeout_s=self.bounds.seconds)
         except HelperLate:
             text = f"it took longer than {self.bounds.seconds:g} s"
             raise ArtefactRefused(RefusalKind.TIMED_OUT, text) from None
@@ -212,6 +207,22 @@ def check_copy(wanted: Wanted, artefact: Path, children: ChildProcesses) -> str:
     """
     with _unchanged(wanted) as source:
         return _check(wanted, source, artefact, children)
+
+
+@contextmanager
+def private_copy(folder: ArtefactFolder, fingerprint: str, manifest: Manifest) -> Iterator[Path]:
+    """Give the file to open of a copy of an artefact that nobody else writes. Raises ArtefactDamaged, and
+    ArtefactRefused if it cannot be made.
+    """
+    with ExitStack() as stack:
+        try:
+            made = TemporaryDirectory(prefix="oriel-artefact-", ignore_cleanup_errors=True)
+            copy = Path(stack.enter_context(made))
+            folder.copy(fingerprint, manifest, copy)
+        except OSError as error:
+            text = f"its private copy in {gettempdir()} cannot be made: {error.strerror}"
+            raise ArtefactRefused(RefusalKind.NO_SPACE, text) from error
+        yield copy / manifest.entry
 
 
 def _check(wanted: Wanted, source: Path, artefact: Path, children: ChildProcesses) -> str:

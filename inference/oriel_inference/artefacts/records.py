@@ -1,7 +1,7 @@
 """The settings and counts of the artefacts of a server, and what is known of one that is being brought into service."""
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class ArtefactCounts:
     def __init__(self) -> None:
         self.outcomes: Counter[tuple[str, str]] = Counter()
         self.rollbacks: Counter[str] = Counter()
-        self.build_s: dict[str, float] = {}
+        self.build_s: defaultdict[str, float] = defaultdict(float)
         self.size_bytes = 0
 
     def count(self, one: "Followed", outcome: str) -> None:

@@ -32,11 +32,6 @@ class BuilderFlag11(Enum):
     TF32 = 1
 
 
-class IProgressMonitor:
-    def __init__(self) -> None:
-        self._initialised = True
-
-
 class HostMemory(bytes):
     """Bytes that TensorRT owns."""
 
@@ -117,7 +112,6 @@ class BuilderConfig:
     def __init__(self) -> None:
         self.flags: set[Enum] = set()
         self.profiles: list[OptimizationProfile] = []
-        self.progress_monitor: Any = None
         self.builder_optimization_level = 3
         self.cache: TimingCache | None = None
         self.pools: dict[MemoryPoolType, int] = {}
@@ -172,21 +166,12 @@ class Builder:
             raise machine.misuse("a builder is used in another thread than the one that made it")
         if network.builder is not self or not network.model:
             raise machine.misuse("a network is built that no parser has read")
-        monitor = config.progress_monitor
-        if monitor is not None and not getattr(monitor, "_initialised", False):
-            raise TypeError("IProgressMonitor.__init__ was not called")
         variable = [each for each in network.inputs if -1 in tuple(each.shape)]
         for tensor in variable:
             if not config.profiles or not all(tensor.name in each.shapes for each in config.profiles):
                 text = f"Network has dynamic inputs, but no optimization profile has been defined for {tensor.name}"
                 self._logger.log(Severity.ERROR, text)
                 return None
-        if monitor is not None:
-            monitor.phase_start("Building engine", None, 20)
-            for step in range(20):
-                if not monitor.step_complete("Building engine", step):
-                    return None
-            monitor.phase_finish("Building engine")
         if config.cache is not None:
             config.cache.data = b"timings of " + self.version.encode()
         profiles = []
@@ -211,7 +196,6 @@ def builder_names(version: str) -> dict[str, Any]:
     return {
         "Builder": type("Builder", (Builder,), {"version": version}),
         "BuilderFlag": BuilderFlag10 if version.startswith("10.") else BuilderFlag11,
-        "IProgressMonitor": IProgressMonitor,
         "MemoryPoolType": MemoryPoolType,
         "OnnxParser": OnnxParser,
     }

@@ -19,12 +19,9 @@ from typing import Any
 from oriel_wire.process.environment import selected
 from oriel_wire.process.start import THREADS, ChildProcess
 
-HEAD = Struct(
-    "<?IQ"
-)  # whether a further frame follows before the next request, bytes of the JSON value and of the body
+HEAD = Struct("<IQ")  # bytes of the JSON value and of the body
 PIECE_BYTES = 1 << 20  # of one write or read
 MAX_VALUE_BYTES = 1 << 20
-MAX_NOTES = 10_000  # of one request
 MAX_ERROR_BYTES = 4096  # of what a helper prints to stderr, the last ones
 EXIT_S = 5.0  # between the end of a process's pipes and its exit, on a busy machine
 POLL_S = 0.5  # between two tests whether an answer is still wanted
@@ -122,13 +119,11 @@ class Helper:
         *,
         timeout_s: float,
         wanted: Callable[[], bool] = _always,
-        on_note: Callable[[Any], None] | None = None,
     ) -> tuple[Any, list[bytes]]:
         """Send a request; return the value and the body, in pieces, of its answer.
 
         value: anything that JSON can express. parts: the body of the request.
         wanted: called now and then while the helper works; the request is given up when it returns False.
-        on_note: called with the value of each frame before the answer.
         Raises HelperLate after `timeout_s`, HelperUnwanted, HelperEnded, and OSError if it cannot be started. The
         process has been ended then.
         """
@@ -136,21 +131,16 @@ class Helper:
         deadline = time.monotonic() + timeout_s
         text = json.dumps(value).encode()
         try:
-            for part in (HEAD.pack(False, len(text), sum(map(len, parts))), text, *parts):
+            for part in (HEAD.pack(len(text), sum(map(len, parts))), text, *parts):
                 self._write(part, deadline)
-            for _ in range(MAX_NOTES):
-                self._wait_for_answer(deadline, wanted)
-                more, size, body_bytes = HEAD.unpack(b"".join(self._read(HEAD.size, deadline)))
-                if size > MAX_VALUE_BYTES or body_bytes > self._max_body_bytes:
-                    raise ValueError("an answer is too large")
-                answer = json.loads(b"".join(self._read(size, deadline)))
-                if not more:
-                    body = self._read(body_bytes, deadline)
-                    self.answered += 1
-                    return answer, body
-                if on_note is not None:
-                    on_note(answer)
-            raise ValueError(f"more than {MAX_NOTES} notes came before the answer")
+            self._wait_for_answer(deadline, wanted)
+            size, body_bytes = HEAD.unpack(b"".join(self._read(HEAD.size, deadline)))
+            if size > MAX_VALUE_BYTES or body_bytes > self._max_body_bytes:
+                raise ValueError("an answer is too large")
+            answer = json.loads(b"".join(self._read(size, deadline)))
+            body = self._read(body_bytes, deadline)
+            self.answered += 1
+            return answer, body
         except TimeoutError:
             self.end()
             raise HelperLate from None

@@ -36,13 +36,13 @@ class Requests:
         head = self._input.read(HEAD.size)
         if len(head) < HEAD.size:
             return None
-        _, size, body_bytes = HEAD.unpack(head)
+        size, body_bytes = HEAD.unpack(head)
         return json.loads(self._input.read(size)), self._input.read(body_bytes)
 
-    def answer(self, value: Any, parts: Parts = (), *, more: bool = False) -> None:
-        """Send an answer, or, if `more` follows, a note before it."""
+    def answer(self, value: Any, parts: Parts = ()) -> None:
+        """Send an answer."""
         text = json.dumps(value).encode()
-        for part in (HEAD.pack(more, len(text), sum(map(len, parts))), text, *parts):
+        for part in (HEAD.pack(len(text), sum(map(len, parts))), text, *parts):
             view = memoryview(part)
             while view:
                 view = view[os.write(self._output, view[:PIECE_BYTES]) :]

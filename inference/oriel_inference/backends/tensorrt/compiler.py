@@ -46,10 +46,7 @@ def _shapes(text: str) -> str:
 
 
 class TensorRtCompiler:
-    """Compiles for the GPU on which the model runs; for GPU 0 if the model runs on the CPU.
-
-    progress: called with a line of text while a plan is built, from any thread.
-    """
+    """Compiles for the GPU on which the model runs; for GPU 0 if the model runs on the CPU."""
 
     name = "tensorrt"
     reference = "onnxruntime"
@@ -64,7 +61,6 @@ class TensorRtCompiler:
     }
 
     def __init__(self) -> None:
-        self.progress: Callable[[str], None] = lambda line: None
         self._backend: TensorRt | None = None
 
     def identity(self, options: EngineOptions) -> CompilerIdentity:
@@ -115,7 +111,6 @@ class TensorRtCompiler:
             _add_profile(builder, config, profile, log)
         cache = cache_folder("engines") / f"tensorrt-{library.version}.timing"
         timings = _load_timings(config, cache)  # has to live until the plan is built
-        config.progress_monitor = _monitor(tensorrt, self.progress)
         plan = builder.build_serialized_network(network, config)
         if plan is None:
             raise LoadFailed(f"TensorRT cannot compile {source.name}: {log.take() or 'it gave no reason'}")
@@ -240,33 +235,3 @@ def _keep_timings(cache: Any, path: Path) -> None:
         beside.replace(path)
     except OSError:
         beside.unlink(missing_ok=True)  # the next build measures again
-
-
-def _monitor(tensorrt: Any, progress: Callable[[str], None]) -> Any:
-    """Return a monitor that reports the phases of a build and every tenth of those that have many steps."""
-
-    class Monitor(tensorrt.IProgressMonitor):  # type: ignore[misc]
-        def __init__(self) -> None:
-            tensorrt.IProgressMonitor.__init__(self)
-            self._lock = threading.Lock()
-            self._steps: dict[str, int] = {}
-
-        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
-            with self._lock:
-                self._steps[phase_name] = num_steps
-            if parent_phase is None:
-                progress(f"{phase_name} begins")
-
-        def step_complete(self, phase_name: str, step: int) -> bool:
-            with self._lock:
-                steps = self._steps.get(phase_name, 0)
-            done = step + 1
-            if steps >= 10 and done * 10 // steps != step * 10 // steps:
-                progress(f"{phase_name}: {done} of {steps} steps")
-            return True
-
-        def phase_finish(self, phase_name: str) -> None:
-            with self._lock:
-                self._steps.pop(phase_name, None)
-
-    return Monitor()
