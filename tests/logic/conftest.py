@@ -235,9 +235,7 @@ JOBS = """
     from oriel_logic import Refused
 
     def echo(value): return value
-    def size(value): return len(value)
     def pid(): return os.getpid()
-    def refuse(): raise Refused("not this one")
     def fail(): raise ZeroDivisionError("of the job")
     def unpicklable(): return lambda: None
     def mark(path): open(path, "w").close()
@@ -320,9 +318,6 @@ JOBS = """
         send = messages.send
         messages.send = lambda sock, pieces: send(sock, messages.frame(head))
 
-    def crash():
-        os.kill(os.getpid(), signal.SIGSEGV)
-
     def announce_and_hold(fifo):
         with open(fifo, "w") as gate:
             gate.write(str(os.getpid()))
@@ -351,6 +346,14 @@ async def pool(
             return made
 
         yield start
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """A named pipe: who opens one end waits for the other."""
+    path = tmp_path / "gate"
+    os.mkfifo(path)
+    return path
 
 
 def a_call(

@@ -4,8 +4,6 @@ import asyncio
 from time import monotonic
 from typing import Any
 
-import numpy as np
-
 from oriel_logic import Models, service
 from oriel_logic.testing import Client, FakeClock, FakeModels
 
@@ -68,54 +66,6 @@ async def test_the_second_call_of_a_sequence_has_less_time(stack: Any, services:
 
 
 # -- the same by the testing kit ---------------------------------------------------------------------------------------
-
-
-def plus_one(x: Any) -> dict[str, Any]:
-    return {"y": x + 1}
-
-
-@service
-async def climb(request: Any, models: Models) -> Any:
-    """A loop whose length the model decides."""
-    value = np.zeros(1)
-    steps = 0
-    while value[0] < request.json()["until"]:
-        value = (await models.infer("plus_one", {"x": value}))["y"]
-        steps += 1
-    return {"steps": steps}
-
-
-def test_a_loop() -> None:
-    models = FakeModels({"plus_one": plus_one})
-    assert Client(climb, models=models).post(json={"until": 4}).json() == {"steps": 4}
-    assert [call.inputs["x"].tolist() for call in models.calls] == [[0], [1], [2], [3]]
-
-
-@service
-async def moderated(request: Any, models: Models) -> Any:
-    """A conditional and an early exit."""
-    guard = await models.infer("guard", {"x": request.json()})
-    if guard["bad"][0] > 0.5:
-        return {"refused": True}
-    if guard["short"][0]:
-        return {"from": "short", "y": float((await models.infer("short", {}))["y"][0])}
-    return {"from": "long", "y": float((await models.infer("long", {}))["y"][0])}
-
-
-def test_a_conditional_and_an_early_exit() -> None:
-    def guard(x: Any) -> dict[str, Any]:
-        return {"bad": x[:1], "short": x[1:2]}
-
-    models = FakeModels({"guard": guard, "short": {"y": [1]}, "long": {"y": [2]}})
-    client = Client(moderated, models=models)
-    for sent, expected, called in (
-        ([0.9, 0.0], {"refused": True}, ["guard"]),
-        ([0.1, 1.0], {"from": "short", "y": 1.0}, ["guard", "short"]),
-        ([0.1, 0.0], {"from": "long", "y": 2.0}, ["guard", "long"]),
-    ):
-        models.calls.clear()
-        assert client.post(json=sent).json() == expected
-        assert [call.model for call in models.calls] == called
 
 
 @service

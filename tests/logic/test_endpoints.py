@@ -8,7 +8,7 @@ from scripted_discovery import ScriptedDiscovery
 from oriel_logic.client.endpoints import DOWN_MAX_S, DOWN_S, LACKS_S, MAX_LACKING, TRIAL_S, Endpoint, Endpoints
 from oriel_logic.client.upstreams import AddressWatch, Upstreams
 from oriel_logic.command import address
-from oriel_wire.discovery.discovery import Address, DiscoveryFailed, DnsDiscovery, discovery_of
+from oriel_wire.discovery.discovery import Address, DiscoveryFailed
 from oriel_wire.discovery.endpoint_slices import EndpointSlices
 from oriel_wire.errors import StartFailed
 
@@ -141,13 +141,6 @@ async def test_lookups_go_on_and_a_failing_one_takes_nothing_away() -> None:
         await asyncio.sleep(0)
     assert told[-1] == [("c", 1), ("a", 1), ("b", 1)]
     await watch.close()
-
-
-@pytest.mark.parametrize(
-    ("host", "looked_up"), [("127.0.0.1", False), ("::1", False), ("localhost", False), ("pods.svc", True)]
-)
-def test_only_names_are_looked_up(host: str, looked_up: bool) -> None:
-    assert isinstance(discovery_of((host, 80)), DnsDiscovery) is looked_up
 
 
 async def test_the_ready_pods_of_a_kubernetes_service_are_followed(tmp_path: Path) -> None:

@@ -116,11 +116,6 @@ async def test_wrong_inputs_never_leave(servers: Any, inference: Any, call: Any)
     assert inference.calls == []
 
 
-async def test_an_unknown_model_is_unavailable(servers: Any, inference: Any, call: Any) -> None:
-    with pytest.raises(ModelUnavailable, match="model 'nope' is not served: unknown model"):
-        await Caller(servers(inference.port), call()).models.infer("nope", {"x": ROW})
-
-
 @pytest.mark.parametrize(
     ("refusal", "error", "retry_after_s"),
     [
@@ -144,26 +139,10 @@ async def test_refusals_keep_their_meaning(
     assert caught.value.retry_after_s == retry_after_s
 
 
-async def test_another_endpoint_is_tried_when_one_cannot_be_reached(
-    servers: Any, inference: Any, call: Any, refusing: int
-) -> None:
-    shared = servers(refusing, inference.port)
-    for _ in range(4):
-        await Caller(shared, call()).models.infer("double", {"x": ROW})
-    assert len(inference.calls) == 4
-
-
 async def test_no_endpoint_left_says_so(servers: Any, call: Any, refusing: int) -> None:
     with pytest.raises(ModelUnreachable) as caught:
         await Caller(servers(refusing, refusing), call()).models.infer("double", {"x": ROW})
     assert caught.value.retry_after_s == 1.0
-
-
-async def test_two_endpoints_share_the_load(servers: Any, inference: Any, second_inference: Any, call: Any) -> None:
-    shared = servers(inference.port, second_inference.port)
-    for _ in range(10):
-        await asyncio.gather(*(Caller(shared, call()).models.infer("double", {"x": ROW}) for _ in range(2)))
-    assert abs(len(inference.calls) - len(second_inference.calls)) <= 2
 
 
 async def test_the_deadline_ends_the_wait(servers: Any, inference: Any, call: Any) -> None:
@@ -172,16 +151,6 @@ async def test_the_deadline_ends_the_wait(servers: Any, inference: Any, call: An
         await Caller(servers(inference.port), call(deadline=monotonic() + 0.1)).models.infer("double", {"x": ROW})
     assert caught.value.stage == "infer"
     await inference.saw_the_caller_leave()
-
-
-async def test_the_server_sees_a_caller_leave(servers: Any, inference: Any, call: Any) -> None:
-    inference.hold = True
-    task = asyncio.create_task(Caller(servers(inference.port), call()).models.infer("double", {"x": ROW}))
-    await inference.saw_a_call()
-    task.cancel()
-    await inference.saw_the_caller_leave()
-    with pytest.raises(asyncio.CancelledError):
-        await task
 
 
 async def test_ready_and_metadata(servers: Any, inference: Any, call: Any) -> None:

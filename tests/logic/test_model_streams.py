@@ -266,15 +266,6 @@ async def test_no_stream_is_lost_when_the_server_ends_connections_for_their_age(
     await server.stop(0)
 
 
-async def test_two_ports_share_streams(connect: Connect, fake: FakeStreams) -> None:
-    other = FakeStreams()
-    server = await other.start()
-    models = connect(fake.port, other.port)
-    await asyncio.gather(*(everything(models) for _ in range(20)))
-    assert len(fake.metadata) == len(other.metadata) == 10
-    await server.stop(0)
-
-
 async def test_an_answer_past_the_bound_fails(connect: Connect, fake: FakeStreams) -> None:
     with pytest.raises(ModelFailed, match="larger than 1024 bytes"):
         await everything(connect(fake.port, max_answer_bytes=1024), {"x": np.zeros((1000, 2), np.float32)})

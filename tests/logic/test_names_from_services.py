@@ -1,9 +1,9 @@
 """No name, number or text that a service makes up breaks the head of its answer, its trace or the metrics."""
 
 import re
+from itertools import product
 from typing import Any
 
-import pytest
 from prometheus_client import generate_latest
 
 STAGES = """
@@ -53,10 +53,9 @@ STAGES = """
 ENTRY = re.compile(r"[A-Za-z0-9_.-]{1,64};dur=[0-9]+\.[0-9]{3}")
 
 
-@pytest.mark.parametrize("service", ["beside", "inside", "function"])
-async def test_names_of_stages_are_written_as_tokens(stack: Any, services: Any, service: str) -> None:
+async def test_names_of_stages_are_written_as_tokens(stack: Any, services: Any) -> None:
     logic = await stack(services(made_up=STAGES))
-    for number in range(8):
+    for service, number in product(("beside", "inside", "function"), range(8)):
         answer = await logic.post(service, str(number).encode())
         assert (answer.status_code, answer.json()) == (200, {"done": True}), number
         timing = answer.headers["server-timing"]
@@ -66,10 +65,9 @@ async def test_names_of_stages_are_written_as_tokens(stack: Any, services: Any, 
     assert "x__set-cookie__a_b" in generate_latest(logic.unit.metrics.registry).decode()
 
 
-@pytest.mark.parametrize("service", ["refuses", "refuses_inside"])
-async def test_refusals_with_odd_values_are_answered(stack: Any, services: Any, service: str) -> None:
+async def test_refusals_with_odd_values_are_answered(stack: Any, services: Any) -> None:
     logic = await stack(services(made_up=STAGES))
-    for number in range(7):
+    for service, number in product(("refuses", "refuses_inside"), range(7)):
         answer = await logic.post(service, str(number).encode())
         assert answer.status_code == 422 and answer.json()["error"]["reason"] == "input_refused", answer.text
         assert 0 <= int(answer.headers.get("retry-after", 0)) <= 86_400 and "x" not in answer.headers

@@ -4,10 +4,8 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,71 +15,22 @@ from oriel_logic.errors import (
     HandlerFailed,
     HandlerTimedOut,
     MemoryExceeded,
-    ModelBusy,
-    Refused,
     Saturated,
     WorkerDied,
 )
 from oriel_logic.services.context import Work
 from oriel_logic.workers import keeper
 from oriel_logic.workers.long_jobs import LONG_S
-from oriel_logic.workers.pool import WorkerPool
 from oriel_wire.context import CallContext
 
 from ..waiting import until
-
-PoolMaker = Callable[..., Awaitable[WorkerPool]]
-CallMaker = Callable[..., CallContext]
-PATIENT_S = 120.0  # for a worker that would end its job by itself, on a machine that is busy with other things
-
-
-def ref(name: str) -> str:
-    return f"function:oriel_services.jobs:{name}"
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> str:
-    path = str(tmp_path / "gate")
-    os.mkfifo(path)
-    return path
-
-
-async def released(gate: str, text: str = "open") -> None:
-    await asyncio.to_thread(Path(gate).write_text, text)
-
-
-async def read(gate: str) -> str:
-    return await asyncio.to_thread(Path(gate).read_text)
-
-
-def submit(pool: WorkerPool, call: CallContext, name: str, *arguments: Any) -> "asyncio.Task[Any]":
-    return asyncio.create_task(value(pool, call, name, *arguments))
-
-
-async def value(pool: WorkerPool, call: CallContext, name: str, *arguments: Any) -> Any:
-    return (await pool.call(Work(ref(name), arguments, call, name))).value
-
-
-async def settled() -> None:
-    for _ in range(3):
-        await asyncio.sleep(0)
+from .jobs import PATIENT_S, CallMaker, Doubling, PoolMaker, read, ref, released, settled, submit, value
 
 
 async def test_a_value_goes_there_and_back_in_another_process(pool: PoolMaker, call: CallMaker) -> None:
     made = await pool()
     assert await value(made, call(), "echo", {"a": [1, 2.5, b"x"]}) == {"a": [1, 2.5, b"x"]}
     assert await value(made, call(), "pid") in made.pids != [os.getpid()]
-
-
-async def test_large_arguments_travel_whole(pool: PoolMaker, call: CallMaker) -> None:
-    made = await pool()
-    assert await value(made, call(), "size", bytes(5_000_000)) == 5_000_000
-
-
-async def test_a_refusal_keeps_its_meaning(pool: PoolMaker, call: CallMaker) -> None:
-    made = await pool()
-    with pytest.raises(Refused, match="not this one"):
-        await value(made, call(), "refuse")
 
 
 @pytest.mark.parametrize("job", ["fail", "unpicklable", "no_such_function"])
@@ -101,7 +50,7 @@ async def test_arguments_and_results_over_the_bound_are_refused(pool: PoolMaker,
 
 
 async def test_a_killed_worker_loses_only_its_own_job_and_is_replaced(
-    pool: PoolMaker, call: CallMaker, gate: str, caplog: pytest.LogCaptureFixture
+    pool: PoolMaker, call: CallMaker, gate: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = await pool(workers=2)
     doomed = submit(made, call(), "announce_and_hold", gate)
@@ -116,9 +65,9 @@ async def test_a_killed_worker_loses_only_its_own_job_and_is_replaced(
     await until(lambda: f"worker process {pid} ended (signal 9)" in caplog.text)
 
 
-@pytest.mark.parametrize("last_byte", [5, 20, 100_000, -1])
+@pytest.mark.parametrize("last_byte", [5, -1])
 async def test_a_worker_that_ends_in_the_middle_of_a_frame_loses_only_its_own_job(
-    pool: PoolMaker, call: CallMaker, gate: str, last_byte: int
+    pool: PoolMaker, call: CallMaker, gate: Path, last_byte: int
 ) -> None:
     made = await pool(workers=2)
     other = submit(made, call(), "hold", gate)
@@ -129,7 +78,7 @@ async def test_a_worker_that_ends_in_the_middle_of_a_frame_loses_only_its_own_jo
     assert made.tally.died == 1
 
 
-@pytest.mark.parametrize("head", [b"", bytes([99] * 8), bytes([3] + [0] * 7 + [255] * 8), bytes([1] + [0] * 7)])
+@pytest.mark.parametrize("head", [b"", bytes([1] + [0] * 7)])
 async def test_a_worker_that_sends_what_cannot_be_read_is_killed(pool: PoolMaker, call: CallMaker, head: bytes) -> None:
     made = await pool()
     with pytest.raises(WorkerDied):
@@ -148,7 +97,7 @@ async def test_a_dead_fork_server_is_replaced_with_its_workers(pool: PoolMaker, 
 
 
 async def test_a_job_whose_time_is_over_never_starts(
-    pool: PoolMaker, call: CallMaker, gate: str, tmp_path: Path
+    pool: PoolMaker, call: CallMaker, gate: Path, tmp_path: Path
 ) -> None:
     made = await pool()
     busy = submit(made, call(), "hold", gate)
@@ -166,7 +115,7 @@ async def test_a_job_whose_time_is_over_never_starts(
 
 
 async def test_a_caller_that_leaves_frees_its_place(
-    pool: PoolMaker, call: CallMaker, gate: str, tmp_path: Path
+    pool: PoolMaker, call: CallMaker, gate: Path, tmp_path: Path
 ) -> None:
     made = await pool(max_waiting=1)
     busy = submit(made, call(), "hold", gate)
@@ -184,7 +133,7 @@ async def test_a_caller_that_leaves_frees_its_place(
     assert not (tmp_path / "started").exists()
 
 
-async def test_the_answer_for_a_caller_that_left_goes_to_nobody(pool: PoolMaker, call: CallMaker, gate: str) -> None:
+async def test_the_answer_for_a_caller_that_left_goes_to_nobody(pool: PoolMaker, call: CallMaker, gate: Path) -> None:
     made = await pool()
     left = submit(made, call(), "hold", gate)
     await settled()
@@ -196,7 +145,7 @@ async def test_the_answer_for_a_caller_that_left_goes_to_nobody(pool: PoolMaker,
     assert await following == "mine"
 
 
-async def test_urgent_bands_and_early_deadlines_go_first(pool: PoolMaker, call: CallMaker, gate: str) -> None:
+async def test_urgent_bands_and_early_deadlines_go_first(pool: PoolMaker, call: CallMaker, gate: Path) -> None:
     made = await pool()
     order: list[str] = []
 
@@ -219,7 +168,7 @@ async def test_urgent_bands_and_early_deadlines_go_first(pool: PoolMaker, call: 
 
 
 async def test_a_more_urgent_job_displaces_the_newest_of_the_lowest_band(
-    pool: PoolMaker, call: CallMaker, gate: str
+    pool: PoolMaker, call: CallMaker, gate: Path
 ) -> None:
     made = await pool(max_waiting=1)
     busy = submit(made, call(), "hold", gate)
@@ -244,7 +193,7 @@ class Hours:
 
 
 async def test_a_tenant_whose_jobs_are_long_never_holds_the_last_worker(
-    pool: PoolMaker, call: CallMaker, gate: str
+    pool: PoolMaker, call: CallMaker, gate: Path
 ) -> None:
     """The service's jobs are short on average, because another tenant calls it with short ones. A tenant that calls for
     the first time is one of long jobs until a job of it was short.
@@ -268,7 +217,7 @@ async def test_a_tenant_whose_jobs_are_long_never_holds_the_last_worker(
 
 
 async def test_an_urgent_tenant_with_a_long_job_passes_long_jobs_of_others(
-    pool: PoolMaker, call: CallMaker, gate: str
+    pool: PoolMaker, call: CallMaker, gate: Path
 ) -> None:
     clock = Hours()
     made = await pool(workers=2, clock=clock)
@@ -299,11 +248,11 @@ async def test_an_urgent_tenant_with_a_long_job_passes_long_jobs_of_others(
 
 
 async def test_a_tenant_with_long_jobs_has_all_workers_if_nobody_else_calls(
-    pool: PoolMaker, call: CallMaker, gate: str, tmp_path: Path
+    pool: PoolMaker, call: CallMaker, gate: Path, tmp_path: Path
 ) -> None:
     clock = Hours()
     made = await pool(workers=2, clock=clock)
-    gates = [gate, str(tmp_path / "another")]
+    gates = [gate, tmp_path / "another"]
     os.mkfifo(gates[1])
     for _ in range(3):
         held = [submit(made, call(tenant="hog", deadline=monotonic() + 3600), "hold", each) for each in gates]
@@ -315,7 +264,7 @@ async def test_a_tenant_with_long_jobs_has_all_workers_if_nobody_else_calls(
         await asyncio.gather(*held)
 
 
-async def test_a_job_that_overruns_its_deadline_by_far_is_killed(pool: PoolMaker, call: CallMaker, gate: str) -> None:
+async def test_a_job_that_overruns_its_deadline_by_far_is_killed(pool: PoolMaker, call: CallMaker, gate: Path) -> None:
     made = await pool(overrun_s=0.0)
     endless = submit(made, call(deadline=monotonic() + 0.05), "hold", gate)
     with pytest.raises(DeadlineExceeded):
@@ -323,11 +272,8 @@ async def test_a_job_that_overruns_its_deadline_by_far_is_killed(pool: PoolMaker
     assert await value(made, call(), "echo", "next") == "next"
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_arrays_travel_both_ways_and_belong_to_who_has_them(
-    pool: PoolMaker, call: CallMaker, workers: int
-) -> None:
-    made = await pool(workers=workers)
+async def test_arrays_travel_both_ways_and_belong_to_who_has_them(pool: PoolMaker, call: CallMaker) -> None:
+    made = await pool()
     array = np.ones((3, 200, 200), np.float32)
     total, changed = await value(made, call(), "total", array)
     assert total == 240_000 and array.sum() == 120_000
@@ -335,15 +281,7 @@ async def test_arrays_travel_both_ways_and_belong_to_who_has_them(
     assert changed.sum() == 480_000
 
 
-async def test_a_crash_loses_only_its_own_job(pool: PoolMaker, call: CallMaker) -> None:
-    made = await pool()
-    with pytest.raises(WorkerDied):
-        await value(made, call(), "crash")
-    assert await value(made, call(), "echo", "next") == "next"
-    assert made.tally.died == 1 and made.tally.jobs == 1
-
-
-async def test_a_job_over_its_own_time_is_killed_and_says_so(pool: PoolMaker, call: CallMaker, gate: str) -> None:
+async def test_a_job_over_its_own_time_is_killed_and_says_so(pool: PoolMaker, call: CallMaker, gate: Path) -> None:
     made = await pool()
     with pytest.raises(HandlerTimedOut, match=r"0\.05 s in its stage 'hold'"):
         await made.call(Work(ref("hold"), (gate,), call(), "hold", run_s=0.05))
@@ -352,7 +290,7 @@ async def test_a_job_over_its_own_time_is_killed_and_says_so(pool: PoolMaker, ca
 
 
 async def test_a_job_that_nobody_waits_for_is_killed_after_a_grace(
-    pool: PoolMaker, call: CallMaker, gate: str, caplog: pytest.LogCaptureFixture
+    pool: PoolMaker, call: CallMaker, gate: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log said only "signal 9", which is also how the kernel ends a process that takes too much memory."""
     made = await pool(overrun_s=0.02, grace_min_s=0.01)
@@ -412,119 +350,8 @@ async def test_outputs_of_models_are_not_part_of_a_jobs_memory_while_they_live(
         await made.call(work("uses_outputs_in_turn", 8))
 
 
-# -- models and ctx in a worker -------------------------------------------------------------------------------------
-
-
-class Doubling:
-    """A model. at_once: how many calls it waits for before it answers the first."""
-
-    def __init__(self, at_once: int = 1) -> None:
-        self.stuck = asyncio.Event()
-        self._awaited = at_once
-        self._all_came = asyncio.Event()
-
-    async def infer(self, model: str, value: Any) -> Any:
-        if isinstance(value, str) and value == "refuse":
-            raise ModelBusy("model 'double': full", retry_after_s=2.0, too_many=True)
-        if isinstance(value, str) and value == "stuck":
-            self.stuck.set()
-            await asyncio.Event().wait()
-        self._awaited -= 1
-        if self._awaited <= 0:
-            self._all_came.set()
-        await self._all_came.wait()
-        return value * 2
-
-
-async def test_a_plain_function_calls_models_of_its_request(pool: PoolMaker, call: CallMaker) -> None:
-    made = await pool()
-    array = np.arange(100_000)
-    done = await made.call(Work(ref("asks"), (array,), call(), "work", models=Doubling()))
-    assert (done.value[0] == array * 2).all() and done.value[1:] == ("gold", True)
-    # The worker may still be starting, which is reported as a wait.
-    assert [name for name, _, _ in done.stages if name != "wait"] == ["asking"]
-
-
-async def test_a_coroutine_calls_several_models_at_once(pool: PoolMaker, call: CallMaker) -> None:
-    """In a row they would wait for one another for ever."""
-    made = await pool()
-    done = await made.call(Work(ref("asks_at_once"), (), call(), "work", models=Doubling(at_once=5)))
-    assert done.value == [0, 2, 4, 6, 8]
-
-
-async def test_a_models_refusal_passes_through_a_worker_as_it_is(pool: PoolMaker, call: CallMaker) -> None:
-    made = await pool()
-    with pytest.raises(ModelBusy, match="full") as caught:
-        await made.call(Work(ref("asks"), ("refuse",), call(), "work", models=Doubling()))
-    assert caught.value.retry_after_s == 2.0 and caught.value.too_many
-    with pytest.raises(HandlerFailed):
-        await made.call(Work(ref("asks_wrongly"), (), call(), "work", models=Doubling()))
-    with pytest.raises(HandlerFailed):
-        await made.call(Work(ref("asks"), (1,), call(), "work"))
-
-
-async def test_a_caller_that_leaves_ends_the_call_of_a_model(pool: PoolMaker, call: CallMaker) -> None:
-    made, models = await pool(grace_min_s=PATIENT_S), Doubling()
-    before = made.pids
-    task = asyncio.create_task(made.call(Work(ref("asks"), ("stuck",), call(), "work", models=models)))
-    await models.stuck.wait()
-    task.cancel()
-    assert await value(made, call(), "echo", "next") == "next"
-    assert set(before) <= set(made.pids), "its worker lives: what blocked there was told"
-
-
-# -- streams ---------------------------------------------------------------------------------------------------------
-
-
-def stream(pool: WorkerPool, call: CallContext, name: str, *arguments: Any) -> AsyncIterator[Any]:
-    return pool.stream(Work(ref(name), arguments, call, name))
-
-
-@pytest.mark.parametrize("name", ["count", "acount"])
-async def test_a_generator_streams_its_pieces_in_order(pool: PoolMaker, call: CallMaker, name: str) -> None:
-    made = await pool()
-    assert [piece async for piece in stream(made, call(), name, 100)] == list(range(100))
-    assert await value(made, call(), "echo", "next") == "next"
-
-
-async def test_a_stream_that_breaks_off_says_why_after_its_pieces(pool: PoolMaker, call: CallMaker) -> None:
-    made, seen = await pool(), []
-    with pytest.raises(Refused, match="broken off"):
-        async for piece in stream(made, call(), "breaks"):
-            seen.append(piece)  # noqa: PERF401
-    assert seen == [1]
-
-
-async def test_a_generator_runs_only_a_few_pieces_ahead_and_is_closed_when_its_reader_leaves(
-    pool: PoolMaker, call: CallMaker, tmp_path: Path
-) -> None:
-    made = await pool(grace_min_s=PATIENT_S)
-    before = made.pids
-    pieces = stream(made, call(), "count", 10**9, str(tmp_path / "closed"))
-    assert await anext(pieces) == 0
-    await pieces.aclose()  # type: ignore[attr-defined]
-    assert await value(made, call(), "echo", "next") == "next"
-    assert (tmp_path / "closed").exists() and set(before) <= set(made.pids)
-    assert made.tally.jobs == 2
-
-
-async def test_a_stream_that_falls_silent_is_cut(pool: PoolMaker, call: CallMaker, gate: str) -> None:
-    made, seen = await pool(stream_idle_s=0.05), []
-    with pytest.raises(HandlerTimedOut, match="between two pieces"):
-        async for piece in stream(made, call(), "silent", gate):
-            seen.append(piece)  # noqa: PERF401
-    assert await value(made, call(), "echo", "next") == "next"
-    assert seen == [1] and made.tally.killed == {"stalled": 1}
-
-
-async def test_a_generator_where_one_value_belongs_fails(pool: PoolMaker, call: CallMaker) -> None:
-    made = await pool()
-    with pytest.raises(HandlerFailed):
-        await value(made, call(), "count", 3)
-
-
 async def test_where_set_up_takes_long_a_spare_worker_steps_in(
-    pool: PoolMaker, call: CallMaker, gate: str, monkeypatch: pytest.MonkeyPatch
+    pool: PoolMaker, call: CallMaker, gate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeper, "SPARE_FROM_S", 0.0)
     made = await pool()
@@ -539,7 +366,7 @@ async def test_where_set_up_takes_long_a_spare_worker_steps_in(
     assert await waiting == spare
 
 
-async def test_closing_fails_what_waits(pool: PoolMaker, call: CallMaker, gate: str) -> None:
+async def test_closing_fails_what_waits(pool: PoolMaker, call: CallMaker, gate: Path) -> None:
     made = await pool()
     running, queued = submit(made, call(), "hold", gate), submit(made, call(), "echo", 1)
     await settled()

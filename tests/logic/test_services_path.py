@@ -14,13 +14,11 @@ import pytest
 from PIL import Image
 
 from oriel_logic import app
-from oriel_logic.errors import Outcome, Refused
-from oriel_logic.server.inbound import AHEAD_BYTES
-from oriel_logic.server.replies import Reply
 from oriel_logic.workers.pool import WorkerPool
 from oriel_wire.observe.trace import format_traceparent, new_trace, parse_traceparent
 
 from ..waiting import until
+from .callers import Connection, counted
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "examples" / "digits"
@@ -123,42 +121,6 @@ async def test_clients_of_the_openai_api_find_an_empty_list_where_no_model_is_fo
         assert (await client.post("/v1/completions", json={"model": "x"})).status_code == 404
 
 
-@pytest.mark.parametrize(
-    ("body", "kind", "status", "reason", "words"),
-    [
-        (b"no image", "image/png", 422, "input_refused", "not an image this service can read (PNG or JPEG)"),
-        (b"no image", "text/plain", 415, "media_unsupported", "send application/json, image/png, image/jpeg or"),
-        (b"{}", "application/json", 422, "input_refused", "missing required field `image`"),
-        (b"x" * 20_000, "image/png", 413, "input_too_large", "larger than the 10000 bytes"),
-    ],
-)
-async def test_what_cannot_be_read_is_refused_with_a_sentence(
-    stack: Any, body: bytes, kind: str, status: int, reason: str, words: str
-) -> None:
-    logic = await stack(EXAMPLES, max_body_bytes=10_000)
-    answer = await logic.post("digits", body, content_type=kind)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["reason"]) == (status, reason)
-    assert words in error["message"] and error["request_id"] == answer.headers["x-request-id"]
-    assert "server-timing" in answer.headers and "traceresponse" in answer.headers
-
-
-async def test_a_body_without_a_length_is_bounded_too(stack: Any) -> None:
-    logic = await stack(EXAMPLES, max_body_bytes=100)
-
-    async def chunks(count: int, size: int) -> Any:
-        for _ in range(count):
-            yield b"x" * size
-
-    answer = await logic.client.post("/v1/services/digits", content=chunks(3, 50))
-    assert (answer.status_code, answer.headers["connection"]) == (413, "close")
-    answer = await logic.client.post("/v1/services/digits", content=chunks(30, 1 << 20))
-    assert (answer.status_code, answer.headers["connection"]) == (413, "close")
-    liar = await Connection.call(logic.port, "digits", b"", declared=999_999_999)
-    assert await liar.status() == 413  # before it is read
-    liar.leave()
-
-
 HANDLERS = """
     import asyncio
     import os
@@ -222,59 +184,44 @@ async def test_a_handler_may_do_everything_itself(stack: Any, services: Any) -> 
     assert answer.json() == {"y": [[4, 8]], "tier": "silver", "tenant": "birch", "left": True}
     timing = answer.headers["server-timing"]
     assert all(f"logic-{stage};dur=" in timing for stage in ("double", "rank", "infer"))
-
-
-async def test_a_plain_function_answers_from_a_worker(stack: Any, services: Any) -> None:
-    logic = await stack(services(handlers=HANDLERS))
     answer = await logic.post("plain", b"abc")
     assert (answer.text, answer.headers["content-type"]) == ("cba", "text/plain")
     seen = (await logic.post("headers", b"", authorization="secret", x_oriel_tier="gold", x_mine="1")).json()
     assert seen["x-mine"] == "1" and not {"authorization", "x-oriel-tier"} & set(seen)
 
 
-@pytest.mark.parametrize(
-    ("service", "status", "reason"),
-    [
+async def test_errors_say_what_and_why(stack: Any, services: Any) -> None:
+    logic = await stack(services(handlers=HANDLERS))
+    for service, status, reason in (
         ("nothing", 404, "service_unknown"),
         ("broken", 500, "handler_failed"),
         ("odd", 500, "handler_failed"),
         ("suicide", 500, "worker_died"),
         ("fan", 503, "model_unavailable"),
-    ],
-)
-async def test_errors_say_what_and_why(stack: Any, services: Any, service: str, status: int, reason: str) -> None:
-    logic = await stack(services(handlers=HANDLERS))
-    answer = await logic.post(service, b"x")
-    assert (answer.status_code, answer.json()["error"]["reason"]) == (status, reason)
-    assert (await logic.post("plain", b"ab")).text == "ba"
+    ):
+        answer = await logic.post(service, b"x")
+        assert (answer.status_code, answer.json()["error"]["reason"]) == (status, reason)
+        assert (await logic.post("plain", b"ab")).text == "ba"
 
 
-@pytest.mark.parametrize(("service", "stage"), [("stuck", "handler"), ("block", "work"), ("waits", "infer")])
-async def test_the_deadline_names_the_stage_it_hit(
-    stack: Any, services: Any, inference: Any, tmp_path: Path, service: str, stage: str
-) -> None:
+async def test_the_deadline_names_the_stage_it_hit(stack: Any, services: Any, inference: Any, gate: Path) -> None:
     logic = await stack(services(handlers=HANDLERS), overrun_s=0.0)
     inference.hold = True
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    answer = await logic.post(service, str(gate).encode(), x_oriel_timeout_ms="1000")
-    error = answer.json()["error"]
-    assert (answer.status_code, error["reason"], error["stage"]) == (504, "deadline_exceeded", stage)
+    for service, stage in (("stuck", "handler"), ("block", "work"), ("waits", "infer")):
+        answer = await logic.post(service, str(gate).encode(), x_oriel_timeout_ms="1000")
+        error = answer.json()["error"]
+        assert (answer.status_code, error["reason"], error["stage"]) == (504, "deadline_exceeded", stage)
 
 
-@pytest.mark.parametrize("service", ["stuck", "block"])
-async def test_a_services_own_limit_is_told_from_the_requests_deadline(
-    stack: Any, services: Any, tmp_path: Path, service: str
-) -> None:
+async def test_a_services_own_limit_is_told_from_the_requests_deadline(stack: Any, services: Any, gate: Path) -> None:
     logic = await stack(services(handlers=HANDLERS.replace("@service\n", "@service(timeout_s=0.2)\n")), overrun_s=0.0)
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    answer = await logic.post(service, str(gate).encode())
-    error = answer.json()["error"]
-    assert (answer.status_code, error["reason"]) == (504, "handler_timed_out")
-    assert "its own limit of 0.2 s" in error["message"] or "longer than 0.2 s" in error["message"]
-    answer = await logic.post(service, str(gate).encode(), x_oriel_timeout_ms="50")
-    assert (answer.status_code, answer.json()["error"]["reason"]) == (504, "deadline_exceeded")
+    for service in ("stuck", "block"):
+        answer = await logic.post(service, str(gate).encode())
+        error = answer.json()["error"]
+        assert (answer.status_code, error["reason"]) == (504, "handler_timed_out")
+        assert "its own limit of 0.2 s" in error["message"] or "longer than 0.2 s" in error["message"]
+        answer = await logic.post(service, str(gate).encode(), x_oriel_timeout_ms="50")
+        assert (answer.status_code, answer.json()["error"]["reason"]) == (504, "deadline_exceeded")
 
 
 async def test_inner_headers_count_only_from_this_machine(stack: Any, services: Any) -> None:
@@ -301,37 +248,8 @@ async def test_inference_refusals_and_absence_are_told_apart(stack: Any, service
     assert answer.json()["error"]["reason"] == "model_unreachable"
 
 
-class Connection:
-    """A client that can leave."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-
-    @classmethod
-    async def call(cls, port: int, service: str, body: bytes, *, declared: int | None = None) -> "Connection":
-        connection = cls(*await asyncio.open_connection("127.0.0.1", port))
-        size = len(body) if declared is None else declared
-        head = f"POST /v1/services/{service} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {size}\r\n\r\n"
-        connection.writer.write(head.encode() + body)
-        return connection
-
-    async def status(self) -> int:
-        return int((await self.reader.readline()).split()[1])
-
-    def leave(self) -> None:
-        self.writer.transport.abort()
-
-
-def counted(logic: Any, service: str, outcome: str) -> float:
-    labels = {"service": service, "outcome": outcome}
-    return logic.unit.metrics.registry.get_sample_value("oriel_logic_requests_total", labels) or 0
-
-
-async def test_a_client_that_leaves_frees_what_waits_for_a_worker(stack: Any, services: Any, tmp_path: Path) -> None:
+async def test_a_client_that_leaves_frees_what_waits_for_a_worker(stack: Any, services: Any, gate: Path) -> None:
     logic = await stack(services(handlers=HANDLERS))
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
     busy = await Connection.call(logic.port, "block", str(gate).encode())
     await until(lambda: logic.unit.pool.busy)
     queued = await Connection.call(logic.port, "plain", b"abc")
@@ -453,134 +371,6 @@ async def test_a_service_that_is_full_after_its_model_ran_is_not_to_be_asked_aga
         answer = await logic.post("late", body, content_type="application/json")
         assert (answer.status_code, answer.json()["error"]["reason"]) == (503, "saturated"), answer.text
         assert answer.headers.get("x-oriel-retry") == said
-
-
-async def test_an_answer_may_be_streamed_piece_by_piece(stack: Any, services: Any) -> None:
-    logic = await stack(services())
-    go, closed = asyncio.Event(), asyncio.Event()
-
-    async def pieces() -> Any:
-        try:
-            yield b"one "
-            await go.wait()
-            yield b"two"
-        finally:
-            closed.set()
-
-    async def serve(inbound: Any, visit: Any) -> Reply:
-        return Reply(status=200, content_type="text/plain", pieces=pieces())
-
-    logic.unit.dispatch.routes["GET", "/stream"] = serve
-    async with logic.client.stream("GET", "/stream") as answer:
-        coming = answer.aiter_raw()
-        assert await anext(coming) == b"one " and answer.headers["transfer-encoding"] == "chunked"
-        go.set()
-        assert [piece async for piece in coming] == [b"two"]
-    await closed.wait()
-    go.clear()
-    closed.clear()
-    async with logic.client.stream("GET", "/stream") as answer:
-        assert await anext(answer.aiter_raw()) == b"one "
-    await closed.wait()
-    await until(lambda: counted(logic, "", "client_left"))
-    assert (counted(logic, "", "ok"), logic.unit.envelope.in_flight) == (1, 0)
-
-
-@pytest.mark.parametrize("trusted", [True, False])
-async def test_the_cost_of_a_stream_follows_its_last_piece_and_only_trusted_peers_see_it(
-    stack: Any, services: Any, trusted: bool
-) -> None:
-    """A stream said nothing of its cost, so the gateway estimated what its servers had recorded already."""
-    logic = await stack(services(), **({} if trusted else {"trusted_peers": ("10.0.0.0/8",)}))
-
-    def serving(failing: bool) -> Any:
-        async def serve(inbound: Any, visit: Any) -> Reply:
-            async def pieces() -> Any:
-                yield b"one"
-                visit.ledger.reported(3, "dev=7;cpu=0;class=h100")
-                visit.ledger.cpu_ns, visit.ledger.tokens_in, visit.ledger.tokens_out = 5, 2, 1
-                if failing:
-                    visit.outcome = Outcome.HANDLER_FAILED
-
-            return Reply(status=200, content_type="text/plain", pieces=pieces())
-
-        return serve
-
-    async def raw(unbilled: str = "") -> str:
-        reader, writer = await asyncio.open_connection("127.0.0.1", logic.port)
-        more = f"x-oriel-unbilled: {unbilled}\r\n" if unbilled else ""
-        writer.write(f"GET /stream HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{more}\r\n".encode())
-        answer = (await reader.read()).decode()
-        writer.close()
-        head, _, body = answer.partition("\r\n\r\n")
-        assert "x-oriel-cost:" not in head and ("trailer: x-oriel-cost" in head) is trusted
-        return body.partition("\r\n0\r\n")[2]
-
-    logic.unit.dispatch.routes["GET", "/stream"] = serving(False)
-    cost = "x-oriel-cost-us: 3\r\nx-oriel-cost: dev=7;cpu={};class=h100{}\r\n\r\n"
-    assert await raw() == (cost.format(5, ";tin=2;tout=1") if trusted else "\r\n")
-    assert await raw("shadow") == (cost.format(0, "") if trusted else "\r\n")
-    logic.unit.dispatch.routes["GET", "/stream"] = serving(True)
-    assert await raw() == (cost.format(0, "") if trusted else "\r\n")
-
-
-async def test_a_stream_that_fails_before_its_first_piece_has_a_status_and_breaks_off_later(
-    stack: Any, services: Any, caplog: Any
-) -> None:
-    logic = await stack(services())
-
-    async def pieces(count: int) -> Any:
-        for _ in range(count):
-            yield b"x"
-        raise Refused("no")
-
-    async def serve(inbound: Any, visit: Any) -> Reply:
-        return Reply(status=200, pieces=pieces(int(inbound.query)))
-
-    logic.unit.dispatch.routes["GET", "/stream"] = serve
-    answer = await logic.client.get("/stream?0")
-    assert (answer.status_code, answer.json()["error"]["message"]) == (422, "no")
-    with pytest.raises(httpx.RemoteProtocolError):
-        await logic.client.get("/stream?1")
-    assert counted(logic, "", "input_refused") == 2 and logic.unit.envelope.in_flight == 0
-
-
-async def test_a_handler_may_read_a_body_while_it_comes(stack: Any, services: Any) -> None:
-    logic = await stack(services())
-    sizes: list[int] = []
-
-    async def serve(inbound: Any, visit: Any) -> Reply:
-        async for piece in inbound.pieces():
-            if not sizes:  # slower than the client: what is read ahead is bounded
-                await until(lambda: inbound.body._paused)
-            sizes.append(len(piece))
-            assert inbound.body.ahead_bytes < 2 * AHEAD_BYTES + 65536
-        return Reply(status=200, body=b"%d" % sum(sizes))
-
-    logic.unit.dispatch.routes["POST", "/upload"] = serve
-    answer = await logic.client.post("/upload", content=b"x" * (8 << 20))
-    assert answer.text == str(8 << 20) and len(sizes) > 3
-
-
-async def test_a_service_has_a_limit_of_its_own_for_what_it_reads_and_for_files(stack: Any, services: Any) -> None:
-    source = """
-        from oriel_logic import Upload, service
-
-        @service(max_body_bytes=3_000_000)
-        async def keep(file: Upload):
-            return sum([len(piece) async for piece in file])
-
-        @service(max_body_bytes=10)
-        def short(text: str):
-            return len(text)
-    """
-    logic = await stack(services(keep=source), max_body_bytes=1_000_000)
-    kind = "application/octet-stream"
-    assert (await logic.post("keep", b"x" * 2_000_000, content_type=kind)).json() == 2_000_000
-    answer = await logic.post("keep", b"x" * 3_000_001, content_type=kind)
-    assert (answer.status_code, answer.json()["error"]["reason"]) == (413, "input_too_large")
-    assert (await logic.post("short", b"x" * 11, content_type="text/plain")).status_code == 413
-    assert (await logic.post("short", b"x" * 10, content_type="text/plain")).json() == 10
 
 
 async def test_bodies_that_wait_are_bounded_together(stack: Any, services: Any) -> None:

@@ -1,20 +1,14 @@
 """The testing kit: what runs is the server's own code, and plain test functions need no loop."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from oriel_logic import Models, Refused, batched, service
+from oriel_logic import Models, batched, service
 from oriel_logic.errors import ModelBusy, ModelInputWrong, ModelUnavailable
-from oriel_logic.testing import AsyncClient, Client, FakeClock, FakeModels, spec
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+from oriel_logic.testing import Client, FakeClock, FakeModels, spec
 
 
 @service
@@ -28,12 +22,6 @@ def test_five_lines_are_enough() -> None:
     answer = Client(label, models=models).post(json=[[1.0, 2.0]])
     assert answer.status_code == 200 and answer.json()["label"] == 7
     assert models.calls[0].inputs["image"].tolist() == [[1, 2]]
-
-
-async def test_the_same_with_await() -> None:
-    client = AsyncClient(label, models={"digits": {"label": [[7]]}})
-    answers = await asyncio.gather(*(client.post(json=[[1]]) for _ in range(3)))
-    assert [each.json()["label"] for each in answers] == [7, 7, 7]
 
 
 async def test_the_plain_client_works_inside_a_running_loop() -> None:
@@ -70,18 +58,6 @@ def test_a_mistake_of_the_service_is_raised_in_the_test() -> None:
     with pytest.raises(KeyError, match="missing"):
         Client(mistaken).post()
     assert Client(mistaken, raise_errors=False).post().status_code == 500
-
-
-def test_a_plain_stage_runs_here_and_may_call_models() -> None:
-    @service
-    def doubled(request: Any) -> Any:
-        if not request.body:
-            raise Refused("send something")
-        return {"size": len(request.body)}
-
-    client = Client(doubled)
-    assert client.post(content=b"abc").json() == {"size": 3}
-    assert client.post().json()["error"]["message"] == "send something"
 
 
 @batched(max_rows=4)
@@ -148,14 +124,6 @@ def test_a_file_or_a_folder_is_served_like_on_a_server(services: Any) -> None:
         Client(len)
 
 
-def test_the_example_can_be_tested_without_a_server() -> None:
-    picture = (EXAMPLES / "digits" / "7.png").read_bytes()
-    digits = {"label": [[7]], "probabilities": np.full((1, 10), 0.1, np.float32)}
-    client = Client(EXAMPLES / "services" / "digits.py", models={"digits": digits})
-    answer = client.post(content=picture, headers={"content-type": "image/png"})
-    assert answer.json()["label"] == 7, answer.text
-
-
 # -- the models by themselves ------------------------------------------------------------------------------------------
 
 
@@ -211,58 +179,11 @@ def test_a_slow_model_moves_the_clock_and_may_be_too_late() -> None:
 # -- inputs and outputs of every kind ----------------------------------------------------------------------------------
 
 
-@dataclass
-class Point:
-    x: float
-    y: float = 0.0
-
-
-@service
-async def moved(point: Point, by: float = 1.0) -> Point:
-    return Point(point.x + by, point.y)
-
-
-@service
-def sized(image: Image.Image, width: int = 4) -> dict[str, Any]:
-    return {"size": image.size, "width": width}
-
-
-@service
-async def doubled_lines(numbers: AsyncIterator[int]) -> AsyncIterator[int]:
-    async for number in numbers:
-        yield 2 * number
-
-
-@service
-def counted(until: int) -> Iterator[int]:
-    yield from range(until)
-
-
 @service
 def asking(x: float, models: Any, ctx: Any) -> dict[str, Any]:
     with ctx.stage("ask"):
         y = models.infer("m", {"x": [x]})["y"]
     return {"y": float(y[0]), "tier": ctx.tier, "left_s": ctx.remaining_s}
-
-
-def test_typed_inputs_and_their_errors() -> None:
-    client = Client(moved)
-    assert client.post(json={"point": {"x": 1}, "by": 2}).json() == {"x": 3.0, "y": 0.0}
-    wrong = client.post(json={"point": {"x": "one"}})
-    assert wrong.status_code == 422 and "point.x" in wrong.text
-
-
-def test_pictures_in_a_form() -> None:
-    picture = (EXAMPLES / "digits" / "7.png").read_bytes()
-    files = {"image": ("seven.png", picture, "image/png")}
-    assert Client(sized).post(files=files, data={"width": "8"}).json() == {"size": [64, 64], "width": 8}
-
-
-def test_streams_in_and_out() -> None:
-    lines = Client(doubled_lines).post(content=b"1\n2\n3\n", headers={"content-type": "application/x-ndjson"})
-    assert lines.text.split() == ["2", "4", "6"] and lines.headers["content-type"].startswith("application/x-ndjson")
-    events = Client(counted).post(json={"until": 3}, headers={"accept": "text/event-stream"})
-    assert [line for line in events.text.splitlines() if line] == ["data: 0", "data: 1", "data: 2"]
 
 
 def test_a_plain_function_may_call_models_and_read_the_clock() -> None:

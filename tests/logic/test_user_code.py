@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,17 @@ FAILS = """
     @service
     def pid(request) -> int:
         return os.getpid()
+"""
+GREEDY = """
+    from oriel_logic import Request, service
+
+    def taken(megabytes: int) -> int: return len(bytearray(megabytes << 20))
+
+    @service(name="greedy", memory_mb=50)
+    def greedy(request: Request) -> int: return taken(int(request.body))
+
+    @service(name="greedy-run", memory_mb=50)
+    async def greedy_run(request: Request, ctx) -> int: return await ctx.run(taken, int(request.body))
 """
 SLOW = """
     from oriel_logic import Request, service
@@ -186,3 +198,13 @@ async def test_slow_services_leave_a_worker_to_quick_ones(stack: Any, services: 
             await asyncio.to_thread(gate.write_text, "x")
             await until(lambda count=count: pool.waiting == 0 and pool.busy == count)  # type: ignore[misc]
     assert [task.result().status_code for task in slow[:2]] == [200, 200]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA")
+async def test_a_services_memory_is_bounded_in_its_stages_and_in_what_it_runs(stack: Any, services: Services) -> None:
+    made = await stack(services(greedy=GREEDY))
+    for name in ("greedy", "greedy-run"):
+        assert (await made.post(name, b"10")).json() == 10 << 20
+        answer = await made.post(name, b"200")
+        assert (answer.status_code, answer.json()["error"]["reason"]) == (500, "memory_exceeded")
+        assert (await made.post(name, b"10")).status_code == 200

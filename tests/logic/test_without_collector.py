@@ -1,10 +1,10 @@
 """No kind of request leaves objects that only the garbage collector can free, for which it would stop all requests."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import httpx
-import pytest
 
 from ..uncollected import left_by
 from ..waiting import until
@@ -108,27 +108,23 @@ KINDS: dict[str, tuple[bytes, dict[str, str], int]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_request_leaves_nothing_in_cycles(stack: Any, services: Any, kind: str) -> None:
+async def test_a_request_leaves_nothing_in_cycles(stack: Any, services: Any) -> None:
     logic = await stack(services(kinds=SERVICES))
-    body, headers, status = KINDS[kind]
 
-    async def ask() -> None:
+    async def ask(kind: str) -> None:
+        body, headers, status = KINDS[kind]
         answer = await logic.client.post(f"/v1/services/{kind}", content=body, headers=headers)
         assert answer.status_code == status, answer.text
 
-    assert await left_by(ask) == {}
+    assert {kind: left for kind in KINDS if (left := await left_by(partial(ask, kind)))} == {}
 
 
-@pytest.mark.parametrize("kind", ["stays", "waits", "asks", "asks_inside"])
-async def test_a_caller_who_leaves_leaves_nothing_in_cycles(
-    stack: Any, services: Any, inference: Any, kind: str
-) -> None:
+async def test_a_caller_who_leaves_leaves_nothing_in_cycles(stack: Any, services: Any, inference: Any) -> None:
     logic = await stack(services(kinds=SERVICES))
     inference.hold = True
     envelope, base = logic.unit.envelope, logic.client.base_url
 
-    async def leave() -> None:
+    async def leave(kind: str) -> None:
         async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=60) as client:
             asked = asyncio.ensure_future(first_of(client, kind))
             if kind == "stays":
@@ -137,7 +133,8 @@ async def test_a_caller_who_leaves_leaves_nothing_in_cycles(
             asked.cancel()
         await until(lambda: not envelope.in_flight)
 
-    assert await left_by(leave) == {}
+    kinds = ("stays", "waits", "asks", "asks_inside")
+    assert {kind: left for kind in kinds if (left := await left_by(partial(leave, kind)))} == {}
 
 
 async def first_of(client: httpx.AsyncClient, kind: str) -> None:

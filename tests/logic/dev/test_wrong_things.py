@@ -1,12 +1,10 @@
 """Mistakes of beginners: the error says what to do, and other services keep running."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
 from oriel_logic import Models, service
@@ -46,53 +44,6 @@ def test_a_missing_await_is_named() -> None:
     with pytest.raises(Exception, match="is an `await` missing") as failed:
         Client(service(forgets), models=MODELS).post(json={"text": "a"})
     assert isinstance(failed.value, TypeError)
-
-
-@dataclass
-class Case:
-    model: str
-    inputs: Any
-    said: str
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case("digist", {"image": [[0.0] * 64]}, "'digist' is not served: the fakes are digits"),
-        Case("digits", {"image": [[0.0] * 63]}, "takes shape [-1, 64] (-1: any), the array has [1, 63]"),
-        Case("digits", {"image": np.zeros(64, np.float32)}, "the batch axis is missing: use array[np.newaxis]"),
-        Case("digits", {"image": np.zeros((1, 64))}, "use .astype(np.float32)"),
-        Case("digits", {"imgae": [[0.0] * 64]}, "has no input 'imgae': it has 'image' FP32 [-1, 64]"),
-        Case("digits", {}, "needs inputs: 'image' FP32 [-1, 64]"),
-    ],
-)
-def test_a_wrong_model_call_names_what_is_wrong(case: Case) -> None:
-    async def handler(text: str, models: Models) -> Any:
-        await asyncio.sleep(0)
-        return await models.infer(case.model, case.inputs)
-
-    assert case.said in answer(handler).json()["error"]["message"]
-
-
-async def takes(text: str, times: int = 1) -> str:
-    return text * times
-
-
-@pytest.mark.parametrize(
-    ("body", "said", "field"),
-    [
-        ({"json": {}}, "missing required field `text`", "$.text"),
-        ({"json": {"text": 1}}, "Expected `str`, got `int`", "$.text"),
-        ({"json": {"text": "a", "times": "2"}}, "Expected `int`, got `str`", "$.times"),
-        ({"json": {"text": "a", "time": 2}}, "unknown field `time`", "$.time"),
-        ({"json": ["a"]}, "Expected `object`, got `array`", "$"),
-        ({"content": b"{", "headers": {"content-type": "application/json"}}, "not valid JSON", None),
-    ],
-)
-def test_a_wrong_request_names_its_field(body: Any, said: str, field: str | None) -> None:
-    found = answer(takes, **body)
-    error = found.json()["error"]
-    assert found.status_code == 422 and said in error["message"] and error.get("field") == field
 
 
 @dataclass
