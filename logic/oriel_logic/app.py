@@ -27,10 +27,9 @@ from oriel_logic.observe.metrics import Metrics, Totals
 from oriel_logic.observe.usage import UNIT, Usage
 from oriel_logic.observe.watchdog import Watchdog
 from oriel_logic.server.connection import open_server
-from oriel_logic.server.contained import contained
 from oriel_logic.server.envelope import Envelope
-from oriel_logic.server.ingress import Dispatch
-from oriel_logic.server.keeping import Keeping
+from oriel_logic.server.failures import contained
+from oriel_logic.server.ingress import Dispatch, Keeping
 from oriel_logic.server.openapi import Description
 from oriel_logic.server.pipeline import Pipeline
 from oriel_logic.server.registry import Registry

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from oriel_logic.server.contained import TaskExited, contained
+from oriel_logic.server.failures import TaskExited, contained
 
 HANDLERS = """
     import asyncio, sys

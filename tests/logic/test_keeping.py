@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 from typing import cast
 
-from oriel_logic.observe.spans import Ended
 from oriel_logic.observe.stages import HopFacts, Ledger
-from oriel_logic.server.keeping import Keeping
+from oriel_logic.server.ingress import Keeping
+from oriel_logic.server.visit import Visit
 from oriel_wire.observe.recall import Recaller
 from oriel_wire.observe.trace import ListSink, new_trace
 
@@ -32,6 +32,6 @@ def test_models_are_asked_at_the_address_that_was_called_in_its_protocol() -> No
     for hop in hops:
         ledger.stage("infer", kind="client").hop = hop
     asked = Asked()
-    ended = cast(Ended, SimpleNamespace(stages=ledger.stages))
-    Keeping(ListSink(), cast(Recaller, asked))._pass_on([(7, None, (ended,), 0)])
+    visit = cast(Visit, SimpleNamespace(ledger=ledger))
+    Keeping(ListSink(), cast(Recaller, asked))._pass_on([(7, None, (visit,), 0)])
     assert sorted(asked.servers) == [("m1", 8000, False), ("m2", 8001, True)]

@@ -25,8 +25,8 @@ from oriel_logic.errors import (
     ModelUnavailable,
     ModelUnreachable,
 )
-from oriel_logic.observe.spans import stage_span
 from oriel_logic.observe.stages import Ledger
+from oriel_logic.server.visit import stage_span
 from oriel_wire.context import CallContext
 from oriel_wire.engine.client import HttpClient
 from oriel_wire.observe.trace import parse_traceparent

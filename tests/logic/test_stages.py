@@ -3,8 +3,8 @@ import asyncio
 import pytest
 
 from oriel_logic.errors import Refused
-from oriel_logic.observe.spans import stage_span
 from oriel_logic.observe.stages import Ledger, StepLedger
+from oriel_logic.server.visit import stage_span
 from oriel_wire.observe.trace import new_trace
 
 

@@ -81,10 +81,6 @@ class Output:
     type: Any = Any
     declared: bool = False
 
-    @property
-    def streams(self) -> bool:
-        return self.form is Form.LINES
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:

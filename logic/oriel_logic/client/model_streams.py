@@ -14,14 +14,12 @@ from dataclasses import replace
 from time import monotonic
 
 from oriel_logic.client.endpoints import Endpoints
-from oriel_logic.client.upstream_errors import ELSEWHERE, check_ticket
+from oriel_logic.client.upstream_errors import ELSEWHERE, check_ticket, error_of
 from oriel_logic.errors import (
     DeadlineExceeded,
     LogicError,
-    ModelBusy,
     ModelFailed,
     ModelInputWrong,
-    ModelUnavailable,
     ModelUnreachable,
 )
 from oriel_logic.observe.stages import HopFacts, Ledger, Stage
@@ -40,6 +38,14 @@ IDLE_S = 30.0
 MAX_S = 600.0
 MAX_ANSWER_BYTES = 64 << 20
 RETRY_S = 1.0
+STATUS = {  # of HTTP, whose refusals are the same ones
+    "INVALID_ARGUMENT": 400,
+    "NOT_FOUND": 404,
+    "UNIMPLEMENTED": 404,
+    "RESOURCE_EXHAUSTED": 429,
+    "UNAVAILABLE": 503,
+    "DEADLINE_EXCEEDED": 504,
+}
 MESSAGES = "oriel_wire.v2.grpc_messages"
 
 
@@ -190,22 +196,9 @@ def cut(model: str) -> ModelFailed:
 
 def refused(model: str, stream: GrpcCall) -> LogicError | NotServed:
     """Convert the status other than OK that a call has ended with to an error."""
-    sentence = stream.text[:300] or "it gave no reason"
-    match CODES[stream.code]:
-        case "INVALID_ARGUMENT":
-            return ModelInputWrong(f"model '{model}' refused its inputs: {sentence}")
-        case "NOT_FOUND":
-            return NotServed(ModelUnavailable(f"model '{model}' is not served: {sentence}", retry_after_s=RETRY_S))
-        case "UNIMPLEMENTED":
-            return ModelUnavailable(f"model '{model}' is not served: {sentence}", retry_after_s=RETRY_S)
-        case "RESOURCE_EXHAUSTED":
-            return ModelBusy(f"model '{model}': {sentence}", retry_after_s=RETRY_S, too_many=True)
-        case "DEADLINE_EXCEEDED":
-            return DeadlineExceeded(STAGE)
-        case "UNAVAILABLE":
-            reason = dict(stream.trailers).get(b"x-oriel-reason")
-            if reason is None:
-                return cut(model)
-            busy = ModelBusy(f"model '{model}' is not available now: {sentence}", retry_after_s=RETRY_S)
-            return NotServed(busy) if reason.decode("latin-1") in ELSEWHERE else busy
-    return ModelFailed(f"model '{model}' failed: {sentence}")
+    code, reason = CODES[stream.code], dict(stream.trailers).get(b"x-oriel-reason")
+    if code == "UNAVAILABLE" and reason is None:
+        return cut(model)
+    error = error_of(model, STATUS.get(code, 500), stream.text[:300] or "it gave no reason", RETRY_S, STAGE)
+    is_elsewhere = code == "NOT_FOUND" or (code == "UNAVAILABLE" and (reason or b"").decode("latin-1") in ELSEWHERE)
+    return NotServed(error) if is_elsewhere else error

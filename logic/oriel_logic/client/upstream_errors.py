@@ -34,21 +34,26 @@ NOT_READY_RETRY_S = 1.0
 
 def refusal(model: str, response: HttpResponse) -> LogicError:
     """Return the error for an answer whose status is not 200."""
-    reason = sentence(response)
-    match response.status:
+    wait_s = retry_after_s(response)
+    if response.status == 502 and _body(response).get("reason") == UNREACHABLE:
+        return ModelUnreachable(f"model '{model}': {sentence(response)}", retry_after_s=wait_s)
+    return error_of(model, response.status, sentence(response), wait_s)
+
+
+def error_of(model: str, status: int, reason: str, wait_s: float, stage: str = "infer") -> LogicError:
+    """Return the error for a refusal. status: of HTTP. reason: the server's text. wait_s: when to try again."""
+    match status:
         case 400:
             return ModelInputWrong(f"model '{model}' refused its inputs: {reason}")
         case 404:
             return ModelUnavailable(f"model '{model}' is not served: {reason}", retry_after_s=NOT_READY_RETRY_S)
         case 429:
-            return ModelBusy(f"model '{model}': {reason}", retry_after_s=retry_after_s(response), too_many=True)
+            return ModelBusy(f"model '{model}': {reason}", retry_after_s=wait_s, too_many=True)
         case 503:
-            return ModelBusy(f"model '{model}' is not available now: {reason}", retry_after_s=retry_after_s(response))
+            return ModelBusy(f"model '{model}' is not available now: {reason}", retry_after_s=wait_s)
         case 504:
-            return DeadlineExceeded("infer", f"model '{model}': {reason}")
-        case 502 if _body(response).get("reason") == UNREACHABLE:
-            return ModelUnreachable(f"model '{model}': {reason}", retry_after_s=retry_after_s(response))
-    return ModelFailed(f"model '{model}' failed ({response.status}): {reason}")
+            return DeadlineExceeded(stage, f"model '{model}': {reason}")
+    return ModelFailed(f"model '{model}' failed ({status}): {reason}")
 
 
 def check_ticket(call: CallContext) -> None:

@@ -34,12 +34,12 @@ from oriel_logic.loading.handlers import forget, load_file, one_line
 from oriel_logic.loading.listing import Source
 from oriel_logic.loading.sources import HandlerFile
 from oriel_logic.observe.stages import Ledger
-from oriel_logic.server.envelope import Visit
+from oriel_logic.server.failures import close
 from oriel_logic.server.inbound import Body, Inbound
 from oriel_logic.server.pipeline import Pipeline
 from oriel_logic.server.releases import Deployment, Release
 from oriel_logic.server.replies import Reply
-from oriel_logic.server.streaming import close
+from oriel_logic.server.visit import Visit
 from oriel_logic.services.definition import Definition
 from oriel_logic.services.serving import Services
 from oriel_logic.workers.launch import ForkServer

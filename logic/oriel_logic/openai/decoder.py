@@ -3,10 +3,11 @@
 The names are those of Hugging Face's ONNX exports (Optimum, `text-generation-with-past`): inputs `input_ids`,
 `attention_mask` and optionally `position_ids`, INT64, and `past_key_values.<layer>.key` / `.value` [rows, heads, tokens
 so far, width]; outputs `logits` [rows, tokens, vocabulary] (the last token's are used) and `present.<layer>.key` /
-`.value`, which are the next call's past. The first call has a past of no tokens.
+`.value`, which are the next call's past. The first call has a past of no tokens. `generate` is the decode loop.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +16,11 @@ from numpy.typing import NDArray
 
 from oriel_logic.client.models import ModelSpec, Outputs
 from oriel_logic.errors import HandlerFailed, ModelFailed
+from oriel_logic.openai.sequence import Delta
+from oriel_logic.openai.sequence import Sequence as Generated
 from oriel_wire.v2.datatypes import DATATYPES
 
+SMALL_LOGITS = 1 << 15  # drawn in place: under 1 ms
 PAST, PRESENT = "past_key_values.", "present."
 Infer = Callable[..., Awaitable[Outputs]]  # as `Models.infer`
 
@@ -122,3 +126,39 @@ def layer(spec: ModelSpec, past: str, outputs: Mapping[str, Any]) -> Layer:
     return Layer(
         past=past, present=present, shape=(1, shape[1], 0, shape[3]), dtype=np.dtype(DATATYPES[tensor.datatype].dtype)
     )
+
+
+async def generate(
+    model: TokenModel, prompt: NDArray[Any], choices: Sequence[Generated], *, first: Infer, steps: Infer
+) -> AsyncGenerator[list[Delta], None]:
+    """Yield the text that each step adds to each choice that has not ended, until all have.
+
+    first: makes the call of the prefill; steps: makes the others.
+    Raises what models raise, DeadlineExceeded included. Closed between two steps it makes no further call; cancelled in
+    one, the inference server sees that the caller left.
+    """
+    logits, cache = await model.begin(first, prompt)
+    running = list(choices)
+    cache.select([0] * len(running))
+    logits = np.repeat(logits, len(running), axis=0)
+    while True:
+        yield await drawn(model.model, running, logits)
+        going = [row for row, choice in enumerate(running) if choice.finish is None]
+        if not going:
+            return
+        if len(going) < len(running):
+            running = [running[row] for row in going]
+            cache.select(going)
+        tokens = np.array([[choice.token] for choice in running], dtype=np.int64)
+        logits = await model.step(steps, tokens, cache)
+
+
+async def drawn(model: str, running: Sequence[Generated], logits: NDArray[Any]) -> list[Delta]:
+    def draw() -> list[Delta]:
+        return [choice.take(row) for choice, row in zip(running, logits, strict=True)]
+
+    try:
+        # A large vocabulary takes milliseconds to sort: in a thread, where numpy releases the interpreter lock.
+        return draw() if logits.size <= SMALL_LOGITS else await asyncio.to_thread(draw)
+    except ValueError as error:
+        raise ModelFailed(f"model '{model}': {error}") from error

@@ -29,12 +29,12 @@ from oriel_logic.openai.embeddings import Embeddings
 from oriel_logic.openai.language import LanguageModel
 from oriel_logic.openai.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse
 from oriel_logic.openai.served import Served, Tools
-from oriel_logic.server.envelope import Visit
+from oriel_logic.server.failures import first_logic_error
 from oriel_logic.server.inbound import Inbound
 from oriel_logic.server.ingress import Handler, read_body
 from oriel_logic.server.pipeline import STREAM_STEP_S, Bind, longer
 from oriel_logic.server.replies import Reply, error_reply
-from oriel_logic.server.streaming import first_logic_error
+from oriel_logic.server.visit import Visit
 from oriel_logic.services.context import Context, Workers
 from oriel_policies.documents.promises import fits
 from oriel_wire.context import CallContext

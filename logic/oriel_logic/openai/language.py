@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, ParameterWrong
 from oriel_logic.openai import answers, chat, tokenizer
 from oriel_logic.openai.answers import DONE, EVENT_STREAM, event
-from oriel_logic.openai.decoder import TokenModel, token_model
+from oriel_logic.openai.decoder import TokenModel, generate, token_model
 from oriel_logic.openai.detokenize import Vocabulary
-from oriel_logic.openai.generation import generate
 from oriel_logic.openai.sampling import Sampling
 from oriel_logic.openai.schema import (
     MAX_PROMPTS,
@@ -29,8 +28,8 @@ from oriel_logic.openai.schema import (
 from oriel_logic.openai.sequence import Delta
 from oriel_logic.openai.sequence import Sequence as Generated
 from oriel_logic.openai.served import Served, Tools
+from oriel_logic.server.failures import failed
 from oriel_logic.server.replies import Reply, facts_of
-from oriel_logic.server.streaming import failed
 
 _log = logging.getLogger(__name__)
 STAGE = "decode"

@@ -15,7 +15,7 @@ from oriel_logic.openai import tokenizer
 from oriel_logic.openai.decoder import Infer
 
 if TYPE_CHECKING:  # workers import handler files too, and do without the server
-    from oriel_logic.server.envelope import Visit
+    from oriel_logic.server.visit import Visit
     from oriel_logic.services.context import Context
 
 

@@ -10,10 +10,11 @@ import socket
 from time import monotonic
 
 from oriel_logic.errors import BadRequest, CallerLeft, InputTooLarge
-from oriel_logic.server.envelope import Envelope, Visit
+from oriel_logic.server.envelope import Envelope
+from oriel_logic.server.failures import close as close_pieces
 from oriel_logic.server.inbound import Body, Inbound, full
 from oriel_logic.server.replies import Reply
-from oriel_logic.server.streaming import close as close_pieces
+from oriel_logic.server.visit import Visit
 from oriel_wire.engine.limits import HttpLimits, reason_phrase
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.peers import TrustedPeers, is_loopback, page_refusal

@@ -4,61 +4,31 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from oriel_logic.bodies.lines import error_event, line
+from oriel_logic.bodies.schemas import EVENTS, NDJSON
 from oriel_logic.client.inference import STAGE
 from oriel_logic.errors import CallerLeft, DeadlineExceeded, HandlerFailed, LogicError, Outcome, Saturated
 from oriel_logic.observe.metrics import Metrics
-from oriel_logic.observe.spans import Ended, keeps_alone, spans_of
 from oriel_logic.observe.stages import Ledger
 from oriel_logic.observe.usage import Usage
+from oriel_logic.server.failures import close
 from oriel_logic.server.inbound import Inbound
-from oriel_logic.server.releases import Release
 from oriel_logic.server.replies import Reply, body_of, error_reply, not_ready, reply_of
-from oriel_logic.server.streaming import ERROR_FRAMES, close
-from oriel_wire.context import COST, COST_US, REQUEST_ID, TICKET, CallContext, ContextPlan, format_cost, read_headers
+from oriel_logic.server.visit import Visit, keeps_alone, spans_of
+from oriel_wire.context import COST, COST_US, REQUEST_ID, TICKET, ContextPlan, format_cost, read_headers
 from oriel_wire.h1.response import UNBUFFERED
 from oriel_wire.observe.server_timing import bounded, server_timing
 from oriel_wire.observe.trace import SpanSink, child, format_traceparent
 
 _log = logging.getLogger(__name__)
-Handler = Callable[[Inbound, "Visit"], Awaitable[Reply]]
+Handler = Callable[[Inbound, Visit], Awaitable[Reply]]
+# The last piece of a stream that failed after it began: the error body, as a line or as an event of the name `error`.
+ERROR_FRAMES: dict[str, Callable[[bytes], bytes]] = {NDJSON: line, EVENTS: error_event}
 # On the service port too: gateways probe the addresses that they call, at the second path where models share the pool.
 READY = ("/health/ready", "/v2/health/ready")
-
-
-@dataclass(slots=True, kw_only=True)
-class Visit:
-    """One request in progress. `begin` and `outcome` are set on the way; `status` is what was sent.
-
-    started_s: monotonic seconds at which its head was complete.
-    parent_id: the caller's span, 0 if there is none.
-    target: the name that usage is recorded for; "" for the service. bytes_in, bytes_out: sizes of the bodies.
-    request: method and path.
-    tokens: requested model, tokens read and written as far as they are known, of a call of the OpenAI API.
-    """
-
-    call: CallContext
-    ledger: Ledger
-    started_s: float
-    parent_id: int = 0
-    service: str = ""
-    release: Release | None = None
-    outcome: Outcome | None = None
-    status: int = 0
-    target: str = ""
-    bytes_in: int = 0
-    bytes_out: int = 0
-    request: tuple[str, str] = ("", "")
-    tokens: tuple[str, int | None, int | None] | None = None
-
-    def begin(self, release: Release) -> None:
-        """Record the release that answers the request; it counts as in use until the visit is finished."""
-        self.release = release
-        self.service = release.name
-        release.began()
 
 
 class Envelope:
@@ -130,14 +100,7 @@ class Envelope:
                 if visit.call.trusted:
                     reply = replace(reply, trailers=lambda: cost(visit))
             stamp = self._stamp(visit, self._clock() - visit.started_s, streams=streams)
-            return Reply(
-                status=reply.status,
-                body=reply.body,
-                content_type=reply.content_type,
-                headers=(*reply.headers, *stamp),
-                pieces=reply.pieces,
-                trailers=reply.trailers,
-            )
+            return replace(reply, headers=(*reply.headers, *stamp))
         except (CallerLeft, asyncio.CancelledError):
             visit.outcome = Outcome.CALLER_LEFT
             raise
@@ -200,39 +163,27 @@ class Envelope:
         self.in_flight -= 1
         if visit.release is not None:
             visit.release.ended()
-        ended = self._clock()
-        outcome = visit.outcome or Outcome.HANDLER_FAILED
-        self._metrics.observe(visit.service, visit.call.tier, outcome, ended - visit.started_s, visit.ledger.stages)
+            visit.release = None
+        visit.ended_s = self._clock()
+        outcome = visit.outcome = visit.outcome or Outcome.HANDLER_FAILED
+        call, ledger, seconds = visit.call, visit.ledger, visit.ended_s - visit.started_s
+        self._metrics.observe(visit.service, call.tier, outcome, seconds, ledger.stages)
         sizes = visit.bytes_in, visit.bytes_out
-        self._usage.account(visit.call, visit.target or visit.service, outcome, visit.ledger, *sizes)
+        self._usage.account(call, visit.target or visit.service, outcome, ledger, *sizes)
         sink = self._sink
         if not sink.enabled:
             return
-        ledger, call = visit.ledger, visit.call
-        record = Ended(
-            call=call,
-            own=ledger.root,
-            parent_id=visit.parent_id,
-            request=visit.request,
-            service=visit.service,
-            status=visit.status,
-            outcome=outcome,
-            started_s=visit.started_s,
-            ended_s=ended,
-            stages=ledger.stages,
-            tokens=visit.tokens,
-        )
         spans = 1 + len(ledger.stages)
         if call.trace.sampled:
             why = "client" if visit.parent_id else "ratio"
-            self.kept[why] = self.kept.get(why, 0) + 1
-            sink.keep(spans_of, (record,), spans)
-        elif keeps_alone(outcome, visit.status):
-            self.kept["error"] = self.kept.get("error", 0) + 1
-            sink.ring.sent(call.trace.trace_id, (record,))
-            sink.keep(spans_of, (record,), spans)
+        elif keeps_alone(visit):
+            why = "error"
+            sink.ring.sent(call.trace.trace_id, (visit,))
         else:
-            sink.ring.note(call.trace.trace_id, spans_of, (record,), spans)
+            sink.ring.note(call.trace.trace_id, spans_of, (visit,), spans)
+            return
+        self.kept[why] = self.kept.get(why, 0) + 1
+        sink.keep(spans_of, (visit,), spans)
 
 
 def cost(visit: Visit) -> tuple[tuple[str, str], ...]:

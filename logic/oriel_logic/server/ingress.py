@@ -8,14 +8,17 @@ from typing import Any
 from urllib.parse import unquote
 
 from oriel_logic.bodies.messages import Request
-from oriel_logic.errors import DeadlineExceeded, MediaUnsupported
-from oriel_logic.server.envelope import Visit
+from oriel_logic.errors import BadRequest, DeadlineExceeded, MediaUnsupported
 from oriel_logic.server.inbound import Inbound
 from oriel_logic.server.registry import Registry, for_tenants
 from oriel_logic.server.releases import Release
 from oriel_logic.server.replies import Reply, error_body, reply_of
+from oriel_logic.server.visit import Visit
 from oriel_wire.context import SERVICES
 from oriel_wire.near_names import near_path
+from oriel_wire.observe.recall import Recaller, keep_requested
+from oriel_wire.observe.trace import SpanSink
+from oriel_wire.observe.unsampled import MAX_TRACES, Noted
 
 Handler = Callable[[Inbound, Visit], Awaitable[Reply]]
 PRIVATE = frozenset({"authorization", "proxy-authorization", "cookie"})
@@ -139,3 +142,29 @@ def wrong_method(visit: Visit, *allowed: str) -> Reply:
     message = "this path does not take this method: call a service with POST"
     body = error_body(405, message, "method_not_allowed", visit.call.request_id)
     return Reply(status=405, body=body, headers=(("allow", ", ".join(allowed)),))
+
+
+class Keeping:
+    """The handler of `POST /oriel/v1/keep`, by which a gateway asks for the spans of traces that it keeps at their end.
+
+    recaller: asks the inference servers that the requests called.
+    """
+
+    def __init__(self, sink: SpanSink, recaller: Recaller) -> None:
+        self._sink = sink
+        self._recaller = recaller
+
+    async def __call__(self, inbound: Inbound, visit: Visit) -> Reply:
+        """Answer; a sender that is not trusted finds nothing at this path."""
+        if not visit.call.trusted:
+            return nothing_here(inbound.path, visit)
+        body = keep_requested(self._sink, await inbound.read(MAX_TRACES * 33), self._pass_on)
+        if body is None:
+            raise BadRequest(f"send up to {MAX_TRACES} trace ids, one a line")
+        return Reply(status=200, body=body)
+
+    def _pass_on(self, found: Iterable[Noted]) -> None:
+        for trace_id, _, record, _ in found:
+            visit: Visit = record[0]
+            for hop in {stage.hop for stage in visit.ledger.stages if stage.hop is not None}:
+                self._recaller.ask(hop.host, hop.port, f"{trace_id:032x}", grpc=not hop.path)

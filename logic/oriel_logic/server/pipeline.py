@@ -22,9 +22,9 @@ from oriel_logic.bodies.messages import Answer, Request
 from oriel_logic.client.models import Models
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, HandlerTimedOut, LogicError, NotAcceptable
 from oriel_logic.observe.stages import Ledger
+from oriel_logic.server.failures import close, failed
 from oriel_logic.server.negotiate import choose
 from oriel_logic.server.replies import Reply, reply_of
-from oriel_logic.server.streaming import close, failed
 from oriel_logic.services.context import Context, Workers
 from oriel_logic.services.definition import Definition
 from oriel_logic.services.serving import (

@@ -123,9 +123,6 @@ class Definition:
     def runs_in_worker(self, stage: str) -> bool:
         return self.facts[stage].where == "worker"
 
-    def streams(self, stage: str) -> bool:
-        return self.facts[stage].streams
-
     def renamed(self, name: str) -> "Definition":
         """Return the service under another name, the file's."""
         return replace(self, name=checked(name), schemas=schemas_of(self.signature, name))

@@ -16,13 +16,14 @@ from oriel_logic.errors import HandlerFailed
 from oriel_logic.loading.handlers import Loaded, load_file
 from oriel_logic.loading.sources import HandlerFile, module_name
 from oriel_logic.observe.metrics import Metrics
-from oriel_logic.server.envelope import Envelope, Visit
+from oriel_logic.server.envelope import Envelope
 from oriel_logic.server.inbound import Body, Inbound
 from oriel_logic.server.ingress import Dispatch
 from oriel_logic.server.pipeline import Pipeline
 from oriel_logic.server.registry import Registry
 from oriel_logic.server.releases import Deployment, Release
 from oriel_logic.server.replies import Reply
+from oriel_logic.server.visit import Visit
 from oriel_logic.services.definition import Definition, definition_of
 from oriel_logic.services.serving import Services
 from oriel_logic.testing.models import FakeModels, fakes_beside
@@ -62,6 +63,7 @@ class AsyncClient:
         self._clock = clock
         self._raise_errors = raise_errors
         self._failure: HandlerFailed | None = None
+        self._release: Release | None = None
         loaded = loaded_of(served)
         self._names = [each.name for each in loaded]
         services = Services()
@@ -118,7 +120,7 @@ class AsyncClient:
             size_bytes=len(content),
             body=Body(content),
         )
-        self._failure = None
+        self._failure = self._release = None
         visit = self._envelope.visit(self._envelope.plan(fields, trusted=True), self._clock())
         reply = await self._envelope.answer(inbound, visit)
         answer = reply.body
@@ -126,10 +128,11 @@ class AsyncClient:
             answer = b"".join([piece async for piece in reply.pieces])
         if self._failure is not None and self._failure.__cause__ is not None and self._raise_errors:
             raise self._failure.__cause__
-        if self._raise_errors and reply.pieces is None and reply.status == 200 and visit.release is not None:
-            wrong = mismatch(visit.release.definition.signature.output, reply.content_type, answer)
+        release = self._release
+        if self._raise_errors and reply.pieces is None and reply.status == 200 and release is not None:
+            wrong = mismatch(release.definition.signature.output, reply.content_type, answer)
             if wrong:
-                raise TypeError(f"{visit.release.name}: {wrong}")
+                raise TypeError(f"{release.name}: {wrong}")
         named = [("content-type", reply.content_type), *reply.headers]
         return httpx.Response(reply.status, headers=named, content=answer, request=sent)
 
@@ -139,6 +142,8 @@ class AsyncClient:
         except HandlerFailed as failure:
             self._failure = failure
             raise
+        finally:
+            self._release = visit.release
 
 
 class Client:

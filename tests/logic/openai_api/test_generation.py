@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from oriel_logic.client.models import Outputs
 from oriel_logic.client.tensors import ModelSpec, TensorSpec
 from oriel_logic.errors import HandlerFailed, LogicError, ModelFailed, ParameterWrong, Refused
-from oriel_logic.openai.decoder import TokenModel, token_model
+from oriel_logic.openai.decoder import TokenModel, generate, token_model
 from oriel_logic.openai.detokenize import Vocabulary
-from oriel_logic.openai.generation import generate
 from oriel_logic.openai.sampling import Sampling
 from oriel_logic.openai.schema import (
     MAX_MARKS,

@@ -16,7 +16,7 @@ from oriel_logic.openai.dispatch import OpenAI
 from oriel_logic.openai.pooling import normalised, plan, pooled, shortened
 from oriel_logic.openai.sampling import Sampler, Sampling, candidates
 from oriel_logic.openai.schema import CompletionRequest, parse
-from oriel_logic.openai.stops import StopScanner
+from oriel_logic.openai.sequence import StopScanner
 
 
 def test_the_list_of_models_stays_when_the_last_model_goes() -> None:

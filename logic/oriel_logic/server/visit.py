@@ -1,59 +1,64 @@
-"""Makes the spans of one request of the logic server. This happens in the thread that sends them, and only for requests
-whose trace is kept.
+"""One request as it goes through the server, and its spans.
+
+The spans are made in the thread that sends them, and only for requests whose trace is kept.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from oriel_logic.errors import Outcome
-from oriel_logic.observe.stages import Stage
+from oriel_logic.observe.stages import Ledger, Stage
+from oriel_logic.server.releases import Release
 from oriel_wire.context import CallContext
-from oriel_wire.observe.semantics import (
-    GRPC_SERVICE,
-    Attributes,
-    gen_ai_use,
-    grpc_code,
-    http_server,
-)
+from oriel_wire.observe.semantics import GRPC_SERVICE, Attributes, gen_ai_use, grpc_code, http_server
 from oriel_wire.observe.trace import Span, TraceContext, server_span
-
-__all__ = ["Ended", "keeps_alone", "spans_of", "stage_span"]
 
 STREAM = f"{GRPC_SERVICE}/ModelStreamInfer"
 
 
-def keeps_alone(outcome: Outcome, status: int) -> bool:
-    """Return whether the server keeps a trace without being asked: the request failed, was late or its caller left."""
-    return status >= 500 or outcome is Outcome.CALLER_LEFT
-
-
 @dataclass(slots=True, kw_only=True)
-class Ended:
-    """A request that has ended, as far as its spans tell of it. Times are monotonic seconds.
+class Visit:
+    """One request. `outcome` is set on the way; `status` is what was sent.
 
-    own: the position of its span. parent_id: the caller's span, 0 if there is none.
+    started_s, ended_s: monotonic seconds at which its head was complete, and at which it was counted.
+    release: the release that answers it, until it has been counted.
+    parent_id: the caller's span, 0 if there is none.
+    target: the name that usage is recorded for; "" for the service. bytes_in, bytes_out: sizes of the bodies.
     request: method and path.
-    tokens: the tokens of a call of the OpenAI API, see `Visit`.
+    tokens: requested model, tokens read and written as far as they are known, of a call of the OpenAI API.
     """
 
     call: CallContext
-    own: TraceContext
-    parent_id: int
-    request: tuple[str, str]
-    service: str
-    status: int
-    outcome: Outcome
+    ledger: Ledger
     started_s: float
-    ended_s: float
-    stages: Sequence[Stage]
-    tokens: tuple[str, int | None, int | None] | None
+    ended_s: float = 0.0
+    parent_id: int = 0
+    service: str = ""
+    release: Release | None = None
+    outcome: Outcome | None = None
+    status: int = 0
+    target: str = ""
+    bytes_in: int = 0
+    bytes_out: int = 0
+    request: tuple[str, str] = ("", "")
+    tokens: tuple[str, int | None, int | None] | None = None
+
+    def begin(self, release: Release) -> None:
+        """Record the release that answers the request; it counts as in use until the visit is finished."""
+        self.release = release
+        self.service = release.name
+        release.began()
 
 
-def spans_of(ended: Ended) -> list[Span]:
+def keeps_alone(visit: Visit) -> bool:
+    """Return whether the server keeps a trace without being asked: the request failed, was late or its caller left."""
+    return visit.status >= 500 or visit.outcome is Outcome.CALLER_LEFT
+
+
+def spans_of(visit: Visit) -> list[Span]:
     """Return the SERVER span of a request, and one span for each of its stages: CLIENT for a call of a model."""
-    call, own, service, status, outcome = ended.call, ended.own, ended.service, ended.status, ended.outcome
-    method, path = ended.request
+    call, own, service, status, outcome = visit.call, visit.ledger.root, visit.service, visit.status, visit.outcome
+    method, path = visit.request
     otherwise = "/v1/services/{service}" if service else ""
     name, attributes = http_server(method, "http", path, "1.1", status, otherwise=otherwise)
     attributes["oriel.request_id"] = call.request_id
@@ -61,15 +66,15 @@ def spans_of(ended: Ended) -> list[Span]:
         attributes["oriel.service"] = service
     if call.tier:
         attributes["oriel.tier"] = call.tier
-    if ended.tokens is not None:
-        attributes |= gen_ai_use(*ended.tokens)
+    if visit.tokens is not None:
+        attributes |= gen_ai_use(*visit.tokens)
     failed = status >= 500 or (outcome is Outcome.HANDLER_FAILED)
-    if outcome is not Outcome.OK:
+    if outcome is not None and outcome is not Outcome.OK:
         attributes["oriel.outcome"] = outcome.value
         if failed:
             attributes["error.type"] = outcome.value
-    spans = [server_span(name, own, ended.parent_id, (ended.started_s, ended.ended_s), attributes, failed)]
-    spans += [stage_span(stage, own, ended.ended_s) for stage in ended.stages if stage.start_s]
+    spans = [server_span(name, own, visit.parent_id, (visit.started_s, visit.ended_s), attributes, failed)]
+    spans += [stage_span(stage, own, visit.ended_s) for stage in visit.ledger.stages if stage.start_s]
     return spans
 
 

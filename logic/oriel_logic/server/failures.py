@@ -1,12 +1,14 @@
-"""A task factory that confines SystemExit and KeyboardInterrupt to the task that raised them.
+"""Errors that handlers raise, and the tasks and generators that they leave.
 
-asyncio lets either end the loop, and with it the server. `sys.exit()` in a task that a handler started has to fail that
-task only. Install with `loop.set_task_factory(contained)`.
+asyncio lets SystemExit and KeyboardInterrupt end the loop, and with it the server. `sys.exit()` in a task that a
+handler started has to fail that task only: install the task factory with `loop.set_task_factory(contained)`.
 """
 
 import asyncio
 from collections.abc import Coroutine, Generator
 from typing import Any
+
+from oriel_logic.errors import HandlerFailed, LogicError
 
 
 class TaskExited(RuntimeError):
@@ -52,3 +54,32 @@ def exited(error: BaseException) -> TaskExited:
 def contained(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> "asyncio.Task[Any]":
     """Make a task. options: of asyncio.Task, by keyword; loops of different versions pass different ones."""
     return asyncio.Task(Contained(coroutine), loop=loop, **options)
+
+
+async def close(values: Any) -> None:
+    """Close a generator that may be suspended."""
+    closing = getattr(values, "aclose", None)
+    if closing is not None:
+        await closing()
+
+
+def failed(error: BaseException) -> LogicError:
+    """Convert what a handler raised to the caller's error: its own refusal, or that of a call in a task group."""
+    meant = first_logic_error(error)
+    if meant is not None:
+        return meant
+    made = HandlerFailed("the service failed: its log says why under this request id")
+    made.__cause__ = error
+    return made
+
+
+def first_logic_error(error: BaseException) -> LogicError | None:
+    """Return the first refusal in an exception group, so that its meaning is not lost."""
+    if isinstance(error, LogicError):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            found = first_logic_error(inner)
+            if found is not None:
+                return found
+    return None
