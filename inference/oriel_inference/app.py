@@ -9,7 +9,6 @@ time; what still waits is refused; threads end and sessions close.
 import asyncio
 import gc
 import logging
-import shutil
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -80,8 +79,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
 
 
 def _report(settings: Settings, unit: Unit) -> None:
-    width = shutil.get_terminal_size(fallback=(120, 24)).columns
-    _log.info(models_table(unit.catalog.index(), width), extra=PLAIN)
+    _log.info(models_table(unit.catalog.index()), extra=PLAIN)
     ports = (
         ("HTTP", "http://{}", settings.http_host, unit.http_port),
         ("gRPC", "{}", settings.grpc_host, unit.grpc_port),

@@ -7,10 +7,21 @@ from collections.abc import Callable
 from typing import Protocol
 
 
-class Timer(Protocol):
-    """A scheduled call that may be cancelled; cancelling twice is allowed."""
+class VirtualTimer:
+    """A scheduled call of a `VirtualClock`."""
 
-    def cancel(self) -> None: ...
+    __slots__ = ("callback", "cancelled")
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback = callback
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+# A scheduled call that may be cancelled, also twice.
+Timer = asyncio.TimerHandle | VirtualTimer
 
 
 class Clock(Protocol):
@@ -70,7 +81,7 @@ class VirtualClock:
     def call_from_thread(self, callback: Callable[[], None]) -> None:
         self._soon.append(callback)
 
-    def call_at(self, when_s: float, callback: Callable[[], None]) -> "VirtualTimer":
+    def call_at(self, when_s: float, callback: Callable[[], None]) -> VirtualTimer:
         self._sequence += 1
         timer = VirtualTimer(callback)
         heapq.heappush(self._timers, (when_s, self._sequence, timer))
@@ -96,14 +107,3 @@ class VirtualClock:
             self.run()
         self._now = end
         self.run()
-
-
-class VirtualTimer:
-    __slots__ = ("callback", "cancelled")
-
-    def __init__(self, callback: Callable[[], None]) -> None:
-        self.callback = callback
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        self.cancelled = True

@@ -234,16 +234,13 @@ def note(log: AccessLog, number: int) -> None:
     log.refused(replace(CTX, request_id=f"r{number}"), Outcome.INVALID_REQUEST, "m", 0.0, "http", 7)
 
 
-@given(st.text(), st.floats(-1.0, 1e6), st.integers(0, 1 << 40), st.sampled_from(list(Outcome)))
-def test_every_line_is_one_json_object_in_ascii(model: str, seconds: float, size: int, outcome: Outcome) -> None:
-    note = access_log._Note(
-        5.0, CTX, model, "grpc", outcome, version="3", rows=2, waited_s=seconds, total_s=seconds, size_bytes=size
-    )
-    (text,) = json_line(access_log._line(note, 1e9)).decode("ascii").splitlines()
+@given(st.text(), st.sampled_from(list(Outcome)))
+def test_every_line_is_one_json_object_in_ascii(model: str, outcome: Outcome) -> None:
+    note = access_log._of_call(CTX, model[: access_log.MAX_NAME], "grpc", outcome), 5.0
+    (text,) = json_line(access_log._dated(note, 1e9)).decode("ascii").splitlines()
     line = json.loads(text)
     assert list(line) == FIELDS
-    assert line["model"] == model[:128] and line["reason"] == outcome.value and line["bytes"] == size
-    assert line["queue_ms"] == line["total_ms"] == (None if seconds < 0 else pytest.approx(seconds * 1e3, abs=1e-3))
+    assert line["model"] == model[:128] and line["reason"] == outcome.value
     assert line["compute_ms"] is None and line["ts"] == "2001-09-09T01:46:45.000+00:00"
 
 

@@ -9,7 +9,7 @@ from oriel_wire.process.environment import names_of
 AUTO_MAX_BATCH_SIZE = 4
 MAX_VALUE = 1_000_000
 _BATCH, _INTRA, _INTER = "default-max-batch-size", "intra_op_thread_count", "inter_op_thread_count"
-_BACKENDS = {"": (_BATCH,), "onnxruntime": (_BATCH, _INTRA, _INTER)}
+_NUMBERS = (_BATCH, *(f"onnxruntime,{key}" for key in (_BATCH, _INTRA, _INTER)))
 _ENVIRONMENT = "python,environment"
 _HOST_CODE = "tensorrt,version-compatible"
 _REQUIRE = "onnxruntime,require-accelerators"
@@ -58,33 +58,23 @@ def from_backend_config(texts: Iterable[str], *, auto_complete: bool = True) -> 
     switches = {_HOST_CODE: False, _REQUIRE: False}
     for text in texts:
         where, equals, value = text.partition("=")
-        backend, comma, key = where.rpartition(",")
-        if equals and where in _NO_EFFECT:
+        if not equals or where.startswith(","):
+            raise StartFailed(f"--backend-config={text[:80]}: the form is <backend>,<key>=<value>")
+        if where in _NO_EFFECT:
             warnings.append(f"--backend-config={where} has no effect: {_NO_EFFECT[where]}")
-            continue
-        if equals and where == _ENVIRONMENT:
+        elif where == _ENVIRONMENT:
             environment += _names(value)
-            continue
-        if equals and where in switches:
+        elif where in switches:
             if value not in ("true", "false"):
                 raise StartFailed(f"--backend-config: {where} must be true or false")
             switches[where] = value == "true"
-            continue
-        if not equals or (comma and not backend):
-            raise StartFailed(f"--backend-config={text[:80]}: the form is <backend>,<key>=<value>")
-        if backend == "python":
-            raise StartFailed(f"--backend-config: {where[:100]!r} is not a setting, there is {_ENVIRONMENT}")
-        if backend == "tensorrt":
-            raise StartFailed(f"--backend-config: {where[:100]!r} is not a setting, there is {_HOST_CODE}")
-        if backend not in _BACKENDS:
-            known = ", ".join(name for name in (*_BACKENDS, "python", "tensorrt") if name)
-            raise StartFailed(f"--backend-config: backend {backend[:64]!r} has no settings here, only {known}")
-        if key not in _BACKENDS[backend]:
-            known = ", ".join(_BACKENDS[backend])
+        elif where in _NUMBERS:
+            if not value.isascii() or not value.isdigit() or len(value) > 7 or int(value) > MAX_VALUE:
+                raise StartFailed(f"--backend-config: {where} must be a number from 0 to {MAX_VALUE}")
+            numbers[where.rpartition(",")[2]] = int(value)
+        else:
+            known = ", ".join((*_NUMBERS, _ENVIRONMENT, *switches))
             raise StartFailed(f"--backend-config: {where[:100]!r} is not a setting, there are {known}")
-        if not value.isascii() or not value.isdigit() or len(value) > 7 or int(value) > MAX_VALUE:
-            raise StartFailed(f"--backend-config: {where} must be a number from 0 to {MAX_VALUE}")
-        numbers[key] = int(value)
     return (
         LoadDefaults(
             max_batch_size=numbers.get(_BATCH, AUTO_MAX_BATCH_SIZE),

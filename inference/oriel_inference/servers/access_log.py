@@ -5,7 +5,6 @@ unknown model) is JSON-escaped and bounded, so it cannot forge a line.
 """
 
 import time
-from typing import NamedTuple
 
 import msgspec
 
@@ -29,42 +28,25 @@ class _Line(msgspec.Struct, kw_only=True):
     Times of a stage that the request never reached are null.
     """
 
-    ts: str
-    trace_id: str
+    ts: str = ""
+    trace_id: str = ""
     request_id: str
     model: str
-    version: str
-    tier: str
-    tenant: str
+    version: str = ""
+    tier: str = ""
+    tenant: str = ""
     protocol: str
     status: int
     reason: str
-    rows: int
-    queue_ms: float | None
-    compute_ms: float | None
-    total_ms: float | None
-    bytes: int
-
-
-class _Note(NamedTuple):
-    """A request that has ended, for a line. Durations of stages that it did not reach are negative.
-
-    ctx, request_id: one of them is known. status: 0 if it follows from the outcome.
-    """
-
-    ended_s: float
-    ctx: CallContext | None
-    model: str
-    protocol: str
-    outcome: Outcome
-    request_id: str = ""
-    version: str = ""
-    status: int = 0
     rows: int = 0
-    waited_s: float = -1.0
-    computed_s: float = -1.0
-    total_s: float = -1.0
-    size_bytes: int = 0
+    queue_ms: float | None = None
+    compute_ms: float | None = None
+    total_ms: float | None = None
+    bytes: int = 0
+
+
+# A line, and the monotonic second of the end of its request.
+_Note = tuple[_Line, float]
 
 
 class AccessLog(LineLog[_Note]):
@@ -73,67 +55,57 @@ class AccessLog(LineLog[_Note]):
     def __init__(
         self, path: str, *, max_queued: int = MAX_QUEUED, delay_s: float = DELAY_S, close_s: float = CLOSE_S
     ) -> None:
-        super().__init__(path, _line, max_queued=max_queued, delay_s=delay_s, close_s=close_s)
+        super().__init__(path, _dated, max_queued=max_queued, delay_s=delay_s, close_s=close_s)
 
     def finished(
         self, ctx: CallContext, completion: Completion, received_s: float, ended_s: float, protocol: str, size: int
     ) -> None:
         """Log a request that reached a version of a model."""
-        answer, error, spec = completion.answer, completion.error, completion.serving.spec
-        waited_s, computed_s = ended_s - completion.queued_s, -1.0
+        answer, error = completion.answer, completion.error
+        line = _of_call(ctx, completion.serving.spec.name, protocol, Outcome.OK if error is None else error.outcome)
+        line.version, line.rows, line.bytes = completion.serving.version, completion.rows, size
+        line.queue_ms = _milliseconds((answer.times.started_s if answer is not None else ended_s) - completion.queued_s)
         if answer is not None:
-            times = answer.times
-            waited_s, computed_s = times.started_s - completion.queued_s, times.split_s - times.started_s
-        outcome = Outcome.OK if error is None else error.outcome
-        self.put(
-            _Note(
-                ended_s,
-                ctx,
-                spec.name,
-                protocol,
-                outcome,
-                version=completion.serving.version,
-                rows=completion.rows,
-                waited_s=waited_s,
-                computed_s=computed_s,
-                total_s=ended_s - received_s,
-                size_bytes=size,
-            )
-        )
+            line.compute_ms = _milliseconds(answer.times.split_s - answer.times.started_s)
+        line.total_ms = _milliseconds(ended_s - received_s)
+        self.put((line, ended_s))
 
     def refused(
         self, ctx: CallContext, outcome: Outcome, model: str, received_s: float, protocol: str, size: int
     ) -> None:
         """Log a request that reached no version."""
         now = time.monotonic()
-        self.put(_Note(now, ctx, model, protocol, outcome, total_s=now - received_s, size_bytes=size))
+        line = _of_call(ctx, model, protocol, outcome)
+        line.total_ms, line.bytes = _milliseconds(now - received_s), size
+        self.put((line, now))
 
     def turned_away(self, request_id: str, status: int, outcome: Outcome, model: str) -> None:
         """Log an HTTP request of which only the head was read."""
-        self.put(_Note(time.monotonic(), None, model, "http", outcome, request_id, status=status))
+        line = _Line(
+            request_id=request_id, model=model[:MAX_NAME], protocol="http", status=status, reason=outcome.value
+        )
+        self.put((line, time.monotonic()))
 
 
-def _line(note: _Note, offset_s: float) -> _Line:
-    """Build a line. offset_s: from the monotonic clock to the wall clock."""
-    ctx = note.ctx
+def _of_call(ctx: CallContext, model: str, protocol: str, outcome: Outcome) -> _Line:
     return _Line(
-        ts=timestamp(note.ended_s + offset_s),
-        trace_id=f"{ctx.trace.trace_id:032x}" if ctx is not None else "",
-        request_id=ctx.request_id if ctx is not None else note.request_id,
-        model=note.model[:MAX_NAME],
-        version=note.version,
-        tier=ctx.tier if ctx is not None else "",
-        tenant=ctx.tenant if ctx is not None else "",
-        protocol=note.protocol,
-        status=note.status or status_number(note.outcome, note.protocol),
-        reason=note.outcome.value,
-        rows=note.rows,
-        queue_ms=_milliseconds(note.waited_s),
-        compute_ms=_milliseconds(note.computed_s),
-        total_ms=_milliseconds(note.total_s),
-        bytes=note.size_bytes,
+        trace_id=f"{ctx.trace.trace_id:032x}",
+        request_id=ctx.request_id,
+        model=model[:MAX_NAME],
+        tier=ctx.tier,
+        tenant=ctx.tenant,
+        protocol=protocol,
+        status=status_number(outcome, protocol),
+        reason=outcome.value,
     )
 
 
-def _milliseconds(seconds: float) -> float | None:
-    return None if seconds < 0.0 else round(seconds * 1000.0, 3)
+def _dated(note: _Note, offset_s: float) -> _Line:
+    """Complete a line. offset_s: from the monotonic clock to the wall clock."""
+    line, ended_s = note
+    line.ts = timestamp(ended_s + offset_s)
+    return line
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(seconds * 1000.0, 3)
