@@ -17,12 +17,12 @@ from uuid import uuid4
 from oriel_gateway.admin.app import admin_app
 from oriel_gateway.admin.console.live import STREAM, Live, Source
 from oriel_gateway.admin.guard import admin_token
+from oriel_gateway.admin.reload import Reloader
 from oriel_gateway.core import INCOMPLETE_S, Gateway
 from oriel_gateway.documents.compiler import BadFolder, FolderCompiler
-from oriel_gateway.documents.mirror import Mirror, StoreFailed
-from oriel_gateway.documents.reload import Reloader
-from oriel_gateway.documents.source import FolderSource, PolicySource
-from oriel_gateway.documents.stored import LIMITS, StoredDocuments
+from oriel_gateway.documents.mirror import Mirror
+from oriel_gateway.documents.source import FolderSource
+from oriel_gateway.documents.stored import LIMITS, StoredDocuments, StoreFailed
 from oriel_gateway.identity.tickets import Tickets
 from oriel_gateway.ingress.http import public_limits, serve_public
 from oriel_gateway.limits import EmbeddedLimiter, Limiter, SharedLimiter
@@ -32,7 +32,7 @@ from oriel_gateway.observe.budget_file import NAME, BudgetFile
 from oriel_gateway.observe.shared_use import SharedUse
 from oriel_gateway.observe.usage import UNIT
 from oriel_gateway.settings import Settings
-from oriel_gateway.shared.canaries import file_name
+from oriel_gateway.shared.canaries import folder_name
 from oriel_policies.documents import Snapshot
 from oriel_policies.errors import BadDocument
 from oriel_wire.engine.listener import HttpServer
@@ -155,7 +155,7 @@ def mirror_of(location: Location, state: Path | None) -> Mirror:
 
 
 async def _serve(
-    settings: Settings, stop: asyncio.Event, compiler: FolderCompiler, source: PolicySource, mirror: Mirror | None
+    settings: Settings, stop: asyncio.Event, compiler: FolderCompiler, source: FolderSource, mirror: Mirror | None
 ) -> None:
     token = admin_token(settings.admin_host, pages=settings.admin_pages)
     seen = await asyncio.to_thread(source.stamp)
@@ -185,7 +185,7 @@ async def _serve(
         admin = admin_app(
             gateway, token=token, certificates=certificates, live=live, trace_url=settings.trace_url, usage=counts
         )
-        reloader = Reloader(gateway, source, lambda: load(settings, compiler), seen=seen)
+        reloader = Reloader(gateway, source.stamp, lambda: load(settings, compiler), seen=seen)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _ask, reloader, mirror)
         watches = [each.watch() for each in (certificates, scaler_certificates) if each is not None]
         watches += [reloader.run(), recaller.run(), *_loops(gateway, usage)]
@@ -254,7 +254,7 @@ async def _gateway(
     gateway.records.access_log = access_log
     await asyncio.to_thread(budgets.open)
     if settings.state is not None:
-        await asyncio.to_thread(gateway.routing.canaries.open, settings.state / file_name(settings.policies))
+        await asyncio.to_thread(gateway.routing.canaries.open, settings.state / folder_name(settings.policies))
         gateway.apply_rollbacks()
     gateway.documents.store = mirror.state if mirror is not None else None
     return gateway, budgets, recaller

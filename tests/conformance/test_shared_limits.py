@@ -16,8 +16,8 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits import SharedLimiter
 from oriel_gateway.limits.ledger import PRESENCE_S
 from oriel_gateway.limits.ledger_client import DEFAULTS, LedgerClientLimits
-from oriel_gateway.limits.metrics import limiter_metrics
 from oriel_gateway.limits.redis_ledger import RedisLedger
+from oriel_gateway.limits.shared import limiter_metrics
 from oriel_policies.bounds.ledger import Ask
 
 from ..waiting import until

@@ -11,9 +11,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from oriel_gateway.documents.mirror import Listed, StoreFailed
 from oriel_gateway.documents.source import store_location
-from oriel_gateway.documents.stored import StoredDocuments
+from oriel_gateway.documents.stored import Listed, StoredDocuments, StoreFailed
 from oriel_wire.objects import s3_http
 from oriel_wire.objects.client import location_of
 from oriel_wire.objects.errors import ObjectChanged, ObjectRefused, StoreUnavailable

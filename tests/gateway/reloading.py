@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from oriel_gateway.admin.app import admin_app
+from oriel_gateway.admin.reload import Reloader
 from oriel_gateway.core import Gateway
 from oriel_gateway.documents.compiler import FolderCompiler
-from oriel_gateway.documents.reload import Reloader
 from oriel_gateway.documents.source import FolderSource, Stamp
 from oriel_policies.documents import Snapshot
 
@@ -35,7 +35,7 @@ async def watched(folder: Path, files: dict[str, bytes], **more: float) -> Async
     write(folder, files)
     source = FolderSource(folder)
     async with gateway(files) as (port, core):
-        yield port, core, Reloader(core, source, lambda: compile_folder(folder), seen=source.stamp(), **more)
+        yield port, core, Reloader(core, source.stamp, lambda: compile_folder(folder), seen=source.stamp(), **more)
 
 
 async def asked_text(core: Gateway, path: str) -> str:
@@ -65,9 +65,6 @@ class Moving:
     def __init__(self, changes: int) -> None:
         self.changes = changes
         self.number = 0
-
-    def read(self) -> dict[str, bytes]:
-        raise AssertionError("the builder reads")
 
     def stamp(self) -> Stamp:
         self.number += self.changes > 0

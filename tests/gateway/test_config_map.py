@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from oriel_gateway.documents.reload import Reloader
+from oriel_gateway.admin.reload import Reloader
 from oriel_gateway.documents.source import FolderSource
 
 from .documents import changed
@@ -33,7 +33,7 @@ async def test_a_config_map_is_taken_up_when_it_is_swapped(tmp_path: Path) -> No
         assert sorted(source.read()) == sorted(files), "neither ..data nor what it leads to is a document of its own"
         async with gateway(files) as (port, core), Client(port) as client:
             seen = source.stamp()
-            reloader = Reloader(core, source, lambda: compile_folder(tmp_path), seen=seen)
+            reloader = Reloader(core, source.stamp, lambda: compile_folder(tmp_path), seen=seen)
             assert (await client.ask(INFER)).status == 200
             publish(tmp_path, changed(files, digest(GOLD), digest("new")))
             assert source.stamp() not in (seen, ())

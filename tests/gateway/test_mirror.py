@@ -13,8 +13,9 @@ from time import time
 import pytest
 
 from oriel_gateway.documents import mirror as module
-from oriel_gateway.documents.mirror import Listed, Mirror, MirrorLimits, Moved, StoreFailed
+from oriel_gateway.documents.mirror import Mirror, MirrorLimits
 from oriel_gateway.documents.source import KINDS, FolderSource, store_location
+from oriel_gateway.documents.stored import Listed, Moved, StoreFailed
 from oriel_policies.errors import BadDocument
 from oriel_wire.objects.client import Location
 from oriel_wire.objects.errors import BadStoreUrl

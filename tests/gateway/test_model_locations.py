@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -33,14 +34,6 @@ class Asked:
         self.questions += 1
         if self.ready is not None:
             done(self.ready)
-
-
-class Waits:
-    def __init__(self) -> None:
-        self.times = 0
-
-    def probe_finished(self) -> None:
-        self.times += 1
 
 
 def locations(*ready: bool | None, first: bool = True) -> tuple[ModelLocations[Asked], list[Asked]]:
@@ -129,11 +122,12 @@ async def test_new_endpoints_are_asked_before_calls_go_there() -> None:
 
 async def test_who_waits_is_told_once_and_not_after_leaving() -> None:
     these, _ = locations(None, None)
-    stays, leaves = Waits(), Waits()
+    told: list[str] = []
+    stays, leaves = partial(told.append, "stays"), partial(told.append, "leaves")
     assert these.probe("m", stays, 1.0) and these.probe("m", leaves, 1.0)
     these.stop_waiting("m", leaves)
-    await until(lambda: stays.times == 1)
-    assert leaves.times == 0 and not these.unknown("m", 1.0)
+    await until(lambda: told == ["stays"])
+    assert not these.unknown("m", 1.0)
 
 
 async def test_questions_and_memory_are_bounded() -> None:

@@ -92,7 +92,7 @@ async def test_a_call_for_a_pool_without_a_server_is_planned_for_at_once() -> No
             await until(lambda: gate.endpoints.looked_up)
             gate.endpoints.assign([])  # like a discovery that finds no address
             listener = asyncio.Event()
-            plan.listeners.add(listener)
+            plan.listeners.add(listener.set)
             plan.update(monotonic())
             assert not plan.latest.active and not plan.value and not listener.is_set()
             client.send(INFER, b"x", headers="x-request-timeout-ms: 200000\r\n")

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from memory_objects import MemoryObjects
 
-from oriel_gateway.documents.mirror import Moved, StoreFailed
 from oriel_gateway.documents.source import store_location
-from oriel_gateway.documents.stored import StoredDocuments
+from oriel_gateway.documents.stored import Moved, StoredDocuments, StoreFailed
 
 LOCATION = store_location("s3://bucket/p")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from oriel_gateway.documents.reload import CALM_S, Reloader
+from oriel_gateway.admin.reload import CALM_S, Reloader
 from oriel_gateway.documents.source import FolderSource
 from oriel_policies.documents import Snapshot, compile_documents
 from oriel_policies.documents.packed import decoded
@@ -91,7 +91,7 @@ async def test_a_source_that_fails_does_not_end_the_watching(up: Upstream, caplo
 
     source = Broken(Path("nowhere"))
     async with gateway(documents([up.port])) as (_, core):
-        reloader = Reloader(core, source, lambda: compile_folder(Path("nowhere")), seen=())
+        reloader = Reloader(core, source.stamp, lambda: compile_folder(Path("nowhere")), seen=())
         running = asyncio.ensure_future(reloader.run())
         for polls in (1, 2):
             reloader.request()
@@ -115,7 +115,7 @@ async def test_what_changes_while_it_is_compiled_is_not_taken(bad: bool, caplog:
                 raise BadDocument("all.toml", "", "not TOML")
             return half if source.changes > 0 else whole
 
-        reloader, before = Reloader(core, source, build, seen=()), core.snapshot
+        reloader, before = Reloader(core, source.stamp, build, seen=()), core.snapshot
         await reloader.poll()
         assert core.snapshot is before and not core.documents.mistakes and not caplog.records
         await reloader.poll()
@@ -134,7 +134,7 @@ async def test_a_source_that_never_holds_still_is_taken_after_a_while() -> None:
         async def build() -> Snapshot:
             return compile_documents(files)
 
-        reloader = Reloader(core, Moving(10**6), build, seen=(), now=lambda: clock[0])
+        reloader = Reloader(core, Moving(10**6).stamp, build, seen=(), now=lambda: clock[0])
         for passed_s, adopted in ((0.0, 1), (CALM_S - 0.1, 1), (0.2, 2), (0.5, 3)):
             clock[0] += passed_s
             await reloader.poll()

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from oriel_gateway.admin.reload import Reloader
 from oriel_gateway.app import compiler_of, load
 from oriel_gateway.documents.compiler import FolderCompiler
-from oriel_gateway.documents.reload import Reloader
 from oriel_gateway.documents.source import FolderSource
 from oriel_gateway.settings import Settings
 
@@ -37,7 +37,7 @@ async def test_a_mistake_in_another_file_does_not_keep_a_dropped_key_alive(
     with FolderCompiler(tmp_path) as folder:
         await folder.compile()
         async with gateway(good) as (port, core), Client(port) as one, Client(port) as two:
-            reloader = Reloader(core, source, folder.compile, seen=source.stamp())
+            reloader = Reloader(core, source.stamp, folder.compile, seen=source.stamp())
 
             async def statuses() -> tuple[int, int]:
                 return (await one.ask(INFER, key="one")).status, (await two.ask(INFER, key="two")).status
@@ -95,7 +95,7 @@ async def test_a_pool_of_the_command_line_that_is_gone_does_not_keep_a_dropped_k
     with compiler_of(settings, tmp_path) as folder:
         await load(settings, folder)
         async with gateway(good) as (port, core), Client(port) as one, Client(port) as two:
-            reloader = Reloader(core, source, lambda: load(settings, folder), seen=source.stamp())
+            reloader = Reloader(core, source.stamp, lambda: load(settings, folder), seen=source.stamp())
 
             async def statuses() -> tuple[int, int]:
                 return (await one.ask(INFER, key="one")).status, (await two.ask(INFER, key="two")).status

@@ -89,4 +89,4 @@ def test_other_bytes_are_refused(cut: int) -> None:
 def test_a_packed_snapshot_says_its_keys_to_nobody() -> None:
     tenant = {"name": "t", "tier": "gold", "keys": [{"sha256": "ab" * 32}]}
     again = unpack(memoryview(pack(compiled([tenant]))))
-    assert "\\xab" not in repr(again) and "abab" not in repr(again) and repr(again.keys) == "<1 keys>"
+    assert "\\xab" not in repr(again) and "abab" not in repr(again)

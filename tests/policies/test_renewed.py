@@ -181,7 +181,7 @@ def test_when_much_has_changed_everything_is_compiled() -> None:
         compiled += found is None
         before = found if found is not None else block(files(lines))
         piece = parts(before)
-        assert 2 * piece.dead <= len(piece.records)
+        assert len(piece.records) <= 2 * piece.fresh
         same(unpack(before), compile_documents(files(lines)))
     assert 1 <= compiled <= 8
 

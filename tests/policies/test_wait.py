@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_policies.waiting.batch import ServiceCurve
+from oriel_policies.waiting.batch import ServiceCurve, best_rate, expected_wait_s
 from oriel_policies.waiting.flows import Ticket
 from oriel_policies.waiting.queue import SlaQueue
-from oriel_policies.waiting.wait import best_rate, expected_wait_s
 
 
 def curve(*samples: tuple[int, float]) -> ServiceCurve:

@@ -58,8 +58,8 @@ def snapshot_of(where: str) -> Snapshot:
 
 async def _fetched(url: str) -> Mapping[str, bytes]:
     from oriel_gateway.app import mirror_of
-    from oriel_gateway.documents.mirror import StoreFailed
     from oriel_gateway.documents.source import FolderSource, store_location
+    from oriel_gateway.documents.stored import StoreFailed
 
     mirror = mirror_of(store_location(url), None)
     try:
@@ -126,7 +126,7 @@ def _identify(snapshot: Snapshot, credential: str) -> ApiKey | None:
 
     if not looks_like_token(credential):
         return None
-    from oriel_gateway.identity.explain_token import explain_token
+    from oriel_gateway.identity.tokens import explain_token
 
     found, why = explain_token(snapshot, credential, digest)
     if found is None:

@@ -27,7 +27,7 @@ from oriel_gateway.core import Gateway
 from oriel_gateway.documents.in_force import issuer_metrics
 from oriel_gateway.errors import Outcome
 from oriel_gateway.limits import SharedLimiter
-from oriel_gateway.limits.metrics import limiter_metrics
+from oriel_gateway.limits.shared import limiter_metrics
 from oriel_gateway.observe.decisions import ANSWERS, explain, use_of
 from oriel_gateway.observe.record import Record
 from oriel_gateway.pools.model_placement import shown

@@ -249,11 +249,11 @@ class ScalerCall(PortCall):
     def follow(self, request: ScaledObjectRef, plan: PoolPlan) -> None:
         """Report the state of a plan, and then whenever it needs a replica at once."""
         self._request, self._plan = request, plan
-        plan.listeners.add(self)
+        plan.listeners.add(self.replica_needed)
         self.send(IsActiveResponse(result=plan.latest.active))
         self._end_later(random.uniform(*self._scaler.stream_s))
 
-    def set(self) -> None:
+    def replica_needed(self) -> None:
         """The plan needs a replica at once, or is over."""
         if not self._woken:
             self._woken = True
@@ -331,7 +331,7 @@ class ScalerCall(PortCall):
         if self._timer is not None:
             self._timer.cancel()
         if self._plan is not None:
-            self._plan.listeners.discard(self)
+            self._plan.listeners.discard(self.replica_needed)
 
 
 class ScalerConnection(PortConnection):

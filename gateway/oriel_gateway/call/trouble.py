@@ -190,7 +190,7 @@ class Trouble:
 
     def stop_waiting(self) -> None:
         """The call does not wait for the search any more."""
-        self.endpoints.model_locations.stop_waiting(self.target.sought, self)
+        self.endpoints.model_locations.stop_waiting(self.target.sought, self.probe_finished)
 
     def _act(self, decision: Decision, now: float) -> None:
         """Carry out what was decided while no endpoint is the call's."""
@@ -201,7 +201,7 @@ class Trouble:
             message = "no server of this pool can be reached"
             call.refuse(Refused(Outcome.UPSTREAM_UNREACHABLE, message, retry_after_s=1))
         elif decision.because is Because.MODEL:
-            if not self.endpoints.model_locations.probe(self.target.sought, self, now):
+            if not self.endpoints.model_locations.probe(self.target.sought, self.probe_finished, now):
                 self.probe_finished()
         else:
             self._attempts = None
@@ -238,7 +238,7 @@ class Trouble:
         if decision is None:
             decision = self.attempts.after_answer(endpoint, head, kind, now, kept=call.kept)
             if isinstance(decision, Wait):
-                if locations.probe(model, self, now):
+                if locations.probe(model, self.probe_finished, now):
                     self._withheld = _Withheld(endpoint, head, data, kind)
                     call.connection = None
                     return True

@@ -17,54 +17,25 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from random import uniform
 from time import time
-from typing import BinaryIO, Protocol
 
 from oriel_gateway.documents.source import KINDS, MAX_DOCUMENTS
+from oriel_gateway.documents.stored import Listed, Moved, StoredDocuments, StoreFailed
 from oriel_wire.objects.client import Location
 
 _log = logging.getLogger(__name__)
 POLL_S = 10.0
 MAX_POLL_S = 120.0  # between tries while the store does not answer
 JITTER = 0.2  # random extra share, so that many gateways do not poll at the same moment
-MAX_OBJECTS = 1000  # below the prefix, including those that are no documents
 COPY_S = 24 * 3600.0
 CONFIRM_EVERY_S = 60.0
 _LISTED = ".listed"
 _CONFIRMED = ".confirmed"
-
-
-class StoreFailed(Exception):
-    """The store cannot give its documents now. The text is for the operator and holds no credential."""
-
-
-class Moved(Exception):
-    """A document was written again or deleted since it was listed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
-    """A document as the store lists it. size: bytes."""
-
-    etag: str
-    size: int
-
-
-class Documents(Protocol):
-    """The documents in one folder of an object store."""
-
-    async def listing(self) -> Mapping[str, Listed]: ...
-
-    async def fetch(self, name: str, listed: Listed, into: Path) -> None: ...
-
-    async def close(self) -> None:
-        """Close all connections."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +79,7 @@ class Mirror:
     def __init__(
         self,
         location: Location,
-        documents: Documents,
+        documents: StoredDocuments,
         state: Path | None,
         *,
         limits: MirrorLimits = DEFAULTS,
@@ -286,22 +257,6 @@ class Mirror:
         if self._kept and now - self.state.confirmed_at >= CONFIRM_EVERY_S:
             await asyncio.to_thread(_touch, self._home / _CONFIRMED, now)
         self.state.confirmed_at = now
-
-
-def document_name(location: Location, key: str) -> str | None:
-    """The file name of the object `key`, None if it is not a document of the folder. Raises StoreFailed."""
-    path = key.removeprefix(location.prefix)
-    if "/" in path or Path(path).suffix not in KINDS or path.startswith("."):
-        return None
-    if not path.isprintable() or len(path.encode()) > 200:
-        raise StoreFailed(f"{location}: {path[:100]!r} cannot be the name of a file")
-    return path
-
-
-def to_disk(file: BinaryIO) -> None:
-    """Write the file's data through to the disk."""
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _touch(path: Path, now: float) -> None:

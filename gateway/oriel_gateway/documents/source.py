@@ -1,9 +1,7 @@
-"""The `PolicySource` interface, the folder of documents behind it, and the URL of a folder in an object store."""
+"""The folder of policy documents, and the URL of a folder in an object store."""
 
 from codecs import BOM_UTF8
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 from oriel_policies.errors import BadDocument
 from oriel_wire.objects.client import Location, location_of
@@ -18,23 +16,14 @@ KINDS = {".toml": MAX_DOCUMENT_BYTES, ".ndjson": MAX_TENANTS_BYTES, ".json": MAX
 Stamp = tuple[tuple[str, int, int, int], ...]
 
 
-class PolicySource(Protocol):
-    """The origin of policy documents. Both methods wait for the disk: call them from a thread."""
-
-    def read(self) -> Mapping[str, bytes]:
-        """File name -> content. Raises BadDocument when they cannot be read."""
-
-    def stamp(self) -> Stamp:
-        """A cheap value that differs when there is something new to read; () if it cannot be determined."""
-
-
 class FolderSource:
-    """Every `*.toml`, `*.ndjson` and `*.json` directly in one folder."""
+    """Every `*.toml`, `*.ndjson` and `*.json` directly in one folder. Its methods wait for the disk."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def stamp(self) -> Stamp:
+        """A cheap value that differs when there is something new to read; () if it cannot be determined."""
         stamps = []
         try:
             for path in self._paths():
@@ -45,6 +34,7 @@ class FolderSource:
         return tuple(stamps)
 
     def read(self) -> dict[str, bytes]:
+        """File name -> content. Raises BadDocument when they cannot be read."""
         documents, unreadable = self.readable()
         if unreadable:
             unreadable[0].others = tuple(unreadable[1:])

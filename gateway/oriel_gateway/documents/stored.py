@@ -4,15 +4,35 @@ Each request is sent once; the mirror decides when to send the next. The errors 
 """
 
 import asyncio
+import os
 from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from oriel_gateway.documents.mirror import MAX_OBJECTS, Listed, Moved, StoreFailed, document_name, to_disk
+from oriel_gateway.documents.source import KINDS
 from oriel_wire.objects.client import ClientLimits, Location, ObjectClient
 from oriel_wire.objects.errors import ObjectChanged, ObjectStoreError, TooManyObjects
 
 LIMITS = ClientLimits(read_s=10.0, request_s=300.0, connections=4)
+MAX_OBJECTS = 1000  # below the prefix, including those that are no documents
 LISTING_S = 30.0  # the only bound on the memory of a gs:// or az:// listing whose page never ends
+
+
+class StoreFailed(Exception):
+    """The store cannot give its documents now. The text is for the operator and holds no credential."""
+
+
+class Moved(Exception):
+    """A document was written again or deleted since it was listed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """A document as the store lists it. size: bytes."""
+
+    etag: str
+    size: int
 
 
 class StoredDocuments:
@@ -45,7 +65,7 @@ class StoredDocuments:
         return {
             name: Listed(etag=each.etag, size=each.size)
             for each in objects
-            if (name := document_name(self._location, each.key))
+            if (name := _name_of(self._location, each.key))
         }
 
     async def fetch(self, name: str, listed: Listed, into: Path) -> None:
@@ -62,4 +82,20 @@ class StoredDocuments:
                 raise Moved(name) from error
             except ObjectStoreError as error:
                 raise StoreFailed(str(error)) from error
-            await asyncio.to_thread(to_disk, file)
+            await asyncio.to_thread(_to_disk, file)
+
+
+def _name_of(location: Location, key: str) -> str | None:
+    """The file name of the object `key`, None if it is not a document of the folder. Raises StoreFailed."""
+    path = key.removeprefix(location.prefix)
+    if "/" in path or Path(path).suffix not in KINDS or path.startswith("."):
+        return None
+    if not path.isprintable() or len(path.encode()) > 200:
+        raise StoreFailed(f"{location}: {path[:100]!r} cannot be the name of a file")
+    return path
+
+
+def _to_disk(file: BinaryIO) -> None:
+    """Write the file's data through to the disk."""
+    file.flush()
+    os.fsync(file.fileno())

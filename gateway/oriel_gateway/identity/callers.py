@@ -46,4 +46,4 @@ class Callers:
 
     def of(self, credentials: Sequence[tuple[str, str]]) -> ApiKey:
         """Return the key behind these credentials; see `keys.identify`."""
-        return identify(credentials, self.snapshot, self.tokens)
+        return identify(credentials, self.snapshot, None if self.tokens is None else self.tokens.verify)

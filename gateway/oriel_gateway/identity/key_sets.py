@@ -39,8 +39,6 @@ class _Known:
     read_s: when the latest fetch that succeeded began.
     """
 
-    __slots__ = ("digest", "error", "failures", "fetched_s", "issuer", "keys", "next_s", "read_s", "sought", "tried_s")
-
     def __init__(self, issuer: Issuer) -> None:
         self.issuer = issuer
         self.keys: tuple[PublicKey, ...] | None = None

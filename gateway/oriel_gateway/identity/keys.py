@@ -1,9 +1,8 @@
 """Identify callers by API keys, of which only the SHA-256 is known, and by tokens of the documents' issuers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from time import time
-from typing import Protocol
 
 from oriel_gateway.errors import Outcome, Refused
 from oriel_policies.documents import ApiKey, Snapshot
@@ -18,19 +17,16 @@ TOKEN_FAULTS = {
 }
 
 
-class TokenVerifier(Protocol):
-    """Verifies tokens; see `tokens.Tokens`."""
-
-    def verify(self, token: str, digest: bytes) -> ApiKey | None:
-        """Return the key that a token stands for, None if the token is not valid. digest: its SHA-256."""
+# Returns the key that a token with this SHA-256 stands for, None if it is not valid; see `tokens.Tokens.verify`.
+Verify = Callable[[str, bytes], ApiKey | None]
 
 
-def identify(credentials: Sequence[tuple[str, str]], snapshot: Snapshot, tokens: TokenVerifier | None = None) -> ApiKey:
+def identify(credentials: Sequence[tuple[str, str]], snapshot: Snapshot, verify: Verify | None = None) -> ApiKey:
     """Return the key that the one credential of a request stands for.
 
     credentials: pairs of lower-case header name and value: `authorization: Bearer KEY` or `x-api-key: KEY`. A token is
     accepted only as `authorization`.
-    tokens: None if the documents name no issuers.
+    verify: verifies tokens; None if the documents name no issuers.
     Raises Refused UNAUTHENTICATED for no credential, or an unknown or expired one: with the same text for all, so that
     no answer shows which keys exist; but a signed token gets one of `TOKEN_FAULTS`. Raises AMBIGUOUS_CREDENTIALS for
     two credentials, and IDENTITY_UNAVAILABLE for a token while the keys of its issuer are not available.
@@ -51,8 +47,8 @@ def identify(credentials: Sequence[tuple[str, str]], snapshot: Snapshot, tokens:
         raise unauthenticated("the key or token is not valid")
     digest = sha256(value.encode("utf-8", "surrogateescape")).digest()
     key = snapshot.keys.get(digest)
-    if key is None and tokens is not None and name == "authorization" and looks_like_token(value):
-        key = tokens.verify(value, digest)
+    if key is None and verify is not None and name == "authorization" and looks_like_token(value):
+        key = verify(value, digest)
     if key is None:
         raise unauthenticated("the key or token is not valid")
     return still_valid(key)

@@ -21,8 +21,6 @@ class TenantBuckets:
     A tenant is remembered by one number, the time at which its bucket is empty, and forgotten when that is past.
     """
 
-    __slots__ = ("_burst", "_empty_s", "_rate_per_s")
-
     def __init__(self, rate_per_s: float = RATE_PER_S, burst: float = BURST) -> None:
         self._rate_per_s = rate_per_s
         self._burst = burst
@@ -43,8 +41,6 @@ class TenantBuckets:
 
 class OtherRequests:
     """Counts the requests of a tenant that become no calls: wrong paths, and pages that the gateway makes for it."""
-
-    __slots__ = ("_buckets",)
 
     def __init__(self) -> None:
         self._buckets = TenantBuckets(OTHERS_PER_S, OTHERS_BURST)

@@ -20,6 +20,18 @@ from oriel_policies.documents import ApiKey, Issuer, Snapshot, Tenant
 from oriel_policies.documents.promises import served_by
 
 TOKENS = 8192
+_WHY = {
+    "algorithm": "its algorithm is not one of its issuer's",
+    "audience": "it is for another audience",
+    "expired": "it has expired",
+    "issuer": "no issuer of these documents has made it",
+    "malformed": "it is not a well-formed token",
+    "not_yet_valid": "it is not valid yet",
+    "signature": "its signature is wrong",
+    "tenant": "its claim names no tenant that its issuer may speak for: patterns name no tenant with scopes",
+    "tier": "its claim names no tier of these documents, or one above the tenant's without above_tenant = true",
+    "unknown_key": "its issuer has no such key",
+}
 
 
 class _Header(msgspec.Struct):
@@ -146,6 +158,23 @@ class Tokens:
         if tier is None or (tier.above(tenant.tier) and not issuer.above_tenant):
             raise _Refused("tier")
         return served_by(tenant, tier, self._snapshot.served)
+
+
+def explain_token(snapshot: Snapshot, token: str, digest: bytes) -> tuple[ApiKey | None, str]:
+    """Return the key that the token stands for, or None and the reason, outside a gateway.
+
+    Key sets behind a URL are not fetched: only a gateway does that.
+    """
+    refused: dict[str, int] = {}
+    key_sets = KeySets(lambda: None)
+    key_sets.adopt(snapshot.issuers.values())
+    try:
+        key = Tokens(snapshot, key_sets, refused).verify(token, digest)
+    except Refused:
+        if not refused:
+            return None, "its issuer's keys are behind a URL, and only a gateway fetches them"
+        key = None
+    return key, ", ".join(_WHY[reason] for reason in refused)
 
 
 def _choose(keys: tuple[PublicKey, ...], header: _Header) -> PublicKey | None:

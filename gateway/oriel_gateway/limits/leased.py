@@ -22,23 +22,6 @@ MANY = 50
 class LeasedMeter(Meter):
     """The common part of all leased meters: a `Meter` that is also a `Reporting` for the ledger client."""
 
-    __slots__ = (
-        "_asking",
-        "_blocked_s",
-        "_blocked_units",
-        "_ledger_client",
-        "_demand",
-        "_last_ask_s",
-        "_left",
-        "_mean",
-        "_next_ask_s",
-        "_rate",
-        "_ticked_s",
-        "_used_s",
-        "balance",
-        "tenant",
-    )
-
     def __init__(self, bound: Bound, tenant: str, ledger_client: LedgerClient) -> None:
         super().__init__(bound)
         self.tenant = tenant

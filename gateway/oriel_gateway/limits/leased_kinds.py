@@ -21,8 +21,6 @@ class LeasedRate(LeasedMeter):
     spent: units that were handed out alone and are not reported yet. free: when a refused call would get its units.
     """
 
-    __slots__ = ("_free_s", "_local", "_shared", "_spent")
-
     def __init__(self, bound: Bound, tenant: str, ledger_client: LedgerClient) -> None:
         super().__init__(bound, tenant, ledger_client)
         self._local = Gcra()
@@ -116,8 +114,6 @@ class LeasedRate(LeasedMeter):
 class LeasedSlots(LeasedMeter):
     """Concurrent calls. The ledger's count for this gateway is always `inflight + balance`."""
 
-    __slots__ = ("_hold_s", "_unsure", "inflight")
-
     def __init__(self, bound: Bound, tenant: str, ledger_client: LedgerClient) -> None:
         super().__init__(bound, tenant, ledger_client)
         self.inflight = 0
@@ -191,8 +187,6 @@ class LeasedSlots(LeasedMeter):
 
 class LeasedQuota(LeasedMeter):
     """Requests or computing of a calendar window, whose bounds the ledger's clock decides."""
-
-    __slots__ = ("_alone", "_born", "_clock", "_ends_s", "_least", "_number", "_seen")
 
     def __init__(self, bound: Bound, tenant: str, ledger_client: LedgerClient, clock: CalendarClock) -> None:
         super().__init__(bound, tenant, ledger_client)

@@ -1,8 +1,10 @@
 """The limiter of several gateways: the same accounts, with meters on leases from one ledger."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic, time
+
+from prometheus_client.core import Metric
 
 from oriel_gateway.limits.error_text import refusal
 from oriel_gateway.limits.grants import Grant
@@ -15,6 +17,7 @@ from oriel_gateway.limits.meters import Meter
 from oriel_policies.bounds.calendar import CalendarClock
 from oriel_policies.bounds.ledger import Answer, Ask
 from oriel_policies.bounds.limits import Amounts, Bound
+from oriel_wire.engine.families import counter, gauge
 
 
 class SharedLimiter(Limiter):
@@ -62,8 +65,6 @@ class SharedLimiter(Limiter):
 
 class _Question:
     """One grant that waits for the ledger, at most for its budget: then the gateway's own share decides."""
-
-    __slots__ = ("_amounts", "_asks", "_clock", "_ledger_client", "_decided", "_grant", "_meters", "_timer")
 
     def __init__(
         self,
@@ -141,3 +142,15 @@ class _Question:
         waiter = self._grant.waiter
         if waiter is not None:
             waiter.refuse(refusal(meter, wait_s, now))
+
+
+def limiter_metrics(client: LedgerClient) -> Iterator[Metric]:
+    """Yield the state of the connection to the ledger for Prometheus."""
+    text = "1 while the limiter's ledger is asked, 0 while it is not."
+    yield gauge("oriel_gateway_limiter_up", text, "", client.up)
+    yield gauge("oriel_gateway_limiter_replicas", "Gateways that share the limits.", "", client.replicas)
+    text = "What of every limit is left for gateways that ask, because others have fallen silent; 1 is all."
+    yield gauge("oriel_gateway_limiter_rest", text, "", client.rest)
+    yield counter("oriel_gateway_limiter_batches", "Batches of asks sent.", "", client.batches)
+    text = "Batches that came late or not at all."
+    yield counter("oriel_gateway_limiter_batches_late", text, "", client.late_batches)

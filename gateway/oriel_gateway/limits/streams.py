@@ -26,8 +26,6 @@ class StreamGrant:
     limit.
     """
 
-    __slots__ = ("_bytes", "_first", "_later", "_messages", "_models", "_moved_s", "_spent", "_total_us", "held")
-
     def __init__(self, first: Grant | None, model: str, now: float) -> None:
         self._first = first
         self._messages = 1

@@ -18,18 +18,6 @@ class PoolDemand:
     clock: monotonic seconds; another one than the machine's in simulations.
     """
 
-    __slots__ = (
-        "_answers",
-        "_arrivals",
-        "_clock",
-        "_counter",
-        "_next_s",
-        "_seconds",
-        "active",
-        "capacity",
-        "plan_soon",
-    )
-
     def __init__(self, now: float, plan_soon: Callable[[], None], *, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._counter = DemandCounter(now)

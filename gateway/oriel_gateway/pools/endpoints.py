@@ -22,8 +22,8 @@ from oriel_gateway.pools.demand import PoolDemand
 from oriel_gateway.pools.endpoint_state import EndpointState, HttpEndpoint, Reach
 from oriel_gateway.pools.grpc_endpoint import GrpcEndpoint
 from oriel_gateway.pools.model_locations import ABSENT_S, ModelLocations
-from oriel_gateway.routing.sticky import StickyChoice
 from oriel_policies.documents import Tenant
+from oriel_policies.upstreams.assignment import StickyChoice
 from oriel_policies.upstreams.ejection import ERROR_RATE, MIN_ANSWERS, SUSPECT_S, Cause, Record, most_ejected
 from oriel_policies.upstreams.picking import two_of
 from oriel_policies.waiting.shares import Holding, Shares

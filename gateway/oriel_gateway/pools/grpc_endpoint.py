@@ -94,8 +94,6 @@ Found = tuple[GrpcAnswer, bytes] | UpstreamError | None
 class GrpcProbe:
     """One call of our own; a ResponseSink. done: called once."""
 
-    __slots__ = ("_data", "_done", "_endpoint", "_exchange", "_message", "_path", "_timeout_s", "_timer")
-
     def __init__(
         self, endpoint: GrpcEndpoint, path: bytes, message: bytes, timeout_s: float, done: Callable[[Found], None]
     ) -> None:

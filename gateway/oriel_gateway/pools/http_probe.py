@@ -28,8 +28,6 @@ class HttpProbe:
     on beside the following probes, which may use its connection.
     """
 
-    __slots__ = ("_attempt", "_connection", "_done", "_fresh", "_prober", "_request", "_timer", "body")
-
     def __init__(
         self,
         prober: Endpoint,

@@ -39,13 +39,8 @@ class Askable(Protocol):
         """Call `done` once: whether the model is ready there, or None if the endpoint gave no usable answer."""
 
 
-class ProbeWaiter(Protocol):
-    """A call that waits for the end of a probe. It is called on the loop, at most once."""
-
-    def probe_finished(self) -> None:
-        """Every endpoint has answered, or the time for the probe is over."""
-
-
+# Called on the loop, at most once, when every endpoint has answered or the time for a probe is over.
+Finished = Callable[[], None]
 E = TypeVar("E", bound=Askable)
 
 
@@ -76,13 +71,11 @@ class _Probe(Generic[E]):
     It ends when all have answered, shortly after the first one that has the model, or after `ANSWER_S`.
     """
 
-    __slots__ = ("_done", "_left", "_model", "_timer", "endpoints", "no", "waiters", "yes")
-
     def __init__(self, model: str, endpoints: Sequence[E], done: "Callable[[_Probe[E]], None]") -> None:
         self.endpoints = endpoints
         self.yes: set[E] = set()
         self.no: set[E] = set()
-        self.waiters: dict[ProbeWaiter, None] = {}
+        self.waiters: dict[Finished, None] = {}
         self._done: Callable[[_Probe[E]], None] | None = done
         self._left = len(endpoints)
         self._timer = asyncio.get_running_loop().call_later(ANSWER_S, self._end)
@@ -239,7 +232,7 @@ class ModelLocations(Generic[E]):
             return now - location.probed_s >= (AGAIN_S if left else self.moved_s)
         return self._found_nowhere(model, now) is None
 
-    def probe(self, model: str, waiter: ProbeWaiter | None, now: float) -> bool:
+    def probe(self, model: str, waiter: Finished | None, now: float) -> bool:
         """Probe all endpoints for the model, or join a probe under way.
 
         Returns False if no probe was possible; then `waiter` is not called.
@@ -259,7 +252,7 @@ class ModelLocations(Generic[E]):
             probe.waiters[waiter] = None
         return True
 
-    def stop_waiting(self, model: str, waiter: ProbeWaiter) -> None:
+    def stop_waiting(self, model: str, waiter: Finished) -> None:
         """Do not call this waiter when the probe for the model ends."""
         probe = self._probes.get(model)
         if probe is not None:
@@ -316,7 +309,7 @@ class ModelLocations(Generic[E]):
             location.denied, location.reported, location.due_s = denied, probe.no, now + NOWHERE_S
             self._note_nowhere(model, location)
         for waiter in probe.waiters:
-            waiter.probe_finished()
+            waiter()
 
     def _make_room(self, remembered: dict[str, Any]) -> None:
         """Drop the oldest entry if there are as many as may be remembered."""

@@ -55,8 +55,6 @@ class _Use:
     called_s: when a call came last.
     """
 
-    __slots__ = ("_seen", "called_s", "work")
-
     def __init__(self) -> None:
         self.work: dict[str, float] = {}
         self.called_s = -inf

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from time import monotonic, time
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from oriel_gateway.limits.ledger import Ledger, LedgerLost
 from oriel_gateway.pools.demand import PoolDemand
@@ -40,13 +40,6 @@ _OWN: Final = ""  # the name of this gateway's own record: no holder of a ledger
 _log = logging.getLogger(__name__)
 
 
-class Listener(Protocol):
-    """Hears of a plan; it is called in a walk over the listeners, and must not change them at once."""
-
-    def set(self) -> None:
-        """The pool needs a replica at once, or the plan is over."""
-
-
 class PoolPlan:
     """The plan for one pool.
 
@@ -55,7 +48,7 @@ class PoolPlan:
     ready: those that are called.
     latest, demand: of the latest update.
     model_replicas: those whose memory the models in use fill; 0.0 while models are not placed.
-    listeners: set whenever the pool needs a replica at once, and at the end.
+    listeners: called whenever the pool needs a replica at once, and at the end; they must not change the set at once.
     over: True once this plan has ended.
     """
 
@@ -76,7 +69,7 @@ class PoolPlan:
         self._members = Members(now)
         self._noticed_s = now - _AGAIN_S
         self.counts = PoolDemand(now, self._plan_soon)
-        self.listeners: set[Listener] = set()
+        self.listeners: set[Callable[[], None]] = set()
         self.model_replicas = 0.0
         self.over = False
         self.adopt(scaling, tiers, now)
@@ -147,7 +140,7 @@ class PoolPlan:
             return False
         self._noticed_s = now
         for listener in self.listeners:
-            listener.set()
+            listener()
         return True
 
     def end(self) -> None:
@@ -157,7 +150,7 @@ class PoolPlan:
         if self._soon is not None:
             self._soon.cancel()
         for listener in self.listeners:
-            listener.set()
+            listener()
 
     def _plan_soon(self) -> None:
         if self._soon is None:

@@ -47,8 +47,6 @@ class StreamSlots:
     most_unread_s: for so long a client without a slot may leave its answer unread.
     """
 
-    __slots__ = ("_admission", "_keeping", "most_unread_s", "shares", "working")
-
     def __init__(self, admission: Admission, count: int) -> None:
         self._admission = admission
         self._keeping: dict[StreamSlot, None] = {}  # streams that keep their permits, the oldest first
@@ -88,19 +86,6 @@ class StreamSlot:
     paused: True while the client has stopped reading.
     worked_s: seconds in which a server was at work for the stream. share_s: these divided by the calls at the servers.
     """
-
-    __slots__ = (
-        "_busy",
-        "_call",
-        "_holding",
-        "_since_s",
-        "_slots",
-        "_timer",
-        "has_slot",
-        "paused",
-        "share_s",
-        "worked_s",
-    )
 
     def __init__(self, slots: StreamSlots, call: Streaming, holding: Holding) -> None:
         self._slots = slots

@@ -25,11 +25,6 @@ class TargetCache:
     routes: those in force, if they are not the snapshot's own. others: counts the requests for what there is not.
     """
 
-    __slots__ = (
-        *("_blocks", "_lines", "_older", "_others", "_repeating", "_snapshot", "_targets"),
-        *("routes", "tiers_differ"),
-    )
-
     def __init__(
         self, snapshot: Snapshot, routes: Iterable[Route] | None = None, others: OtherRequests | None = None
     ) -> None:

@@ -154,8 +154,6 @@ class Target:
 class Choices:
     """Routes of which a call's headers and id choose one. Their targets are made when they are first chosen."""
 
-    __slots__ = ("_made", "_make", "_routes", "_tenant")
-
     def __init__(self, routes: Sequence[Route], make: Make, tenant: str) -> None:
         self._routes = routes
         self._make = make

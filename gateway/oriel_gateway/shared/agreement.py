@@ -36,8 +36,6 @@ class Compared(NamedTuple):
 class Body:
     """One answer, collected to be compared. It is given up when it is too large or encoded."""
 
-    __slots__ = ("_pieces", "_size", "header_length")
-
     def __init__(self, lines: list[bytes]) -> None:
         self._pieces: list[bytes] | None = []
         self._size = 0
@@ -64,8 +62,6 @@ class Body:
 
 class Latest:
     """The latest pairs of one model and one pool. counts: of all pairs, by result."""
-
-    __slots__ = ("_pairs", "counts")
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(RESULTS, 0)

@@ -1,18 +1,17 @@
 """Judges the canaries of the routes, and remembers which were rolled back, until their route changes.
 
 The rule is `oriel_policies.quality.canary`. A side that was rolled back gets no more calls: the routes in force have
-the other side alone. That is kept in a file, so that a restart changes nothing. Each gateway process judges its own
-calls; those with the same documents and the same state folder keep what they find in one file.
+the other side alone. That is kept in a file for each, so that a restart changes nothing. Each gateway process judges
+its own calls; those with the same documents and the same state folder keep what they find in one folder.
 """
 
 import asyncio
-import fcntl
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from threading import Lock
 from time import time
@@ -27,8 +26,7 @@ from oriel_policies.quality.canary import CanaryWatch, Verdict
 
 _log = logging.getLogger(__name__)
 
-MAX_BYTES: Final = 1 << 20
-MAX_KEPT: Final = 1000
+MAX_KEPT: Final = 1000  # files that are read
 
 
 class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,10 +39,10 @@ class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
     at: float
 
 
-def file_name(policies: object) -> str:
-    """Return the name of the file for the gateways with these documents: a folder, or a location in a store."""
+def folder_name(policies: object) -> str:
+    """Return the name of the folder for the gateways with these documents: a folder, or a location in a store."""
     where = str(policies.absolute() if isinstance(policies, Path) else policies)
-    return f"canaries-{blake2b(where.encode(), digest_size=8).hexdigest()}.json"
+    return f"canaries-{blake2b(where.encode(), digest_size=8).hexdigest()}"
 
 
 class Canaries:
@@ -58,19 +56,17 @@ class Canaries:
         self.changed: Callable[[], None] = lambda: None
         self._watches: dict[Route, CanaryWatch] = {}
         self._digests: dict[Route, str] = {}
-        self._path: Path | None = None
+        self._folder: Path | None = None
         self._writing = Lock()
-        self._saved: dict[str, RolledBack] = {}  # what this gateway last read or wrote; guarded by _writing
 
-    def open(self, path: Path) -> None:
-        """Read what was rolled back before; blocking. A file that cannot be read is logged and written anew."""
-        self._path = path
-        try:
-            self._saved = _read(path)
-        except (OSError, msgspec.DecodeError, UnicodeError) as error:
-            _log.warning("%s cannot be read, canaries that were rolled back get calls again: %s", path, error)
-            return
-        self.rolled_back |= self._saved
+    def open(self, folder: Path) -> None:
+        """Read what was rolled back before; blocking. A file that cannot be read is logged."""
+        self._folder = folder
+        for path in islice(folder.glob("*.json"), MAX_KEPT):
+            try:
+                self.rolled_back[path.stem] = msgspec.json.decode(path.read_bytes(), type=RolledBack)
+            except (OSError, msgspec.DecodeError, UnicodeError) as error:
+                _log.warning("%s cannot be read, a canary that was rolled back gets calls again: %s", path, error)
 
     def adopt(self, routes: Iterable[Route], *, whole: bool = True) -> list[Route]:
         """Take the routes of new documents; return those in force: of a split whose canary was rolled back, without it.
@@ -93,8 +89,7 @@ class Canaries:
         gone: set[str] = self.rolled_back.keys() - self._digests.values() if whole else set()
         for digest in gone:
             del self.rolled_back[digest]
-        if gone:
-            self._save()
+            self._save(digest)
         return in_force
 
     def shown(self) -> Sequence[RolledBack]:
@@ -122,8 +117,8 @@ class Canaries:
     def _roll_back(self, plan: Route, verdict: Verdict) -> None:
         side = self._watches.pop(plan).rule.canary
         found = RolledBack(route=plan.name, side=side, reason=verdict.reason, text=verdict.text, at=time())
-        self.rolled_back[self._digests[plan]] = found
-        _bound(self.rolled_back)
+        digest = self._digests[plan]
+        self.rolled_back[digest] = found
         _log.error(
             "route %s: canary %s is rolled back (%s): %s. It gets no calls until the route changes in the documents",
             plan.name,
@@ -132,59 +127,25 @@ class Canaries:
             verdict.text,
         )
         asyncio.get_running_loop().call_soon(lambda: self.changed())
-        self._save()
+        self._save(digest)
 
-    def _save(self) -> None:
-        if self._path is not None:
+    def _save(self, digest: str) -> None:
+        if self._folder is not None:
             loop = asyncio.get_running_loop()
-            work: asyncio.Future[Any] = loop.run_in_executor(None, self._write, self._path)
+            work: asyncio.Future[Any] = loop.run_in_executor(None, self._write, self._folder, digest)
             work.add_done_callback(_written)
 
-    def _write(self, path: Path) -> None:
-        """Write what has changed here since this gateway last read or wrote, in a thread. Counts that other gateways
-        wrote meanwhile stays.
-        """
-        with self._writing, _alone(path):
-            own = dict(self.rolled_back)
-            try:
-                found = _read(path)
-            except (msgspec.DecodeError, UnicodeError):  # logged when it was opened
-                found = {}
-            for digest in self._saved.keys() - own.keys():
-                found.pop(digest, None)
-            found |= {digest: each for digest, each in own.items() if self._saved.get(digest) != each}
-            _bound(found)
-            beside = path.with_name(f"{path.name}.{os.getpid()}")
+    def _write(self, folder: Path, digest: str) -> None:
+        """Write or remove the file of a canary by what is known of it now, in a thread."""
+        with self._writing:
+            path, found = folder / f"{digest}.json", self.rolled_back.get(digest)
+            if found is None:
+                path.unlink(missing_ok=True)
+                return
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            beside = folder / f".{digest}.{os.getpid()}"
             beside.write_bytes(msgspec.json.encode(found))
             os.replace(beside, path)
-            self._saved = own
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Hold the lock of a file among all processes; makes its folder. Blocks, and raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = os.open(path.with_name(f"{path.name}.lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
-
-
-def _read(path: Path) -> dict[str, RolledBack]:
-    """Return what a file holds; nothing if there is none. Raises OSError, DecodeError and UnicodeError."""
-    try:
-        with path.open("rb") as file:
-            return msgspec.json.decode(file.read(MAX_BYTES + 1), type=dict[str, RolledBack])
-    except FileNotFoundError:
-        return {}
-
-
-def _bound(found: dict[str, RolledBack]) -> None:
-    """Forget the oldest beyond `MAX_KEPT`."""
-    while len(found) > MAX_KEPT:
-        del found[min(found, key=lambda each: found[each].at)]
 
 
 def _without(route: Route, canary: str) -> Route:

@@ -12,8 +12,6 @@ ACCEPT_JSON = b"accept: application/json\r\n"  # all that the server gets of the
 class ModelList:
     """Receives the answer of one call, and gives the call the filtered list for its client."""
 
-    __slots__ = ("_filtered", "_head", "_parts", "_size")
-
     def __init__(self) -> None:
         self._filtered = False  # what the call gets next is for its client
         self._head: ResponseHead | None = None

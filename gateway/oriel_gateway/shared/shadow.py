@@ -36,8 +36,6 @@ class Fingerprint:
     body: the answer to a v2 infer call over HTTP as well, as far as it is small enough; None: of no such call.
     """
 
-    __slots__ = ("_digest", "_size", "body", "status")
-
     def __init__(self, call: Call, head: Any) -> None:
         self.status = head.code
         self.body = Body(head.forward) if _is_infer(call) and head.code == 200 else None
@@ -126,8 +124,6 @@ def send_copy(call: Call, routing: RoutingState, body: bytes, seen: Fingerprint)
 
 class _ShadowCopy:
     """Makes one copy and receives its answer. It is not counted as a request and not traced: its original is."""
-
-    __slots__ = ("_call", "_holding", "_original", "_own", "_result", "_routing", "_seen")
 
     def __init__(
         self,

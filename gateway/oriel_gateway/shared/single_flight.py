@@ -128,8 +128,6 @@ class _Work:
     The call is not counted as a request and not traced: its members are. It comes from no address: they may be several.
     """
 
-    __slots__ = ("_again", "_body", "_body_bytes", "_call", "_flight", "_founder", "_head", "_key", "_routing")
-
     def __init__(self, founder: Member, routing: RoutingState, flight: Flight[Member], key: bytes, again: bool) -> None:
         first = founder.call
         self._founder = founder

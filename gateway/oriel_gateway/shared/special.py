@@ -113,8 +113,6 @@ def token_lines(call: Call, now: float) -> list[bytes]:
 class Extras:
     """Hooks of one call; its single writer is that call. See `contracts.RouteHooks`."""
 
-    __slots__ = ("_copied", "_member", "_routing", "_seen", "_tokens", "model")
-
     def __init__(self, routing: RoutingState) -> None:
         self._routing = routing
         self.model = ""

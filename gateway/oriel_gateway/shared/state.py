@@ -36,8 +36,6 @@ class FlightWork(Detached, Protocol):
 class Member:
     """A call that waits in a flight."""
 
-    __slots__ = ("call", "flight", "work")
-
     def __init__(self, call: Call) -> None:
         self.call = call
         self.flight: Flight[Member] | None = None

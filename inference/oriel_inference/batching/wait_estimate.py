@@ -4,9 +4,8 @@ from collections.abc import Collection
 
 from oriel_inference.batching.running import Running
 from oriel_inference.clock import Clock
-from oriel_policies.waiting.batch import ServiceCurve
+from oriel_policies.waiting.batch import ServiceCurve, best_rate, expected_wait_s
 from oriel_policies.waiting.queue import SlaQueue
-from oriel_policies.waiting.wait import best_rate, expected_wait_s
 
 
 class WaitEstimate:

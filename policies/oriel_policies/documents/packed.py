@@ -36,7 +36,7 @@ from oriel_policies.documents.promises import (
 )
 from oriel_policies.metering.prices import Price
 
-MAGIC = b"oriel\0p7"
+MAGIC = b"oriel\0p8"
 _SIZES = Struct("<8sQQQQQQ")
 _OFFSET = Struct("<Q")
 _DIGEST = 32
@@ -87,24 +87,26 @@ class _Sizes(NamedTuple):
     keys: int
     tenants: int
     records: int
-    dead: int
+    fresh: int
     documents: int
 
 
 class Parts(NamedTuple):
-    """The parts of a block. dead: bytes of `records` that no row names. documents: file name -> content, encoded."""
+    """The parts of a block. fresh: bytes that `records` had when all of them were compiled together: those that rows
+    name no more, or that came later, are beyond that. documents: file name -> content, encoded.
+    """
 
     head: bytes | memoryview
     keys: bytes | memoryview
     tenants: bytes | memoryview
     records: bytes | memoryview
-    dead: int
+    fresh: int
     documents: bytes | memoryview
 
     def block(self) -> list[bytes | memoryview]:
         """The pieces to write, in order."""
         rows = len(self.keys) // ROW, len(self.tenants) // ROW
-        sizes = _SIZES.pack(MAGIC, len(self.head), *rows, len(self.records), self.dead, len(self.documents))
+        sizes = _SIZES.pack(MAGIC, len(self.head), *rows, len(self.records), self.fresh, len(self.documents))
         return [sizes, self.head, self.keys, self.tenants, self.records, self.documents]
 
 
@@ -160,9 +162,9 @@ def pack(snapshot: Snapshot, documents: Mapping[str, bytes] | None = None) -> by
     """The bytes `unpack` reads. documents: the sources of the snapshot, needed if `renewed` is to start from it."""
     rows = Rows()
     rows.add(snapshot.tenants, snapshot.keys)
-    keys, tenants = b"".join(sorted(rows.keys)), b"".join(sorted(rows.tenants))
+    keys, tenants, records = b"".join(sorted(rows.keys)), b"".join(sorted(rows.tenants)), bytes(rows.records)
     kept = _encode(documents or {})
-    return b"".join(Parts(encode_head(snapshot), keys, tenants, bytes(rows.records), 0, kept).block())
+    return b"".join(Parts(encode_head(snapshot), keys, tenants, records, len(records), kept).block())
 
 
 def _sized(record: msgspec.Struct) -> bytes:
@@ -180,7 +182,7 @@ def parts(packed: memoryview) -> Parts:
     if sizes.magic != MAGIC or ends[-1] != len(packed):
         raise ValueError("not a packed snapshot")
     head, keys, tenants, records, documents = (packed[start:end] for start, end in pairwise(ends))
-    return Parts(head, keys, tenants, records, sizes.dead, documents)
+    return Parts(head, keys, tenants, records, sizes.fresh, documents)
 
 
 def pools_of(block: Parts) -> Mapping[str, Pool]:
@@ -247,8 +249,6 @@ class _Records(Mapping[K, V], Generic[K, V]):
     key_at: returns the key of a row.
     """
 
-    __slots__ = ("_build", "_count", "_digest", "_key_at", "_records", "_rows", "decoded")
-
     def __init__(
         self,
         rows: memoryview,
@@ -291,9 +291,6 @@ class _Records(Mapping[K, V], Generic[K, V]):
         (size,) = _OFFSET.unpack_from(self._records, start)
         start += _OFFSET.size
         return self._records[start : start + size]
-
-    def __repr__(self) -> str:
-        return f"<{self._count} keys>"
 
 
 def _digest_of_name(name: str) -> bytes:

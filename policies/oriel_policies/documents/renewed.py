@@ -13,7 +13,6 @@ anew.
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
-from struct import Struct
 from typing import TypeVar
 
 import msgspec
@@ -29,7 +28,6 @@ from oriel_policies.errors import BadDocument
 T = TypeVar("T")
 
 _DIGEST = 32
-_OFFSET = Struct("<Q")
 _FEW = 16  # this many changed lines always count as few
 _MANY = 10_000
 _CHUNK = 32 * 1024  # bytes compared at a time
@@ -71,18 +69,12 @@ def renewed(packed: memoryview, documents: Mapping[str, bytes]) -> Parts | None:
         gone_tenants += was.tenants
         gone_keys += was.keys
         rows.add(now.tenants, now.keys)
-    records = memoryview(before.records)
-    out_of_tenants = spliced(before.tenants, [sha256(name.encode()).digest() for name in gone_tenants], rows.tenants)
-    out_of_keys = spliced(before.keys, gone_keys, rows.keys)
-    if out_of_tenants is None or out_of_keys is None:
+    records = b"".join((before.records, rows.records))
+    tenants = spliced(before.tenants, [sha256(name.encode()).digest() for name in gone_tenants], rows.tenants)
+    keys = spliced(before.keys, gone_keys, rows.keys)
+    if tenants is None or keys is None or len(records) > 2 * before.fresh:
         return None
-    tenants, left_tenants = out_of_tenants
-    keys, left_keys = out_of_keys
-    dead = before.dead + sum(size_of(records, offset) for offset in (*left_tenants, *left_keys))
-    all_records = b"".join((records, rows.records))
-    if 2 * dead > len(all_records):
-        return None
-    return Parts(encode_head(now), keys, tenants, all_records, dead, _encode(documents))
+    return Parts(encode_head(now), keys, tenants, records, before.fresh, _encode(documents))
 
 
 def old_documents(block: Parts) -> dict[str, memoryview]:
@@ -216,10 +208,8 @@ def _tables(lines: set[bytes]) -> Iterable[tuple[str, str, TenantTable]]:
         raise reading.mistakes[0]
 
 
-def spliced(
-    section: bytes | memoryview, gone: Iterable[bytes], came: Iterable[bytes]
-) -> tuple[bytes, list[int]] | None:
-    """The sorted rows without the removed digests and with the added ones, and the offsets of the removed records.
+def spliced(section: bytes | memoryview, gone: Iterable[bytes], came: Iterable[bytes]) -> bytes | None:
+    """The sorted rows without the removed digests and with the added ones.
 
     None if a removed digest was not there, or an added one exists already.
     """
@@ -230,7 +220,6 @@ def spliced(
         return view[row * ROW : row * ROW + _DIGEST].tobytes()
 
     edits: dict[bytes, bytes] = dict.fromkeys(gone, b"")
-    left: list[int] = []
     missing = set(edits)
     for row in came:
         digest = row[:_DIGEST]
@@ -245,15 +234,6 @@ def spliced(
         if there != (digest in missing):
             return None
         pieces += (view[at * ROW : place * ROW], edits[digest])
-        at = place
-        if there:
-            left.append(_OFFSET.unpack_from(view, place * ROW + _DIGEST)[0])
-            at += 1
+        at = place + there
     pieces.append(view[at * ROW :])
-    return b"".join(pieces), left
-
-
-def size_of(records: memoryview, offset: int) -> int:
-    """Bytes of the record at `offset`."""
-    size: int = _OFFSET.unpack_from(records, offset)[0]
-    return size + _OFFSET.size
+    return b"".join(pieces)

@@ -22,7 +22,7 @@ import msgspec
 from oriel_policies.documents.packed import Parts, Rows, encode_head, parts, unpack
 from oriel_policies.documents.promises import ApiKey
 from oriel_policies.documents.reading import read_toml
-from oriel_policies.documents.renewed import old_documents, size_of, spliced, unlike
+from oriel_policies.documents.renewed import old_documents, spliced, unlike
 from oriel_policies.documents.tenants import epoch
 
 
@@ -128,19 +128,12 @@ def _without(packed: memoryview, block: Parts, before: _Named, after: _Named) ->
     rows = Rows(len(block.records))
     rows.add({}, ending)
     digests = [bytes.fromhex(digest) for digest, _ in (*gone_keys, *earlier)]
-    keys, left_keys = _certainly(spliced(block.keys, digests, rows.keys))
-    tenants, left = _certainly(spliced(block.tenants, [sha256(name.encode()).digest() for name in gone_tenants], ()))
-    records = memoryview(block.records)
-    dead = block.dead + sum(size_of(records, offset) for offset in (*left_keys, *left))
+    keys = spliced(block.keys, digests, rows.keys)
+    tenants = spliced(block.tenants, [sha256(name.encode()).digest() for name in gone_tenants], ())
+    if keys is None or tenants is None:
+        raise ValueError("the compiled block lacks a name that its documents have")
     kept = {name: issuer for name, issuer in snapshot.issuers.items() if name not in gone_issuers}
     head = encode_head(replace(snapshot, issuers=kept)) if gone_issuers else block.head
     mark = sha256(repr((gone_tenants, gone_issuers, gone_keys, sorted(earlier.items()))).encode()).hexdigest()
-    left_over = Parts(head, keys, tenants, b"".join((records, rows.records)), dead, b"\x80")
+    left_over = Parts(head, keys, tenants, b"".join((block.records, rows.records)), block.fresh, b"\x80")
     return Withdrawn(left_over, names, len(digests), mark)
-
-
-def _certainly(found: tuple[bytes, list[int]] | None) -> tuple[bytes, list[int]]:
-    """The value, or ValueError for None: the block does not contain what its documents name."""
-    if found is None:
-        raise ValueError("the compiled block lacks a name that its documents have")
-    return found

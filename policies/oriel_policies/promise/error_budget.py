@@ -90,8 +90,6 @@ class Slots:
 class BudgetHistory:
     """The calls of the last 30 days for one objective: 12.7 KB."""
 
-    __slots__ = ("long", "short")
-
     def __init__(self) -> None:
         self.short = Slots(*SHORT)
         self.long = Slots(*LONG)

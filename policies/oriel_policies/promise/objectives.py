@@ -153,8 +153,6 @@ def passed_in(times: Sequence[float], target_s: float) -> str:
 class Usual:
     """The usual seconds per stage of the calls of one route: running means over calls that kept their promise."""
 
-    __slots__ = ("count", "times")
-
     def __init__(self) -> None:
         self.times = [0.0] * len(STAGES)
         self.count = 0

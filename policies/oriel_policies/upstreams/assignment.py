@@ -7,9 +7,12 @@ only to that side, or only away from it. The numbers depend on nothing but the t
 agrees.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from math import log
+from typing import Generic, TypeVar
+
+E = TypeVar("E")
 
 _HALF = 1 << 52
 _MASK = (1 << 64) - 1
@@ -29,8 +32,6 @@ class Sides:
     different.
     """
 
-    __slots__ = ("_salt", "_sides")
-
     def __init__(self, salt: str, names: Sequence[str], shares: Sequence[float]) -> None:
         self._salt = salt
         self._sides = [(index, name, share) for index, (name, share) in enumerate(zip(names, shares, strict=True))]
@@ -48,8 +49,6 @@ class Sides:
 
 class Rendezvous:
     """Candidates by name. A name is hashed once, a key once per look-up, and neither again for each pair."""
-
-    __slots__ = ("_numbers", "names")
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
@@ -69,3 +68,28 @@ class Rendezvous:
             if draw > best_draw and index not in barred:
                 best, best_draw = index, draw
         return best
+
+
+class StickyChoice(Generic[E]):
+    """The choice of an endpoint of one pool by a key: calls with the same key go to the same one, as long as it can be
+    asked; meanwhile all its keys meet their next one.
+
+    name: returns the name of an endpoint, the same in every process and after every start.
+    """
+
+    def __init__(self, name: Callable[[E], str]) -> None:
+        self._name = name
+        self._ring = Rendezvous(())
+        self._source: Sequence[E] = ()
+
+    def pick(self, usable: Sequence[E], key: str, tried: Sequence[E] = ()) -> E | None:
+        """Return the endpoint of `key` among `usable` without `tried`; None when none is left.
+
+        usable: has to be another object whenever its members are others; they are hashed anew then.
+        """
+        if usable is not self._source or len(usable) != len(self._ring.names):
+            self._source = usable
+            self._ring = Rendezvous([self._name(endpoint) for endpoint in usable])
+        barred = [index for index, endpoint in enumerate(usable) if endpoint in tried] if tried else ()
+        found = self._ring.first(key, barred)
+        return None if found is None else usable[found]

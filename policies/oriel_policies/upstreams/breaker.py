@@ -11,18 +11,6 @@ MAX_PROBES = 8
 class Breaker:
     """Times are monotonic seconds. Single writer."""
 
-    __slots__ = (
-        "_failures",
-        "_good",
-        "_needed",
-        "_next_probe_s",
-        "_probation_s",
-        "_probe_s",
-        "_threshold",
-        "_trusted_s",
-        "closed",
-    )
-
     def __init__(self, *, threshold: int = 5, probe_s: float = 1.0, probation_s: float = 10.0) -> None:
         self._threshold = threshold
         self._probe_s = probe_s

@@ -20,8 +20,6 @@ class RetryBudget:
     the requests do not.
     """
 
-    __slots__ = ("_repeats", "_requests", "_until", "spent")
-
     def __init__(self) -> None:
         self._until = 1  # the whole second that is being counted ends here
         self._requests = [0] * WINDOW_S

@@ -80,8 +80,6 @@ class Record:
 class Ejection:
     """The ejection time of one endpoint: 1 s, doubled each time up to 60 s; reset after 30 s of good service."""
 
-    __slots__ = ("_times", "cause", "until_s")
-
     def __init__(self) -> None:
         self.cause: Cause | None = None
         self.until_s = 0.0

@@ -18,8 +18,6 @@ M = TypeVar("M", bound=Hashable)
 class Flight(Generic[M]):
     """One piece of work and the members that wait for it."""
 
-    __slots__ = ("key", "members")
-
     def __init__(self, key: Hashable) -> None:
         self.key = key
         self.members: dict[M, None] = {}

@@ -52,8 +52,6 @@ class MemoryShare:
     since_s: when it was loaded.
     """
 
-    __slots__ = ("load_s", "name", "pinned", "since_s", "sizes", "state")
-
     def __init__(self, name: str, sizes: Mapping[str, int], *, pinned: bool) -> None:
         self.name = name
         self.sizes = dict(sizes)
@@ -82,8 +80,6 @@ class MemoryPlan:
 class _Rate:
     """Calls per second, smoothed exponentially over `over_s`."""
 
-    __slots__ = ("_at_s", "_calls_s", "_over_s")
-
     def __init__(self, over_s: float, now: float) -> None:
         self._over_s = over_s
         self._calls_s = 0.0
@@ -109,8 +105,6 @@ class _Use:
     lately, usual: rates of its calls, for rules 3 and 4. called_s: when the latest of them came.
     load_s: seconds of its latest load, 0 before the first.
     """
-
-    __slots__ = ("called_s", "lately", "load_s", "usual")
 
     def __init__(self, lately_s: float, usual_s: float, now: float) -> None:
         self.lately = _Rate(lately_s, now)

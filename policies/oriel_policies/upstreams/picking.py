@@ -23,8 +23,6 @@ class PeakEwma:
     Times are monotonic seconds and do not go back.
     """
 
-    __slots__ = ("_refusals", "busy_s", "cost_s", "stamp_s")
-
     def __init__(self) -> None:
         self.cost_s = 0.0
         self.stamp_s = 0.0

@@ -20,8 +20,6 @@ class Charges:
     that it has dropped, of which there are tens of thousands.
     """
 
-    __slots__ = ("_alpha", "_known", "_max_keys", "default_s")
-
     def __init__(self, *, default_s: float = 0.01, alpha: float = 0.1, max_keys: int = 65536) -> None:
         self.default_s = default_s
         self._alpha = alpha
@@ -49,8 +47,6 @@ class Admission:
 
     Calls of model "" count for no model. now: monotonic seconds, see `SlaQueue.pop`.
     """
-
-    __slots__ = ("_mean_s", "_shares", "inflight", "limit", "queue")
 
     def __init__(self, *, limit: int, queue: SlaQueue) -> None:
         self.limit = limit

@@ -21,7 +21,7 @@ Times are absolute monotonic seconds, durations seconds.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -100,8 +100,6 @@ class ServiceCurve:
     non-decreasing curve (pool adjacent violators, weighted by samples), because one odd sample must not make every
     larger batch look slow. Between known sizes it interpolates; above the largest it follows the mean slope.
     """
-
-    __slots__ = ("_deviation", "_fit", "_keys", "_means", "_seen", "_stale")
 
     ALPHA = 0.1
     MAX_WEIGHT = 16
@@ -182,8 +180,6 @@ class RecentMinimum:
     difference.
     """
 
-    __slots__ = ("_fastest",)
-
     CREEP = 0.02
 
     def __init__(self) -> None:
@@ -226,6 +222,35 @@ def non_decreasing(points: Sequence[tuple[float, float]]) -> list[float]:
     return [mean for mean, _, members in blocks for _ in range(int(members))]
 
 
+def best_rate(predict: Callable[[int], float], max_rows: int, *, smaller: bool = True) -> float:
+    """Rows per second of one instance at its best batch size; 0.0 while nothing is known.
+
+    predict: rows of a batch -> seconds, as `ServiceCurve.predict`.
+    smaller: try all powers of two up to `max_rows`; if False, only `max_rows` itself.
+    """
+    best = 0.0
+    rows = 1 if smaller else max_rows
+    while True:
+        seconds = predict(rows)
+        if seconds > 0.0:
+            best = max(best, rows / seconds)
+        if rows >= max_rows:
+            return best
+        rows = min(rows * 2, max_rows)
+
+
+def expected_wait_s(ahead_rows: float, rows_per_s: float) -> float | None:
+    """Seconds until work of `ahead_rows` is done at `rows_per_s`; None if there is work and the rate is not known.
+
+    The work ahead are the rows that wait in its own band and in more urgent ones, and what is left of the running
+    batches. This is no guarantee: it does not foresee more urgent arrivals, the guaranteed share of lower bands,
+    expiring deadlines, or other models that use the cores.
+    """
+    if ahead_rows <= 0.0:
+        return 0.0
+    return ahead_rows / rows_per_s if rows_per_s > 0.0 else None
+
+
 def decide(backlog: Backlog, bounds: BatchBounds, curve: ServiceCurve, now: float) -> Decision:
     """Decide for an idle instance with this backlog."""
     rows = backlog.rows
@@ -263,8 +288,6 @@ class Fill:
     limit_rows: from `Run.rows`; limit_bytes: of the batch's inputs. `admit` decides about the next call in the
     order and adds it if it fits. After the first call that does not fit the batch is complete.
     """
-
-    __slots__ = ("_curve", "_limit", "_limit_bytes", "_now", "_tightest", "_whole_ends_s", "rows", "size_bytes")
 
     def __init__(self, limit_rows: int, curve: ServiceCurve, now: float, limit_bytes: float = inf) -> None:
         self.rows = 0

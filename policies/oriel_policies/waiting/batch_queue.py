@@ -40,8 +40,6 @@ class BatchQueue(Generic[M]):
     has, to count less in `rows_ahead`.
     """
 
-    __slots__ = ("_arrivals", "bounds", "curve", "queue", "rows")
-
     def __init__(self, queue: SlaQueue, bounds: BatchBounds, curve: ServiceCurve) -> None:
         self.queue = queue
         self.bounds = bounds

@@ -87,9 +87,6 @@ class LearnedLimit:
         self._sum_s = 0.0
         self._took_s = 0.0  # of the latest call
 
-    def __repr__(self) -> str:
-        return f"<LearnedLimit {self.limit} base={self._rungs[self._base]}>"
-
     @property
     def base(self) -> int:
         """The adopted limit; `limit` differs from it while another one is tried."""

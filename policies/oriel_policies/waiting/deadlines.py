@@ -12,8 +12,6 @@ T = TypeVar("T")
 class DeadlineWheel(Generic[T]):
     """Hashable items by deadline. Single writer."""
 
-    __slots__ = ("_buckets", "_count", "_per_s", "_swept")
-
     def __init__(self, resolution_s: float = 0.005) -> None:
         self._per_s = 1.0 / resolution_s
         self._buckets: dict[int, dict[T, None]] = {}

@@ -25,8 +25,6 @@ class LowQuantile:
     samples.
     """
 
-    __slots__ = ("_down", "_up", "value")
-
     QUANTILE = 0.1
 
     def __init__(self, step: float) -> None:
@@ -45,8 +43,6 @@ class LowQuantile:
 
 class ServiceFloor:
     """The service time of quick batches per row count; a larger batch is never quicker."""
-
-    __slots__ = ("_quick", "_refused", "_seen", "ceiling_s")
 
     STEP = 0.02
 
@@ -95,8 +91,6 @@ class AnswerTimes:
     fastest_s: the quickest call so far. likely_s: the mean plus twice the mean deviation, which few calls exceed, as in
     TCP's estimate of round trips (Jacobson 1988).
     """
-
-    __slots__ = ("_count", "_deviation_s", "_mean_s", "_refused", "fastest_s", "floor")
 
     def __init__(self) -> None:
         self.floor = ServiceFloor()

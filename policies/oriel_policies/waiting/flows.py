@@ -77,9 +77,6 @@ class Ticket(Holding):
         self._number = 0  # order of arrival in its queue
         self._flow: Flow | None = None
 
-    def __repr__(self) -> str:
-        return f"<Ticket band={self.band} tenant={self.tenant} deadline={self.deadline:.3f}>"
-
 
 class _Line:
     """The tickets of a flow by (`Ticket.order`, arrival), with lazy removal.
@@ -87,8 +84,6 @@ class _Line:
     Nearly all of them arrive in that order already, since a tenant's calls have the same time each. They are kept in a
     list, where one that comes or goes moves no other. Only those that arrive out of order are sorted, in a heap.
     """
-
-    __slots__ = ("_dead", "line", "sorted")
 
     def __init__(self) -> None:
         self.line: deque[Ticket] = deque()
@@ -146,8 +141,6 @@ class _Line:
 
 class _Heap:
     """Tickets by deadline, with lazy removal."""
-
-    __slots__ = ("_dead", "_entries")
 
     def __init__(self, tickets: Iterable[Ticket]) -> None:
         self._entries = [(ticket.deadline, ticket._number, ticket) for ticket in tickets]
@@ -261,8 +254,6 @@ class Expiry:
     may add an earlier entry; one that leaves changes nothing until the entry surfaces and is corrected. All other
     entries are stale.
     """
-
-    __slots__ = ("_entries", "_flows", "_sequence")
 
     def __init__(self) -> None:
         self._entries: list[tuple[float, int, Flow]] = []

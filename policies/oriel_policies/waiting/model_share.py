@@ -19,8 +19,6 @@ class _Use:
     mean_s: how long a call holds a permit. ended_s: when the model released one last, or got its only one.
     """
 
-    __slots__ = ("before", "count", "ended_s", "mean_s", "most")
-
     def __init__(self) -> None:
         self.count = self.most = self.before = 0
         self.ended_s = self.mean_s = 0.0
@@ -31,8 +29,6 @@ class ModelShares:
 
     At most `MAX_MODELS` are counted; others may have all permits meanwhile.
     """
-
-    __slots__ = ("_turn_s", "_uses")
 
     def __init__(self) -> None:
         self._uses: dict[str, _Use] = {}

@@ -37,8 +37,6 @@ class LoopOverload:
     behind: True if the loop is overloaded. most: the number of all other ranks that may go on in one turn.
     """
 
-    __slots__ = ("_begun", "_late_beats", "_pressed", "_quiet_beats", "_waited_s", "_went_on", "behind", "most")
-
     def __init__(self) -> None:
         self.behind = False
         self.most = FIRST

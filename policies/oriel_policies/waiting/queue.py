@@ -39,18 +39,6 @@ _IDLE_FLOWS = 1024
 
 
 class _Band:
-    __slots__ = (
-        "active",
-        "credit",
-        "entered",
-        "finish",
-        "flows",
-        "items",
-        "number",
-        "rows",
-        "virtual",
-    )
-
     def __init__(self, number: int) -> None:
         self.number = number
         self.flows: dict[str, Flow] = {}

@@ -39,8 +39,6 @@ class Returns:
     lag_s: how long after the answers the last of them arrives.
     """
 
-    __slots__ = ("_answered", "_answered_s", "_came", "_last_s", "_share", "lag_s", "until_s")
-
     def __init__(self) -> None:
         self._share = 0.0
         self._answered = 0

@@ -80,8 +80,6 @@ class _Band:
     room: accounts that are kept before those that hold nothing are forgotten.
     """
 
-    __slots__ = ("accounts", "entered", "loose", "ranking", "room")
-
     def __init__(self) -> None:
         self.accounts: dict[str, _Account] = {}
         self.room = _IDLE
@@ -136,8 +134,6 @@ class Shares:
     floor_share: part of `bound` that each band keeps from the others, rounded down to whole units; less where many
     bands would keep more than half of the budget together.
     """
-
-    __slots__ = ("_bands", "bound", "first", "floor_share", "held", "spared")
 
     def __init__(self, bound: int, *, spared: int = 0, first: int = 0, floor_share: float = FLOOR_SHARE) -> None:
         self.bound = bound

@@ -14,8 +14,6 @@ MAX_MODELS = 64  # models of one stream that are distinguished at a time; messag
 class Unanswered:
     """The unfinished messages of one stream. models: their number for each model that may be at work."""
 
-    __slots__ = ("models",)
-
     def __init__(self) -> None:
         self.models: dict[str, int] = {}
 

@@ -5,11 +5,10 @@ import gc
 import logging
 from collections.abc import Awaitable, Callable
 from time import monotonic
-from typing import Protocol
 
+from oriel_gateway.core import Gateway
 from oriel_gateway.documents.compiler import BadFolder
-from oriel_gateway.documents.in_force import DocumentsInForce
-from oriel_gateway.documents.source import PolicySource, Stamp
+from oriel_gateway.documents.source import Stamp
 from oriel_policies.documents import Snapshot
 from oriel_policies.documents.packed import decoded
 from oriel_policies.errors import BadDocument
@@ -22,34 +21,10 @@ _LOGGED_MISTAKES = 10
 _SPARED = 1000
 
 
-class KeyFetcher(Protocol):
-    """Fetches the keys of issuers; see `identity.key_sets.KeySets`."""
-
-    async def run(self) -> None:
-        """Fetch what is due until cancelled."""
-
-
-class Adopter(Protocol):
-    """The gateway that adopts new documents; see `core.Gateway`."""
-
-    @property
-    def snapshot(self) -> Snapshot: ...
-
-    @property
-    def documents(self) -> DocumentsInForce: ...
-
-    @property
-    def key_sets(self) -> KeyFetcher | None: ...
-
-    def adopt(self, snapshot: Snapshot, *, good: bool = True) -> None:
-        """Replace the documents in force; good: False if this only withdraws some of them."""
-
-    async def close_left_pools(self) -> None:
-        """Close removed pools whose last call has ended."""
-
-
 class Reloader:
-    """Polls a source and lets its gateway adopt the documents that compile. seen: the stamp of the first documents.
+    """Polls for new documents and lets its gateway adopt those that compile.
+
+    look: returns the stamp of the documents that are there now; blocking. seen: the stamp of the first documents.
 
     Documents that change while they are compiled may be half of one set and half of another, or include a file that is
     still being written: half of the tenants would be unknown. They are compiled again at the next poll until they stay
@@ -62,8 +37,8 @@ class Reloader:
 
     def __init__(
         self,
-        gateway: Adopter,
-        source: PolicySource,
+        gateway: Gateway,
+        look: Callable[[], Stamp],
         build: Callable[[], Awaitable[Snapshot]],
         *,
         seen: Stamp,
@@ -72,7 +47,7 @@ class Reloader:
     ) -> None:
         self._gateway = gateway
         self._shrunk_s = shrunk_s
-        self._source = source
+        self._look = look
         self._build = build
         self._seen = seen
         self._requested = asyncio.Event()
@@ -108,7 +83,7 @@ class Reloader:
         """Poll once: adopt new documents, or log their mistakes; close removed pools that have become empty."""
         requested = self._requested.is_set()
         self._requested.clear()
-        stamp = await asyncio.to_thread(self._source.stamp)
+        stamp = await asyncio.to_thread(self._look)
         if requested or self._again or stamp != self._seen:
             self._seen, self._again = stamp, False
             await self._reload(stamp)
@@ -129,7 +104,7 @@ class Reloader:
     async def _moved(self, stamp: Stamp) -> bool:
         """Return whether the source changed since compiling began and has to be polled again before it is adopted."""
         now = self._now()
-        if await asyncio.to_thread(self._source.stamp) == stamp:
+        if await asyncio.to_thread(self._look) == stamp:
             self._moving_s = None
             return False
         if self._moving_s is None:
