@@ -84,7 +84,7 @@ def test_a_document_has_budgets_and_a_packed_one_the_same() -> None:
     ("budget", "place", "says"),
     [
         ('{ amount = 1, unit = "EUX" }', ".unit", "did you mean 'EUR'"),
-        ('{ amount = 1, unit = "EUR", period = "year" }', ".period", "day"),
+        ('{ amount = 1, unit = "EUR", period = "year" }', ".period", "year"),
         ('{ amount = 0, unit = "EUR" }', ".amount", "above 0"),
         ('{ amount = -1, unit = "EUR" }', ".amount", "above 0"),
         ('{ amount = "many", unit = "EUR" }', ".amount", "is not an amount"),
@@ -92,7 +92,7 @@ def test_a_document_has_budgets_and_a_packed_one_the_same() -> None:
         ('{ amount = "nan", unit = "EUR" }', ".amount", "above 0"),
         ('{ amount = 1.5, unit = "tokens" }', ".amount", "a whole number"),
         ('{ amount = "0.0000000001", unit = "EUR" }', ".amount", "nine decimals"),
-        ('{ amount = 1, unit = "EUR", warn = 0 }', ".warn", "a share"),
+        ('{ amount = 1, unit = "EUR", warn = 0 }', ".warn", "> 0"),
         ('{ amount = 1, unit = "EUR" }, { amount = 2, unit = "EUR" }', "", "already"),
     ],
 )

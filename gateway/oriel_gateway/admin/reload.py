@@ -24,7 +24,7 @@ _SPARED = 1000
 class Reloader:
     """Polls for new documents and lets its gateway adopt those that compile.
 
-    look: returns the stamp of the documents that are there now; blocking. seen: the stamp of the first documents.
+    read_stamp: returns the stamp of the documents that are there now; blocking. seen: the stamp of the first documents.
 
     Documents that change while they are compiled may be half of one set and half of another, or include a file that is
     still being written: half of the tenants would be unknown. They are compiled again at the next poll until they stay
@@ -38,7 +38,7 @@ class Reloader:
     def __init__(
         self,
         gateway: Gateway,
-        look: Callable[[], Stamp],
+        read_stamp: Callable[[], Stamp],
         build: Callable[[], Awaitable[Snapshot]],
         *,
         seen: Stamp,
@@ -47,7 +47,7 @@ class Reloader:
     ) -> None:
         self._gateway = gateway
         self._shrunk_s = shrunk_s
-        self._look = look
+        self._read_stamp = read_stamp
         self._build = build
         self._seen = seen
         self._requested = asyncio.Event()
@@ -83,7 +83,7 @@ class Reloader:
         """Poll once: adopt new documents, or log their mistakes; close removed pools that have become empty."""
         requested = self._requested.is_set()
         self._requested.clear()
-        stamp = await asyncio.to_thread(self._look)
+        stamp = await asyncio.to_thread(self._read_stamp)
         if requested or self._again or stamp != self._seen:
             self._seen, self._again = stamp, False
             await self._reload(stamp)
@@ -104,7 +104,7 @@ class Reloader:
     async def _moved(self, stamp: Stamp) -> bool:
         """Return whether the source changed since compiling began and has to be polled again before it is adopted."""
         now = self._now()
-        if await asyncio.to_thread(self._look) == stamp:
+        if await asyncio.to_thread(self._read_stamp) == stamp:
             self._moving_s = None
             return False
         if self._moving_s is None:

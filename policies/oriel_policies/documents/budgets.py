@@ -40,10 +40,6 @@ def _budget(file: str, path: str, table: BudgetTable, currencies: Collection[str
         known = {*UNITS, *currencies}
         reason = f"{unit!r} is neither a unit nor the currency of a price{nearest(unit, known, list_all=True)}"
         raise BadDocument(file, f"{path}.unit", reason)
-    if table.period not in ("day", "month"):
-        raise BadDocument(file, f"{path}.period", 'a period is "day" or "month"')
-    if not 0.0 < table.warn <= 1.0:
-        raise BadDocument(file, f"{path}.warn", "a share of the amount, above 0 and at most 1")
     try:
         amount = Decimal(str(table.amount))
     except InvalidOperation as error:

@@ -48,8 +48,6 @@ def issuer(
     if wrong or not table.algorithms:
         given = ", ".join(map(repr, wrong)) or "none is given"
         raise BadDocument(file, f"{path}.algorithms", f"{given}: one or more of {', '.join(_ALGORITHMS)}")
-    if not 0 <= table.leeway_s <= 600 or not 1 <= table.refresh_s <= 86400:
-        raise BadDocument(file, path, "0 <= leeway_s <= 600 and 1 <= refresh_s <= 86400 has to hold")
     if table.above_tenant and table.tier_claim is None:
         raise BadDocument(file, f"{path}.above_tenant", "above_tenant needs a tier_claim, and the issuer has none")
     if table.tenants is None and not alone:

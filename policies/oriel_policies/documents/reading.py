@@ -101,7 +101,7 @@ class Reading:
             self.mistakes.append(BadDocument(file, "", f"not TOML: {error}"))
 
     def _walk_document(self, file: str, raw: dict[str, Any], error: msgspec.ValidationError) -> None:
-        hints = get_type_hints(DocumentTable)
+        hints = get_type_hints(DocumentTable, include_extras=True)
         before = len(self.mistakes)
         kept: dict[str, Any] = {}
         for section, table in raw.items():
@@ -154,7 +154,7 @@ class Reading:
             for number, value in enumerate(raw):
                 self._walk(file, f"{path}[{number}]", value, get_args(kind)[0])
         elif isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(raw, dict):
-            types, fields = get_type_hints(kind), msgspec.structs.fields(kind)
+            types, fields = get_type_hints(kind, include_extras=True), msgspec.structs.fields(kind)
             hints = {field.encode_name: types[field.name] for field in fields}
             for name, value in raw.items():
                 if name in hints:

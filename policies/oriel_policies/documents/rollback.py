@@ -16,12 +16,6 @@ def rollback(file: str, path: str, route: RouteTable, split: tuple[Split, ...]) 
         raise BadDocument(file, path, "a canary is compared with one other side: the split needs two different ones")
     if found.canary not in names:
         raise BadDocument(file, f"{path}.canary", f"{found.canary!r} is neither of the sides, {' and '.join(names)}")
-    if not 20 <= found.min_calls <= 1_000_000:
-        raise BadDocument(file, f"{path}.min_calls", "20 <= min_calls <= 1000000")
-    if not 0.0 <= found.margin < 1.0 or not 0.0 <= found.agreement < 1.0:
-        raise BadDocument(file, path, "0 <= margin < 1 and 0 <= agreement < 1 has to hold")
-    if not 0.0 <= found.compare_percent <= 100.0:
-        raise BadDocument(file, f"{path}.compare_percent", "0 <= compare_percent <= 100")
     if route.shadow is not None and found.compare_percent:
         text = "copies of the canary's calls are compared: leave out shadow, or set compare_percent = 0"
         raise BadDocument(file, path, text)

@@ -4,8 +4,21 @@ Unknown fields are refused. Times end in _ms or _s, sizes in _bytes; docs/polici
 """
 
 from datetime import date, datetime
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
+
+DAY_MS = 24 * 3_600_000
+
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Timeout = Annotated[int, Meta(ge=1, le=DAY_MS)]
+Start = Annotated[int, Meta(ge=1000, le=DAY_MS)]
+Hold = Annotated[int, Meta(ge=0, le=DAY_MS)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Inside = Annotated[float, Meta(gt=0, lt=1)]  # a share that is neither nothing nor all
+Below = Annotated[float, Meta(ge=0, lt=1)]
 
 
 class _Table(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -15,12 +28,12 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class TierTable(_Table):
     """`[tiers.NAME]`: a service level. band 0 is served first."""
 
-    band: int
+    band: Annotated[int, Meta(ge=0, le=255)]
     target_ms: int
     give_up_ms: int | None = None
     stream_idle_ms: int = 60_000
     stream_max_ms: int = 600_000
-    objective: float = 0.99
+    objective: Inside = 0.99
 
 
 class KeyTable(_Table):
@@ -67,8 +80,8 @@ class BudgetTable(_Table):
 
     amount: float | str
     unit: str
-    period: str = "month"
-    warn: float = 0.8
+    period: Literal["day", "month"] = "month"
+    warn: Annotated[float, Meta(gt=0, le=1)] = 0.8
     stop: bool = True
 
 
@@ -80,7 +93,7 @@ class TenantTable(_Table):
     models: list[str] = []
     services: list[str] = []
     scopes: list[str] = []
-    weight: float = 1.0
+    weight: Annotated[float, Meta(ge=0.001, le=1000)] = 1.0
     limit: LimitTable | None = None
     limits: list[ScopedLimitTable] = []
     budgets: list[BudgetTable] = []
@@ -101,8 +114,8 @@ class IssuerTable(_Table):
     audience: list[str]
     jwks: str
     algorithms: list[str] = msgspec.field(default_factory=lambda: ["RS256", "ES256", "EdDSA"])
-    leeway_s: int = 60
-    refresh_s: int = 300
+    leeway_s: Annotated[int, Meta(ge=0, le=600)] = 60
+    refresh_s: Annotated[int, Meta(ge=1, le=86400)] = 300
     tenant_claim: str = "tenant"
     tier_claim: str | None = None
     above_tenant: bool = False
@@ -128,14 +141,14 @@ class ScalingTable(_Table):
     minimum: int
     maximum: int
     spare: int = 0
-    start_ms: int = 60_000
-    keep_alive_ms: int = 300_000
-    capacity: float = 1.0
-    miss_share: float = 0.002
-    weights: dict[str, float] = {}
+    start_ms: Start = 60_000
+    keep_alive_ms: Start = 300_000
+    capacity: Annotated[float, Meta(ge=0.001, le=1_000_000)] = 1.0
+    miss_share: Inside = 0.002
+    weights: dict[str, Share] = {}
     schedule: list[WindowTable] = []
-    hold_ms: int | None = None
-    tier_hold_ms: dict[str, int] = {}
+    hold_ms: Hold | None = None
+    tier_hold_ms: dict[str, Hold] = {}
 
 
 class PoolTable(_Table):
@@ -149,17 +162,17 @@ class PoolTable(_Table):
     grpc_endpoints: list[str] = []
     grpc_discover: str | None = None
     learn_concurrency: bool = True
-    max_inflight: int = 32
-    max_streams: int = 256
-    max_queue: int = 1024
-    max_queue_bytes: int = 256 * 1024 * 1024
-    max_body_bytes: int = 64 * 1024 * 1024
-    max_response_bytes: int = 1024 * 1024 * 1024
-    connect_timeout_ms: int = 2000
-    idle_timeout_ms: int = 45_000
+    max_inflight: Positive = 32
+    max_streams: Count = 256
+    max_queue: Count = 1024
+    max_queue_bytes: Count = 256 * 1024 * 1024
+    max_body_bytes: Count = 64 * 1024 * 1024
+    max_response_bytes: Positive = 1024 * 1024 * 1024
+    connect_timeout_ms: Timeout = 2000
+    idle_timeout_ms: Timeout = 45_000
     probe: str | None = None
-    probe_interval_ms: int = 1000
-    triton_priorities: dict[str, int] = {}
+    probe_interval_ms: Timeout = 1000
+    triton_priorities: dict[str, Annotated[int, Meta(ge=1, le=2**31 - 1)]] = {}
     place_models: bool = False
     scaling: ScalingTable | None = None
 
@@ -167,7 +180,7 @@ class PoolTable(_Table):
 class SplitTable(_Table):
     """One side of a canary: a share of the calls goes to `pool`, or to `version` of the model."""
 
-    weight: float
+    weight: Annotated[float, Meta(ge=0, le=1_000_000)]
     pool: str | None = None
     version: str | None = None
 
@@ -176,17 +189,17 @@ class RollbackTable(_Table):
     """Rolls one side of a split back by itself; see `oriel_policies.quality.canary.Rollback`."""
 
     canary: str
-    min_calls: int = 100
-    margin: float = 0.02
-    agreement: float = 0.9
-    compare_percent: float = 10.0
+    min_calls: Annotated[int, Meta(ge=20, le=1_000_000)] = 100
+    margin: Below = 0.02
+    agreement: Below = 0.9
+    compare_percent: Annotated[float, Meta(ge=0, le=100)] = 10.0
 
 
 class ShadowTable(_Table):
     """Copies of `percent` of the calls go to `pool`; their answers are discarded."""
 
     pool: str
-    percent: float = 100.0
+    percent: Annotated[float, Meta(gt=0, le=100)] = 100.0
 
 
 class FallbackTable(_Table):
@@ -214,10 +227,10 @@ class RouteTable(_Table):
     shadow: ShadowTable | None = None
     sticky: str | None = None
     deterministic: bool = False
-    cache_s: float = 0.0
+    cache_s: Annotated[float, Meta(ge=0, le=86400)] = 0.0
     cache_shared: bool = False
     idempotent: bool = False
-    hedge_ms: int = 0
+    hedge_ms: Annotated[int, Meta(ge=0, le=600_000)] = 0
     tier: str | None = None
     above_tenant: bool = False
     stored_state: bool = False

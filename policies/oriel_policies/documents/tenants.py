@@ -62,8 +62,6 @@ class Tenants:
         """Check and add one tenant. Raises BadDocument; then nothing of it is added but the keys before the bad one."""
         unique(file, path, name, self.compiled)
         tier = self._tier(file, f"{path}.tier", tenant.tier)
-        if not 0.001 <= tenant.weight <= 1000.0:
-            raise BadDocument(file, f"{path}.weight", "a weight is 0.001 to 1000")
         models = self._checked(file, f"{path}.models", tenant.models)
         services = self._checked(file, f"{path}.services", tenant.services)
         for scope in tenant.scopes:
