@@ -108,7 +108,7 @@ class _Connection(ServerConnection):
         self._late = late
 
     def on_head(self, head: RequestHead) -> None:
-        self.authenticated(head)
+        self.server.heads.authenticated(head)
         self._now = Request(head)
 
     def on_data(self, data: bytes) -> None:

@@ -3,14 +3,12 @@
 import asyncio
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import grpc
 import httpx
 
-from oriel_gateway.core import Gateway
 from oriel_gateway.identity.callers import Callers
-from oriel_policies.documents import ApiKey, Snapshot
+from oriel_policies.documents import ApiKey
 from oriel_wire.h1.request import Field, LineMemo
 
 from .gate import INFER
@@ -20,7 +18,7 @@ METHOD = "/inference.GRPCInferenceService/ModelInfer"
 MESSAGE = b"\x0a\x06digits"  # model_name
 
 
-class CountingCallers(Callers):
+class Counting(Callers):
     """Counts how often a sender is looked for."""
 
     identified = 0
@@ -28,14 +26,6 @@ class CountingCallers(Callers):
     def identify(self, fields: Sequence[Field] | None, memo: LineMemo) -> ApiKey:
         type(self).identified += 1
         return super().identify(fields, memo)
-
-
-class Counting(Gateway):
-    """Looks for senders with `CountingCallers`."""
-
-    def __init__(self, snapshot: Snapshot, **more: Any) -> None:
-        super().__init__(snapshot, **more)
-        self.callers = CountingCallers(snapshot)
 
 
 def limited(port: int, limit: str) -> dict[str, bytes]:
@@ -49,7 +39,7 @@ async def reasons(header: str, limit: str) -> dict[str, str]:
     found = {}
     async with (
         upstream() as up,
-        gateway(limited(up.port, limit), make=Counting) as (port, _),
+        gateway(limited(up.port, limit), callers=Counting) as (port, _),
         Client(port) as client,
     ):
         headers = f"{header}: 1\r\n"
@@ -57,9 +47,9 @@ async def reasons(header: str, limit: str) -> dict[str, str]:
         first = await client.ask(INFER, b"x", headers=headers)
         found["HTTP/1.1"] = json.loads(first.body)["reason"]
         for _ in range(2):  # the second one of a head finds the first one's shape
-            before = CountingCallers.identified
+            before = Counting.identified
             again = await client.ask(INFER, b"x", headers=headers)
-        assert CountingCallers.identified == before, "the head was not recognised"
+        assert Counting.identified == before, "the head was not recognised"
         found["a recognised head"] = json.loads(again.body)["reason"]
         async with httpx.AsyncClient(http1=False, http2=True, base_url=f"http://127.0.0.1:{port}") as http2:
             answer = await http2.post(INFER, content=b"x", headers={"x-api-key": GOLD, header: "1"})

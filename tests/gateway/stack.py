@@ -11,6 +11,7 @@ import grpc
 from grpc import aio
 
 from oriel_gateway.core import Gateway
+from oriel_gateway.identity.callers import Callers
 from oriel_gateway.identity.tickets import Tickets
 from oriel_gateway.ingress.http import ClientConnection, serve_public
 from oriel_gateway.limits import EmbeddedLimiter, Limiter
@@ -167,10 +168,12 @@ async def gateway(
     *,
     limits: HttpLimits | None = None,
     limiter: Limiter | None = None,
-    make: type[Gateway] = Gateway,
+    callers: type[Callers] = Callers,
     sampling: Sampling = ALWAYS,
 ) -> AsyncIterator[tuple[int, Gateway]]:
-    gate = make(compile_documents(files), limiter=limiter or EmbeddedLimiter(), sink=ListSink(sampling))
+    gate = Gateway(compile_documents(files), limiter=limiter or EmbeddedLimiter(), sink=ListSink(sampling))
+    if callers is not Callers:
+        gate.callers = callers(gate.snapshot)
     server: HttpServer = HttpServer(limits or HttpLimits())
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))

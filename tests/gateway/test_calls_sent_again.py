@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oriel_gateway.call.hedge import Hedge
+from oriel_gateway.call.trouble import Hedge
 from oriel_policies.upstreams.ejection import Cause
 
 from ..waiting import until

@@ -5,17 +5,15 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from itertools import count
 from math import inf
-from typing import Any
 
 import pytest
 from memory_ledger import MemoryLedger
 
 from oriel_gateway.call import call
-from oriel_gateway.core import Gateway
 from oriel_gateway.identity.callers import Callers
 from oriel_gateway.ingress import http as ingress_http
 from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
-from oriel_policies.documents import ApiKey, Snapshot
+from oriel_policies.documents import ApiKey
 from oriel_wire.engine import listener, server
 from oriel_wire.h1.request import Field, LineMemo
 
@@ -54,20 +52,15 @@ class Still:
         pass
 
 
-def looking() -> tuple[type[Gateway], list[int]]:
-    """Return a gateway class, and a list that grows whenever such a gateway looks for the sender of a head."""
+def looking() -> tuple[type[Callers], list[int]]:
+    """Return a class that finds senders, and a list that grows whenever it looks for the sender of a head."""
     seen: list[int] = []
     numbers = count()
 
-    class LookingCallers(Callers):
+    class Looking(Callers):
         def identify(self, fields: Sequence[Field] | None, memo: LineMemo) -> ApiKey:
             seen.append(next(numbers))
             return super().identify(fields, memo)
-
-    class Looking(Gateway):
-        def __init__(self, snapshot: Snapshot, **more: Any) -> None:
-            super().__init__(snapshot, **more)
-            self.callers = LookingCallers(snapshot)
 
     return Looking, seen
 
@@ -100,9 +93,9 @@ async def test_answers_are_those_of_heads_that_are_looked_at(
     monkeypatch.setattr(listener, "Pulse", Still)
     both = []
     for again in (True, False):
-        make, seen = looking()
+        callers, seen = looking()
         limiter = EmbeddedLimiter(wall=lambda: 1e9)
-        async with gateway(on(up.port, tenant_t(limits)), make=make, limiter=limiter) as (port, core):
+        async with gateway(on(up.port, tenant_t(limits)), callers=callers, limiter=limiter) as (port, core):
             answers = []
             async with Client(port) as first:
                 for _ in range(allowed + 3):
@@ -126,9 +119,9 @@ async def test_answers_are_those_of_heads_that_are_looked_at(
 
 async def test_a_rate_counts_each_request_once_whatever_its_body_comes_with(up: Upstream) -> None:
     """Bodies come whole, in two pieces, with other lengths, or not at all."""
-    make, seen = looking()
+    callers, seen = looking()
     files = on(up.port, tenant_t("limit = { requests_per_s = 0.01, burst = 40 }"))
-    async with gateway(files, make=make) as (port, core):
+    async with gateway(files, callers=callers) as (port, core):
         statuses = []
         async with Client(port) as client:
             for number in range(60):
@@ -153,8 +146,8 @@ async def test_slots_are_held_and_come_back(up: Upstream) -> None:
         return b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
     up.answer = answer
-    make, seen = looking()
-    async with gateway(on(up.port, tenant_t("limit = { concurrency = 2 }")), make=make) as (port, core):
+    callers, seen = looking()
+    async with gateway(on(up.port, tenant_t("limit = { concurrency = 2 }")), callers=callers) as (port, core):
         clients = [Client(port) for _ in range(5)]
         for client in clients:
             await client.__aenter__()
@@ -183,7 +176,7 @@ async def test_slots_are_held_and_come_back(up: Upstream) -> None:
 async def test_a_ledger_that_others_share_is_asked_for_recognised_heads_as_well(up: Upstream) -> None:
     limiter = SharedLimiter(MemoryLedger(lambda: 0.0).seat("one"), budget_s=30.0)
     files = on(up.port, tenant_t("limit = { requests_per_s = 0.001, burst = 6 }"))
-    make, seen = looking()
-    async with gateway(files, limiter=limiter, make=make) as (port, core), Client(port) as client:
+    callers, seen = looking()
+    async with gateway(files, limiter=limiter, callers=callers) as (port, core), Client(port) as client:
         statuses = [(await client.ask(INFER, b"x", key="key-t")).status for _ in range(9)]
         assert statuses == [200] * 6 + [429] * 3 and len(seen) == 2

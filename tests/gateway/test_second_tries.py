@@ -13,6 +13,7 @@ import pytest
 
 from oriel_gateway.call.attempts import Attempts, Because, Send, note_failure
 from oriel_gateway.core import Gateway
+from oriel_gateway.identity.callers import Callers
 from oriel_gateway.pools.endpoint_state import HttpEndpoint, Reach
 from oriel_gateway.pools.pool import PoolGate
 from oriel_policies.documents import ApiKey
@@ -206,10 +207,10 @@ async def test_a_service_that_is_full_after_its_model_ran_is_not_asked_again(ups
         assert (await client.ask("/v1/services/chat", b"x")).status == 200 and len(asked) == 3
 
 
-class Inside(Gateway):
-    """An inner gateway. Keys are not forwarded to it, so it takes every caller for its first tenant."""
+class Inside(Callers):
+    """The callers of an inner gateway. Keys are not forwarded to it, so it takes everybody for its first tenant."""
 
-    def identify_fields(self, fields: Sequence[Field] | None, memo: LineMemo) -> ApiKey:
+    def identify(self, fields: Sequence[Field] | None, memo: LineMemo) -> ApiKey:
         return next(iter(self.snapshot.keys.values()))
 
 
@@ -221,7 +222,7 @@ async def test_what_one_hop_tried_again_the_hop_before_does_not(ups: list[Upstre
     asked = in_turn(ups, *[failure] * 1000)
     async with AsyncExitStack() as stack:
         hops = [
-            await stack.enter_async_context(gateway(first_route(documents(ports(ups)), IDEMPOTENT), make=Inside))
+            await stack.enter_async_context(gateway(first_route(documents(ports(ups)), IDEMPOTENT), callers=Inside))
             for _ in range(2)
         ]
         files = first_route(documents([port for port, _ in hops]), IDEMPOTENT)

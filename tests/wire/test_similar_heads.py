@@ -39,9 +39,6 @@ class Server:
 
     def read(self, *lines: bytes) -> RequestHead:
         head = self.heads.read(b"\r\n".join(lines), 128)
-        self.memo.keep(head.fresh)
-        if self.memo.lines.get(head.line.line) is not head.line:
-            self.memo.keep_line(head.line)
         self.heads.authenticated(head)
         return head
 

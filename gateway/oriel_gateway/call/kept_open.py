@@ -17,10 +17,7 @@ import msgspec
 from oriel_gateway.call.contracts import LIMITED, QUEUED, SENDING, Call
 from oriel_gateway.call.events import Events, events_of
 from oriel_gateway.call.stream import AnswerStream
-from oriel_wire.engine.listener import HttpServer
-from oriel_wire.h1.chunked import chunk
 from oriel_wire.h1.response import UNBUFFERED, ResponseHead
-from oriel_wire.h2.streams import Stream
 
 __all__ = ["KEEP_ALIVE_S", "KeepAlive", "rest_of", "wants_events"]
 
@@ -32,27 +29,17 @@ _WAITING: Final = frozenset({LIMITED, QUEUED, SENDING})
 _decode = msgspec.json.Decoder(msgspec.defstruct("Asked", [("stream", Any, None)])).decode
 
 
-class OverHttp1(Protocol):
-    """The client of a call, as far as its answer over HTTP/1.1 is concerned."""
+class EventClient(Protocol):
+    """A client of HTTP, which may wait for an answer of events."""
 
-    transport: Any
-    server: HttpServer
     cors: bytes
 
     @property
     def must_close(self) -> bool:
         """Return whether the answer ends its connection."""
 
-
-class OverHttp2(Protocol):
-    """The client of a call, as far as its answer over HTTP/2 is concerned."""
-
-    connection: Any
-    stream: Stream
-    cors: bytes
-
-    def send(self, head: bytes, body: bytes, complete: bool) -> None:
-        """Send the head of an answer, which is that of HTTP/1.1, and the body that is here."""
+    def write_comment(self, call: Call, start: list[bytes], comment: bytes) -> None:
+        """Write a comment. start: the first lines of the answer, none if they are written."""
 
 
 class KeepAlive:
@@ -115,29 +102,21 @@ def wants_events(call: Call) -> bool:
 def _comment(call: Call) -> None:
     """Send a comment, with the head of the answer before the first."""
     client: Any = call.client
-    stream, start = call.stream, b""
-    if stream is None:
+    waiting: EventClient = client
+    start: list[bytes] = []
+    if call.stream is None:
         stream = call.stream = AnswerStream(call.received_s)
         call.status = 200
-        stream.events, stream.rechunk, stream.close = Events(), client.http_version != "2", client.must_close
-        lines = [b"HTTP/1.1 200 OK", b"content-type: text/event-stream; charset=utf-8"]
-        lines += [f"{name}: {value}".encode() for name, value in UNBUFFERED]
-        lines += [f"x-request-id: {call.mark.request_id}".encode("latin-1"), b"traceresponse: "]
-        lines[-1] += call.mark.traceresponse().encode()
-        lines += [client.cors] if client.cors else []
-        start = b"\r\n".join(lines)
-    if client.http_version == "2":
-        http2: OverHttp2 = client
-        if start:
-            http2.send(start, _COMMENT, False)
-        else:
-            http2.connection.send_data(http2.stream, _COMMENT, False)
-        return
-    http1: OverHttp1 = client
-    if start:
-        close = b"connection: close\r\n" if stream.close else b""
-        start += b"\r\ntransfer-encoding: chunked\r\n%b%b\r\n" % (close, http1.server.date_line)
-    http1.transport.write(start + chunk(_COMMENT))
+        stream.events, stream.rechunk, stream.close = Events(), client.http_version != "2", waiting.must_close
+        start = [
+            b"HTTP/1.1 200 OK",
+            b"content-type: text/event-stream; charset=utf-8",
+            *[f"{name}: {value}".encode() for name, value in UNBUFFERED],
+            f"x-request-id: {call.mark.request_id}".encode("latin-1"),
+            f"traceresponse: {call.mark.traceresponse()}".encode(),
+            *([waiting.cors] if waiting.cors else []),
+        ]
+    waiting.write_comment(call, start, _COMMENT)
 
 
 def rest_of(

@@ -4,6 +4,7 @@ A `Trouble` is made when a call's endpoint fails, when no endpoint can be asked,
 It carries out what `attempts` decides.
 """
 
+import asyncio
 from time import monotonic
 from typing import Any, Final, cast
 
@@ -16,14 +17,15 @@ from oriel_gateway.call.attempts import (
     Wait,
     decided_by_itself,
     mark_spent,
+    note_answer,
     note_failure,
     why_failed,
 )
 from oriel_gateway.call.contracts import Call
 from oriel_gateway.call.fallback import spill
-from oriel_gateway.call.hedge import Hedge
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.observe.decisions import MAX_TRIED
+from oriel_gateway.observe.tracing import new_span
 from oriel_gateway.pools.endpoint_state import HttpEndpoint
 from oriel_gateway.pools.upstream_answers import NO_ROOM, AnswerKind
 from oriel_policies.upstreams.budget import MAX_ATTEMPTS
@@ -264,7 +266,7 @@ class Trouble:
         self._call.sent_s = self._call.response_s = 0.0
         self._call.send(now, decision.endpoint, decision.fresh)
 
-    # The second copy (see `hedge`) -----------------------------------------------------------------------------
+    # The second copy (see `Hedge`) -----------------------------------------------------------------------------
 
     def hedge(self, after_s: float) -> None:
         """Send a second copy when the first has not been answered in time; only once."""
@@ -301,7 +303,7 @@ class Trouble:
         call.tenant, call.lines = tenant, lines
         mark.onward = first
 
-    def copy_ended(self, hedge: Hedge, endpoint: HttpEndpoint, error: str) -> None:
+    def copy_ended(self, hedge: "Hedge", endpoint: HttpEndpoint, error: str) -> None:
         """Record the second copy, which is not the call's."""
         now = monotonic()
         self._call.mark.add_attempt(hedge.span, endpoint, hedge.sent_s or now, now, error)
@@ -310,7 +312,7 @@ class Trouble:
         """Return what the second copy's error answer means."""
         return self._call.side.classify(self._call, head, data)
 
-    def take_copy(self, hedge: Hedge, head: Any, data: bytes, complete: bool) -> None:
+    def take_copy(self, hedge: "Hedge", head: Any, data: bytes, complete: bool) -> None:
         """The second copy was answered first: it is the call's from here on."""
         call, first = self._call, self._call.endpoint
         call.drop(monotonic())
@@ -327,3 +329,90 @@ class Trouble:
     def failed(self, error: UpstreamError) -> None:
         """Neither copy will be answered."""
         self._call.failed(error)
+
+
+class Hedge:
+    """Second copy of a call whose first one is late, where its route asks for that.
+
+    "Hedged requests" of Dean and Barroso, The Tail at Scale, 2013. The copy goes to another endpoint, within the retry
+    budget, and only while its body is still here. The first answer wins; the other copy is dropped, which its server
+    sees as a departure. Should the first copy break meanwhile, the second one is the call's. In a trace each copy is a
+    span of its own, and the parent of what its server did.
+
+    It ends by `cancel`, by `failed`, or by an answer (`Trouble.take_copy`). span: of its hop, in lower-case hex.
+    """
+
+    __slots__ = ("_trouble", "_timer", "connection", "endpoint", "sent_s", "span")
+
+    def __init__(self, trouble: Trouble, after_s: float) -> None:
+        self._trouble = trouble
+        self._timer = asyncio.get_running_loop().call_later(after_s, self._fire)
+        self.endpoint: HttpEndpoint | None = None
+        self.connection: Any = None
+        self.sent_s = 0.0
+        self.span = ""
+
+    @property
+    def flying(self) -> bool:
+        """Return whether an answer may still come."""
+        return self.endpoint is not None
+
+    def _fire(self) -> None:
+        now = monotonic()
+        endpoint: Any = self._trouble.second_endpoint(now)  # of either protocol
+        if endpoint is None:
+            return
+        self.endpoint = endpoint
+        self.span = new_span()
+        connection = endpoint.begin(self, now, head_only=self._trouble.target.head_only)
+        if connection is not None:
+            self.connected(connection)
+
+    def cancel(self, error: str = "") -> None:
+        """The call needs no second answer any more. error: why the one that came is not used, "" if none came."""
+        self._timer.cancel()
+        endpoint, self.endpoint = self.endpoint, None
+        if self.connection is not None:
+            self.connection.abandon()
+            self.connection = None
+            if endpoint is not None:
+                self._trouble.copy_ended(self, endpoint, error)
+        elif endpoint is not None:
+            endpoint.forget(self)
+
+    def connected(self, connection: Any) -> None:
+        self.connection = connection
+        self.sent_s = now = monotonic()
+        self._trouble.put_copy(connection, now, self.span)
+
+    def response(self, head: Any, data: bytes, complete: bool) -> None:
+        trouble, endpoint = self._trouble, self.endpoint
+        assert endpoint is not None
+        refused = head.status >= 500 or (head.status >= 400 and trouble.classify(head, data) is not AnswerKind.ANSWER)
+        if refused and trouble.first_flying:
+            now = monotonic()
+            note_answer(trouble.endpoints, endpoint, head, now, now - self.sent_s, trouble.target.sought)
+            if complete:
+                self.connection = None
+                self.endpoint = None
+                trouble.copy_ended(self, endpoint, str(head.status))
+            else:
+                self.cancel(str(head.status))
+            return
+        trouble.take_copy(self, head, data, complete)
+
+    def response_data(self, data: bytes, complete: bool) -> None:
+        """Do nothing. It is never called: the answer's connection is the call's from its head on."""
+
+    def failed(self, error: UpstreamError) -> None:
+        trouble, endpoint = self._trouble, self.endpoint
+        self.connection = None
+        self.endpoint = None
+        if endpoint is not None:
+            note_failure(trouble.endpoints, endpoint, error, monotonic(), trouble.target.sought)
+            trouble.copy_ended(self, endpoint, why_failed(error))
+        if not trouble.first_flying:
+            trouble.failed(error)
+
+    def upstream_writable(self, writable: bool) -> None:
+        """The request was written as a whole."""

@@ -79,7 +79,7 @@ class GrpcClient(Stream):
     def judge(self, rpc: RpcHead, end: bool) -> None:
         """The metadata is understood: identify the caller, and turn away what cannot become a call."""
         connection = self.connection
-        view = self.view = GrpcView(connection, self, self, rpc, end)
+        view = self.view = GrpcView(connection, self, self, rpc, end, self.watch)
         try:
             judge(view)
         except Refused as refused:
@@ -95,7 +95,7 @@ class GrpcClient(Stream):
 
     def too_large(self) -> None:
         """The header list was larger than the limits of the connection, so nobody knows what kind of request it was."""
-        view = self.view = GrpcView(self.connection, self, self, NO_METADATA, False)
+        view = self.view = GrpcView(self.connection, self, self, NO_METADATA, False, self.watch)
         view.answer_head = _TOO_LARGE
         self.turn_away(too_much_metadata())
 
@@ -332,5 +332,5 @@ class GrpcClient(Stream):
         """Refuse the call, or what has not become one."""
         view = self.view
         if view is None:
-            view = self.view = GrpcView(self.connection, self, self, NO_METADATA, False)
+            view = self.view = GrpcView(self.connection, self, self, NO_METADATA, False, self.watch)
         view.refuse(refused)

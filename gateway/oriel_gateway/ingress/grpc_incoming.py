@@ -118,11 +118,10 @@ class Incoming:
         incomplete.
         """
         view = self._view
-        tenant, client = view.tenant, view.client
-        assert tenant is not None and client is not None
-        if client.call is not None:
-            gate_of_call: PoolGate = client.call.gate
-            return gate_of_call
+        tenant, call = view.tenant, view.call
+        assert tenant is not None
+        if call is not None:
+            return call.gate
         if view.rpc.path not in MODEL_PATHS:
             name = version = ""
         else:

@@ -4,12 +4,13 @@ While a message comes in pieces, limits and the byte budget of its pool have to 
 they have granted ahead is kept here until the call takes it over.
 """
 
+from collections.abc import Callable
 from math import inf
 from time import monotonic
 from typing import Final
 
 from oriel_gateway.call.call import GatewayCall
-from oriel_gateway.call.contracts import DONE
+from oriel_gateway.call.contracts import DONE, Client
 from oriel_gateway.call.grpc import GRPC
 from oriel_gateway.call.grpc_head import GrpcRequest, RpcLine
 from oriel_gateway.call.grpc_stream import GrpcStreamSide
@@ -32,7 +33,7 @@ from oriel_gateway.ingress.grpc_rules import (
 )
 from oriel_gateway.ingress.grpc_trailers import refusal
 from oriel_gateway.ingress.grpc_web import GrpcWebOverH1, GrpcWebOverH2
-from oriel_gateway.ingress.h2_connection import LIMITS, Begun, PublicConnection
+from oriel_gateway.ingress.h2_connection import LIMITS, PublicConnection
 from oriel_gateway.ingress.judging import View, turn_away
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.holding import hold
@@ -55,8 +56,9 @@ NO_METADATA: Final = RpcHead(None)
 class GrpcView(View):
     """A gRPC call on its way to become one.
 
-    rpc: its metadata, `NO_METADATA` before they were read. line: of its method, None if it is not served. ends: no
-    message comes after the metadata. message: the first one without its prefix, None until it is here.
+    call: the call that it has become. rpc: its metadata, `NO_METADATA` before they were read. line: of its method, None
+    if it is not served. ends: no message comes after the metadata. message: the first one without its prefix, None
+    until it is here.
     name, version: of the model that it names. deadline: 0.0 until the sender is known. answer_code, answer_head: the
     status and the head of its refusal, if they are not those of every refusal. unknown: it was refused and its sender
     is not known.
@@ -66,18 +68,27 @@ class GrpcView(View):
 
     protocol = "grpc"
     __slots__ = (
-        *("_by", "_key", "answer_code", "answer_head", "client", "connection", "deadline", "ends", "gate"),
+        *("_by", "_key", "_watch", "answer_code", "answer_head", "call", "connection", "deadline", "ends", "gate"),
         *("granted_bytes", "holding", "line", "message", "name", "rpc", "sought", "stream", "unknown", "version"),
     )
 
-    def __init__(self, connection: GrpcConnection, stream: Stream, client: Begun, rpc: RpcHead, ends: bool) -> None:
+    def __init__(
+        self,
+        connection: GrpcConnection,
+        stream: Stream,
+        client: Client,
+        rpc: RpcHead,
+        ends: bool,
+        watch: Callable[[], None],
+    ) -> None:
         mark = connection.gateway.marks.of(rpc.request_id, rpc.traceparent, rpc.tracestate)
         super().__init__(connection.gateway, client, mark, connection.arrived_s)
         self.connection = connection
         self.stream: Stream | None = stream
-        self.client: Begun | None = client
         self.rpc = rpc
         self.ends = ends
+        self.call: GatewayCall | None = None
+        self._watch: Callable[[], None] | None = watch
         self.line: RpcLine | None = METHODS.get(rpc.path)
         self.streams = self.line is STREAMING
         self.timeout_ms, self.timeout_s = rpc.requested_ms, rpc.timeout_s
@@ -157,8 +168,8 @@ class GrpcView(View):
         key, rpc, connection = self._key, self.rpc, self.connection
         if key is None:
             key = self._key = self.gateway.callers.identify(rpc.credentials, connection.server.memo)
-            assert self.client is not None
-            connection.authenticated(self.client, None if connection.web else rpc)
+            assert self._watch is not None
+            connection.authenticated(self._watch, None if connection.web else rpc)
         elif connection.arrived_s != self.received_s:  # otherwise the key was found in this turn of the loop
             key = self._key = self.gateway.callers.identify(rpc.credentials, connection.server.memo)
         return key
@@ -208,6 +219,7 @@ class GrpcView(View):
         side = GrpcStreamSide() if self.streams else GRPC
         self.head = GrpcRequest(line, self.rpc, self.served_at)
         call = GatewayCall(self.gateway, self, side, gate, target, deadline)
+        self.call = call
         if self.gate is not gate:
             self.release()
         holding, self.holding, self.gate, self.grant = self.holding, None, None, None
@@ -219,10 +231,9 @@ class GrpcView(View):
 
     def refuse(self, refused: Refused) -> None:
         """Refuse the call, or what has not become one."""
-        client = self.client
-        if client is None:
+        call = self.call
+        if self.client is None:
             return
-        call = client.call
         if call is not None and call.state != DONE:
             call.refuse(refused)
         else:
@@ -280,6 +291,6 @@ class GrpcView(View):
         if (grant := self.grant) is not None:
             self.grant = None
             grant.settle(0, False, monotonic())
-        self.client = self.stream = self.message = None
+        self.client = self.stream = self.message = self.call = self._watch = None
         if self.connection.web and isinstance(connection := self.connection, GrpcWebOverH2):
             self.connection = connection.connection

@@ -9,14 +9,15 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
-from typing import Any, ClassVar, Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 from oriel_gateway.call.cors import cors_lines
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.ingress.h2_connection import Begun, PublicConnection
+from oriel_gateway.ingress.h2_connection import PublicConnection
 from oriel_policies.documents import Tenant
 from oriel_wire.engine.listener import HttpServer
+from oriel_wire.engine.server import ServerConnection
 from oriel_wire.errors import BadMessage
 from oriel_wire.h1.chunked import LAST_CHUNK, chunk
 from oriel_wire.h1.request import RequestHead
@@ -34,7 +35,7 @@ _BLOCKS: Final = Decoder(max_list_bytes=256 * 1024, max_fields=1024)
 _OF_HEAD: Final = (b":status", b"content-type")
 
 
-class Caller(Begun, Protocol):
+class Caller(Protocol):
     """The call: `ingress.grpc.GrpcClient`, which describes these."""
 
     sending: int
@@ -43,6 +44,7 @@ class Caller(Begun, Protocol):
     def came(self, data: bytes | memoryview, end: bool) -> None: ...
     def left(self) -> None: ...
     def turn_away(self, refused: Refused) -> None: ...
+    def on_writable(self, writable: bool) -> None: ...
 
 
 class _GrpcWeb(ABC):
@@ -127,7 +129,7 @@ class GrpcWebOverH2(_GrpcWeb):
         super().__init__(connection.gateway, connection.server, fields)
         self.connection = connection
         self.stream = stream
-        self.authenticated: Callable[[Begun, RpcHead | None], None] = connection.authenticated
+        self.authenticated: Callable[[Callable[[], None], RpcHead | None], None] = connection.authenticated
         self.linger: Callable[[Stream], None] = connection.linger
         self.unread_bytes: Callable[[Stream], int] = connection.unread_bytes
         self.unwanted: Callable[[int], None] = connection.unwanted
@@ -174,62 +176,48 @@ class GrpcWebOverH2(_GrpcWeb):
         self.connection.send_reset(stream, code)
 
 
-class Http1Connection(Protocol):
-    """A connection of HTTP/1.1: `ingress.http.ClientConnection`, which describes these."""
-
-    gateway: Gateway
-    server: HttpServer
-    arrived_s: float
-    transport: Any
-    web: "GrpcWebOverH1 | None"
-
-    @property
-    def departed(self) -> bool: ...
-    @property
-    def must_close(self) -> bool: ...
-    @property
-    def keeps_up(self) -> bool: ...
-    def strike(self, head: RequestHead, *, counts: bool) -> None: ...
-    def crowds(self, tenant: Tenant) -> bool: ...
-    def continue_body(self) -> None: ...
-    def answered(self, *, close: bool) -> None: ...
-    def on_writable(self, writable: bool) -> None: ...
-
-
 class GrpcWebOverH1(_GrpcWeb):
     """A call that is a request of HTTP/1.1; its stream is none of a connection.
 
+    crowds, strike: of its connection (`ingress.http.ClientConnection`). over: is called when the call has ended.
     arrived_s: when the latest bytes of its body came that did not come with the head.
     """
 
-    __slots__ = ("_close", "_start", "arrived_s", "authentic", "connection", "head")
+    __slots__ = ("_close", "_over", "_start", "_strike", "arrived_s", "authentic", "connection", "head", "refuses")
 
-    def __init__(self, connection: Http1Connection, head: RequestHead) -> None:
+    def __init__(
+        self,
+        connection: ServerConnection,
+        gateway: Gateway,
+        head: RequestHead,
+        crowds: Callable[[Tenant], bool],
+        strike: Callable[[RequestHead, bool], None],
+        over: Callable[[], None],
+    ) -> None:
         own = {
             **{":path": head.target, "x-request-id": head.request_id, "traceparent": head.traceparent},
             **{"tracestate": head.tracestate, "x-request-timeout-ms": head.timeout, "x-request-tier": head.tier},
         }
         pairs = [*head.sent_on(), *[(name, value) for name, value in own.items() if value is not None]]
         fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
-        super().__init__(connection.gateway, connection.server, fields)
+        super().__init__(gateway, connection.server, fields)
         self.connection = connection
         self.head = head
+        self.refuses = crowds
+        self._strike = strike
+        self._over = over
         self.arrived_s = connection.arrived_s
         self.authentic = False
         self._start = b""  # the beginning of the answer, until more of it is there
         self._close = False  # whether the answer ends the connection
 
-    def authenticated(self, call: Begun, rpc: RpcHead | None) -> None:
-        """The sender of the head is known."""
+    def authenticated(self, watch: Callable[[], None], rpc: RpcHead | None) -> None:
+        """The sender of the head is known. watch: bounds the wait for the message."""
         self.authentic = True
         self.server.memo.keep(self.head.fresh)
-        self.server.loop.call_soon(call.watch)
+        self.server.loop.call_soon(watch)
         if self.head.expect_continue:
             self.connection.continue_body()
-
-    def refuses(self, tenant: Tenant) -> bool:
-        """Return whether the loop has no time for this call."""
-        return self.connection.crowds(tenant)
 
     def refuse_later(self, stream: Stream, refuse: Callable[[], None]) -> None:
         """Call `refuse` now: the connection is not read until its turn has come."""
@@ -255,7 +243,7 @@ class GrpcWebOverH1(_GrpcWeb):
 
     def left(self) -> None:
         """End the call, because the client has left or what it sends is not a valid body."""
-        self._over()
+        self._end()
         self.call.left()
 
     def on_writable(self, writable: bool) -> None:
@@ -271,7 +259,7 @@ class GrpcWebOverH1(_GrpcWeb):
     def send_head(self, lines: list[bytes], end: bool) -> None:
         connection, chunks = self.connection, self.head.line.minor > 0
         if not self.authentic:
-            connection.strike(self.head, counts=end)
+            self._strike(self.head, end)
         self._close = connection.must_close or not (chunks or end)
         if end:
             lines.append(b"content-length: 0")
@@ -294,13 +282,13 @@ class GrpcWebOverH1(_GrpcWeb):
         self._start = b""
         connection.transport.write(b"".join((start, *pieces)))
         if end:
-            self._over()
+            self._end()
             if not connection.keeps_up:
                 connection.on_writable(False)  # what waits is the connection's from now on, not the call's
             connection.answered(close=self._close)
 
-    def _over(self) -> None:
-        self.connection.web = None
+    def _end(self) -> None:
+        self._over()
         self.call.sending, self.call.pending = ENDED, None
 
     def send_reset(self, stream: Stream, code: int) -> None:

@@ -1,10 +1,8 @@
 """State that all requests of one public HTTP/2 connection share."""
 
 from collections.abc import Callable
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final
 
-from oriel_gateway.call.call import GatewayCall
-from oriel_gateway.call.contracts import Client
 from oriel_gateway.core import Gateway
 from oriel_policies.documents import Tenant
 from oriel_wire.engine.h2_server import H2ServerConnection
@@ -13,23 +11,15 @@ from oriel_wire.h2.grpc import RpcHead, RpcShape
 from oriel_wire.h2.limits import H2Limits
 from oriel_wire.h2.streams import ENDED, Stream
 
-__all__ = ["LIMITS", "Begun", "PublicConnection"]
+__all__ = ["LIMITS", "PublicConnection"]
 
 URGENT_S: Final = 1.0  # for this long after an urgent request, a connection is read together with the urgent ones
 LIMITS: Final = H2Limits(max_header_list_bytes=32 * 1024)
 
 
-class Begun(Client, Protocol):
-    """The client of a gRPC call whose metadata are here: `ingress.grpc.GrpcClient`, which is built on these."""
-
-    call: GatewayCall | None
-
-    def watch(self) -> None:
-        """Bound the wait for its first message, if it has not come yet."""
-
-
 class PublicConnection(H2ServerConnection):
-    """A connection of the gateway's clients. begun: calls whose metadata came with the bytes that are being read.
+    """A connection of the gateway's clients. begun: functions of the calls whose metadata came with the bytes that are
+    being read, which bound the wait for their first message.
 
     watches: streams of `Health/Watch`. web: of gRPC-Web; see `ingress.grpc_web`.
     """
@@ -41,16 +31,16 @@ class PublicConnection(H2ServerConnection):
     def __init__(self, server: HttpServer, gateway: Gateway) -> None:
         super().__init__(server, LIMITS)
         self.gateway = gateway
-        self.begun: list[Begun] = []
+        self.begun: list[Callable[[], None]] = []
         self.watches = 0
         self._rank = 0  # rank of its latest request while the loop was behind
         self._urgent_s = 0.0  # when its latest request of rank 0 came
         self._gated = False  # whether it is not read until its turn has come
         gateway.fronts.add(server)
 
-    def authenticated(self, call: Begun, rpc: RpcHead | None) -> None:
-        """The sender of the metadata that was just read is known. rpc: of a call of plain gRPC."""
-        self.begun.append(call)
+    def authenticated(self, watch: Callable[[], None], rpc: RpcHead | None) -> None:
+        """Remember the metadata that was just read, whose sender is known. watch: see `begun`. rpc: of plain gRPC."""
+        self.begun.append(watch)
         block = None if self._judged is None else self.trust_fields()
         if block is not None and block.decision is None and rpc is not None:
             shape = RpcShape(block, rpc)
@@ -73,8 +63,8 @@ class PublicConnection(H2ServerConnection):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.begun:
-            for call in self.begun:
-                call.watch()
+            for watch in self.begun:
+                watch()
             self.begun.clear()
         if (gate := self.server.gate) is not None and self._rank and not self._gated:
             if self.arrived_s - self._urgent_s > URGENT_S and not self.transport.is_closing():

@@ -85,7 +85,7 @@ class _Http1View(HttpView):
 
     def count_unknown(self, *, at_fault: bool) -> None:
         assert self.head is not None
-        self.connection.strike(self.head, counts=at_fault)
+        self.connection.strike(self.head, at_fault)
 
     def write_own(self, answer: bytes) -> None:
         self.connection.write_own(answer)
@@ -102,7 +102,7 @@ class _Http1View(HttpView):
         target = super().find(key)
         head, gateway = self.head, self.gateway
         assert target is not None and head is not None
-        self.connection.authenticated(head)
+        self.server.heads.authenticated(head)
         http, varying, tenant_lines = gateway.snapshot.http, head.varying, gateway.targets.tenant_lines(target.tenant)
         self.known = Known(
             snapshot=gateway.snapshot,
@@ -180,10 +180,13 @@ class ClientConnection(ServerConnection):
         """Begin a call of gRPC-Web; False: the request is none."""
         if not is_grpc_web((head.get("content-type") or "").encode("latin-1")):
             return False
-        self.web = web = GrpcWebOverH1(self, head)
+        self.web = web = GrpcWebOverH1(self, self.gateway, head, self.crowds, self.strike, self._web_over)
         web.call = call = GrpcClient(web)
         call.began(web.metadata, False, head.credentials)
         return True
+
+    def _web_over(self) -> None:
+        self.web = None
 
     def listen(self) -> None:
         gate = self.server.gate
@@ -224,7 +227,7 @@ class ClientConnection(ServerConnection):
         self._rank = self.gateway.rank(tenant)
         return self.gateway.overload.refuses(self._rank)
 
-    def strike(self, head: RequestHead, *, counts: bool) -> None:
+    def strike(self, head: RequestHead, counts: bool) -> None:
         """Count a request whose sender is not known, and end the connection with the last of a few."""
         self._strikes += counts
         self.unwanted(head)
@@ -301,6 +304,14 @@ class ClientConnection(ServerConnection):
             stream.write(self.transport, data, complete)
         elif data:
             self.transport.write(data)
+
+    def write_comment(self, call: Call, start: list[bytes], comment: bytes) -> None:
+        """See `kept_open.EventClient`."""
+        head = b""
+        if start:
+            close = [b"connection: close"] if call.stream is not None and call.stream.close else []
+            head = b"\r\n".join((*start, b"transfer-encoding: chunked", *close, self.server.date, b"\r\n"))
+        self.transport.write(head + chunk(comment))
 
     def write_kept(self, lines: list[bytes], body: bytes) -> bool:
         """Write a whole answer that no upstream gave to this call. See `contracts.Client`."""

@@ -267,6 +267,13 @@ class Http2Client(HttpView):
         if data or complete:
             self.connection.send_data(self.stream, data, complete)
 
+    def write_comment(self, call: Call, start: list[bytes], comment: bytes) -> None:
+        """See `kept_open.EventClient`."""
+        if start:
+            self.send(b"\r\n".join(start), comment, False)
+        else:
+            self.connection.send_data(self.stream, comment, False)
+
     def write_kept(self, lines: list[bytes], body: bytes) -> bool:
         """See `contracts.Client`."""
         lines.append(b"content-length: %d" % len(body))

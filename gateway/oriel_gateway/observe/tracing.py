@@ -7,7 +7,7 @@ from oriel_gateway.identity.tenant_buckets import TenantBuckets
 from oriel_policies.documents import ApiKey
 from oriel_wire.context import valid_request_id
 from oriel_wire.observe.sampling import Sampling, without_threshold
-from oriel_wire.observe.trace import TraceIds, bounded_state, random_bits, read_traceparent
+from oriel_wire.observe.trace import TraceIds, random_bits, read_traceparent
 
 
 class Address(Protocol):
@@ -139,14 +139,13 @@ class Marks:
         own, onward = spans.pop(), spans.pop()
         if request_id is None or not valid_request_id(request_id):
             request_id = own
-        parent = read_traceparent(traceparent) if traceparent else None
+        parent = read_traceparent(traceparent, tracestate) if traceparent else None
         if parent is None:
             mark = Mark(request_id, ids.traces.pop(), own, onward)
             if mark.trace[18:] >= self._threshold:
                 mark.kept, mark.flags, mark.state = "ratio", "03", self._sampling.state
             return mark
-        trace, span, flags = parent
-        state = bounded_state(tracestate) if tracestate else ""
+        trace, span, flags, state = parent
         kept = "client" if flags in _SAMPLED else ""
         if not self._sampling.parent_based:
             decided, state = self._sampling.decided(int(trace, 16), state)

@@ -119,7 +119,7 @@ class ServiceConnection(ServerConnection):
     def _begin(self, head: RequestHead, body: Body) -> None:
         envelope = self._envelope
         headers = head.by_name()
-        self.authenticated(head)
+        self.server.heads.authenticated(head)
         visit = envelope.visit(envelope.plan(headers, trusted=self.peer in self._peers), self.arrived_s)
         if self._local and (why := page_refusal(headers.get)):
             self._body = None

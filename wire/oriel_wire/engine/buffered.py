@@ -168,7 +168,7 @@ class BufferedConnection(ServerConnection):
                 self._write(refusal.status, refusal.headers, refusal.body, self.must_close, head.method == "HEAD")
                 self.answered(close=False)
                 return
-        self.authenticated(head)
+        self.server.heads.authenticated(head)
         if not self._whole:
             self._make_room(head)
         if head.expect_continue:

@@ -246,16 +246,6 @@ class ServerConnection(ServerHooks):
         if self._drained + len(self._buffer) - self._start > self.limits.drain_bytes // 2:
             head.close = True
 
-    def authenticated(self, head: RequestHead) -> None:
-        """Remember the lines of the head just read, whose sender is authenticated, and its shape."""
-        if head.fresh:
-            self.memo.keep(head.fresh)
-            head.fresh = ()
-        if self.memo.lines.get(head.line.line) is not head.line:
-            self.memo.keep_line(head.line)
-        if head.key:
-            self.server.heads.authenticated(head)
-
     # Framing ---------------------------------------------------------------------------------------------------
 
     def _next(self) -> None:

@@ -207,7 +207,13 @@ class SimilarHeads:
         return head
 
     def authenticated(self, head: RequestHead) -> None:
-        """Make a shape of a head that was parsed, if heads like it can have one: its sender is authenticated."""
+        """Remember the lines of a head whose sender is authenticated, and its shape, if heads like it can have one."""
+        memo, line = self._memo, head.line
+        if head.fresh:
+            memo.keep(head.fresh)
+            head.fresh = ()
+        if memo.lines.get(line.line) is not line:
+            memo.keep_line(line)
         key, head.key = head.key, ()
         shape = shape_of(head, key) if key else None
         if shape is not None:

@@ -62,15 +62,17 @@ def parse_traceparent(value: str | bytes, state: str = "") -> TraceContext | Non
     return TraceContext(trace, span, bool(bits & 1), bounded_state(state) if state else "", bool(bits & 2))
 
 
-def read_traceparent(value: str) -> tuple[str, str, str] | None:
-    """Trace id and span id in hex and the flags to pass on, without converting to numbers; see `parse_traceparent`."""
+def read_traceparent(value: str, state: str | None = None) -> tuple[str, str, str, str] | None:
+    """Return trace id and span id in hex, the flags and the `tracestate` to pass on, without converting to numbers;
+    see `parse_traceparent`.
+    """
     match = _PARENT.match(value)
     if match is None:
         return None
     version, trace, span, flags, rest = match.groups()
     if version == "ff" or (rest and version == "00") or trace == _NO_TRACE or span == _NO_SPAN:
         return None
-    return trace, span, FLAGS[flags[1]]
+    return trace, span, FLAGS[flags[1]], bounded_state(state) if state else ""
 
 
 class TraceIds:
