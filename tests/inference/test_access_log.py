@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import json
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,12 @@ from oriel_wire.v2.proto import v2_pb2
 
 from ..waiting import until
 from .clients import client_of
+from .conftest import settings_of
 from .exposed import read
 from .gated import gated
 from .grpc_calls import infer, ones
 from .streams import said, stream
+from .thread_unit import unit_in_thread
 
 ONES = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 INFER = "/v2/models/double/infer"
@@ -56,10 +58,37 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "access.json"
 
 
+@pytest.fixture(scope="module")
+def logged(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Unit, Path]]:
+    path = tmp_path_factory.mktemp("log") / "access.json"
+    with unit_in_thread(dataclasses.replace(settings_of(repository), access_log=str(path))) as running:
+        yield running, path
+
+
+class Tail:
+    """The lines that a test adds to the log of the server that all of them use."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._before = len(path.read_text().splitlines())
+
+    async def lines(self, count: int) -> list[dict[str, Any]]:
+        def found() -> list[str]:
+            return self._path.read_text().splitlines()[self._before :]
+
+        await until(lambda: len(found()) >= count)
+        assert len(found()) == count
+        return [json.loads(line) for line in found()]
+
+
 @pytest.fixture
-async def unit(settings: Settings, log: Path) -> AsyncIterator[Unit]:
-    async with open_unit(dataclasses.replace(settings, access_log=str(log)), sink=ListSink()) as running:
-        yield running
+def unit(logged: tuple[Unit, Path]) -> Unit:
+    return logged[0]
+
+
+@pytest.fixture
+def tail(logged: tuple[Unit, Path]) -> Tail:
+    return Tail(logged[1])
 
 
 async def lines(unit: Unit, log: Path | None = None) -> list[dict[str, Any]]:
@@ -71,10 +100,10 @@ async def lines(unit: Unit, log: Path | None = None) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text().splitlines()] if log is not None else []
 
 
-async def test_line_of_an_answer(unit: Unit, http: httpx.AsyncClient, log: Path) -> None:
+async def test_line_of_an_answer(http: httpx.AsyncClient, logged: tuple[Unit, Path], tail: Tail) -> None:
     before = datetime.now(UTC)
     answer = await http.post(INFER, json=ONES, headers={**IDENTITY, "authorization": "Bearer secret"})
-    (line,) = await lines(unit, log)
+    (line,) = await tail.lines(1)
     assert list(line) == FIELDS
     assert line["request_id"] == "find-me" and line["trace_id"] == "0af7651916cd43dd8448eb211c80319c"
     assert (line["model"], line["version"], line["tier"], line["tenant"]) == ("double", "1", "gold", "acme")
@@ -82,10 +111,11 @@ async def test_line_of_an_answer(unit: Unit, http: httpx.AsyncClient, log: Path)
     assert line["bytes"] == len(answer.request.content)
     assert 0 <= line["queue_ms"] <= line["total_ms"] and 0 <= line["compute_ms"] <= line["total_ms"]
     assert before - timedelta(seconds=1) <= datetime.fromisoformat(line["ts"]) <= datetime.now(UTC)
-    assert "secret" not in log.read_text() and "Bearer" not in log.read_text()
+    text = logged[1].read_text()
+    assert "secret" not in text and "Bearer" not in text
 
 
-async def test_every_way_to_end_has_its_line(unit: Unit, http: httpx.AsyncClient, log: Path) -> None:
+async def test_every_way_to_end_has_its_line(http: httpx.AsyncClient, tail: Tail) -> None:
     bad = {"inputs": [{"name": "index", "shape": [1, 1], "datatype": "INT64", "data": [9]}]}
     expected = []
     for path, body, headers, outcome in (
@@ -100,17 +130,17 @@ async def test_every_way_to_end_has_its_line(unit: Unit, http: httpx.AsyncClient
     ):
         answer = await http.post(path, json=body, headers={"x-request-id": f"r{len(expected)}", **headers})
         expected.append((answer.headers["x-request-id"], answer.status_code, outcome.value))
-    found = [(line["request_id"], line["status"], line["reason"]) for line in await lines(unit, log)]
+    found = [(line["request_id"], line["status"], line["reason"]) for line in await tail.lines(8)]
     assert found == expected
 
 
-async def test_grpc_and_stream_messages_have_lines_with_their_codes(unit: Unit, log: Path) -> None:
+async def test_grpc_and_stream_messages_have_lines_with_their_codes(unit: Unit, tail: Tail) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{unit.grpc_port}") as channel:
         await infer(channel)(ones(), metadata=tuple(IDENTITY.items()))
         with pytest.raises(grpc.aio.AioRpcError):
             await infer(channel)(ones("absent"))
         await said(stream(channel, request_iterator=[ones(), ones("absent")]))
-    found = [(each["protocol"], each["model"], each["status"], each["reason"]) for each in await lines(unit, log)]
+    found = [(each["protocol"], each["model"], each["status"], each["reason"]) for each in await tail.lines(4)]
     assert sorted(found) == [
         ("grpc", "absent", 5, "unknown_model"),
         ("grpc", "double", 0, "ok"),
@@ -119,9 +149,9 @@ async def test_grpc_and_stream_messages_have_lines_with_their_codes(unit: Unit, 
     ]
 
 
-async def test_grpc_message_that_is_refused_before_it_has_a_model_is_counted_and_named(unit: Unit, log: Path) -> None:
+async def test_grpc_message_that_is_refused_before_it_has_a_model_is_counted_and_named(unit: Unit, tail: Tail) -> None:
     """What is no message has no name; a name is known as soon as it can be read."""
-    none, few = b"\xff\xff\xff", ones()
+    before, none, few = await read(unit), b"\xff\xff\xff", ones()
     few.raw_input_contents[0] = b"\0" * 15
     many = ones()
     for number in range(1025):
@@ -138,7 +168,7 @@ async def test_grpc_message_that_is_refused_before_it_has_a_model_is_counted_and
         await call(known.SerializeToString())
         with pytest.raises(grpc.aio.AioRpcError):
             await call(wrong.SerializeToString())
-    found = [(each["model"], each["status"], each["reason"]) for each in await lines(unit, log)]
+    found = [(each["model"], each["status"], each["reason"]) for each in await tail.lines(5)]
     assert found == [
         ("", 3, "invalid_request"),
         ("double", 3, "invalid_request"),
@@ -149,7 +179,8 @@ async def test_grpc_message_that_is_refused_before_it_has_a_model_is_counted_and
     counted = await read(unit)
     for model, times in (("", 1), ("double", 3)):
         labels = {"model": model, "version": "", "tier": "", "reason": "invalid_request"}
-        assert counted.value("oriel_requests_total", **labels) == times
+        (value,) = counted.where("oriel_requests_total", **labels).values()
+        assert value - sum(before.where("oriel_requests_total", **labels).values()) == times
 
 
 async def test_caller_that_leaves_has_its_line(tmp_path: Path, log: Path) -> None:
@@ -172,7 +203,7 @@ async def test_caller_that_leaves_has_its_line(tmp_path: Path, log: Path) -> Non
 
 
 async def test_surprises_and_bodies_that_do_not_unpack_have_their_lines(
-    unit: Unit, http: httpx.AsyncClient, log: Path, monkeypatch: pytest.MonkeyPatch
+    unit: Unit, http: httpx.AsyncClient, tail: Tail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed = await http.post(INFER, content=b"junk", headers={"content-encoding": "gzip", "x-request-id": "r0"})
     assert packed.status_code == 400
@@ -186,7 +217,7 @@ async def test_surprises_and_bodies_that_do_not_unpack_have_their_lines(
         with pytest.raises(grpc.aio.AioRpcError):
             await infer(channel)(ones())
         await said(stream(channel, request_iterator=[ones()]))
-    found = [(line["protocol"], line["status"], line["reason"]) for line in await lines(unit, log)]
+    found = [(line["protocol"], line["status"], line["reason"]) for line in await tail.lines(4)]
     assert found == [
         ("http", 400, "invalid_request"),
         ("http", 500, "backend_failed"),
@@ -195,24 +226,25 @@ async def test_surprises_and_bodies_that_do_not_unpack_have_their_lines(
     ]
 
 
-async def test_name_from_outside_forges_no_line(unit: Unit, log: Path) -> None:
+async def test_name_from_outside_forges_no_line(unit: Unit, tail: Tail) -> None:
     name = 'x"}\n{"reason":"ok"}\u2028\x00' + "y" * 500
     async with grpc.aio.insecure_channel(f"127.0.0.1:{unit.grpc_port}") as channel:
         with pytest.raises(grpc.aio.AioRpcError):
             await infer(channel)(ones(name))
-    (line,) = await lines(unit, log)
+    (line,) = await tail.lines(1)
     assert line["model"] == name[:128] and line["reason"] == "unknown_model"
 
 
-async def test_broken_framing_has_its_line(unit: Unit, log: Path) -> None:
+async def test_broken_framing_has_its_line(unit: Unit, tail: Tail) -> None:
+    labels = {"model": "", "version": "", "tier": "", "reason": "invalid_request"}
+    before = sum((await read(unit)).where("oriel_requests_total", **labels).values())
     reader, writer = await asyncio.open_connection("127.0.0.1", unit.http_port)
     writer.write(b"POST /v2 HTTP/1.1\r\nhost: x\r\ntransfer-encoding: junk\r\n\r\n")
     assert (await reader.read()).startswith(b"HTTP/1.1 400")
     writer.close()
-    (line,) = await lines(unit, log)
+    (line,) = await tail.lines(1)
     assert (line["status"], line["reason"], line["total_ms"]) == (400, "invalid_request", None)
-    found = await read(unit)
-    assert found.value("oriel_requests_total", model="", version="", tier="", reason="invalid_request") == 1
+    assert (await read(unit)).value("oriel_requests_total", **labels) == before + 1
 
 
 async def test_a_server_writes_to_standard_output(settings: Settings, capfd: pytest.CaptureFixture[str]) -> None:

@@ -166,15 +166,6 @@ def test_call_that_arrives_late_is_refused_without_queueing() -> None:
     assert bench.batcher.pending == 0
 
 
-def test_the_models_own_queue_timeout_is_told_apart_from_a_deadline() -> None:
-    bench = Bench(spec())
-    bench.call()
-    bench.clock.run()
-    number = bench.call(timeout_s=10, give_up_s=0.1)
-    bench.clock.advance(0.2)
-    assert isinstance(bench.error(number), QueueTimeout)
-
-
 # --- leaving, bounds, failures ------------------------------------------------------------------------------------
 
 
@@ -230,31 +221,6 @@ def test_the_models_queue_size_wins_over_the_servers() -> None:
     assert isinstance(bench.error(bench.call()), QueueFull)
 
 
-def test_failure_of_the_backend_reaches_every_member_and_the_instance_lives_on() -> None:
-    bench = Bench(spec())
-    bench.sessions[0].fail = True
-    numbers = [bench.call() for _ in range(3)]
-    bench.settle()
-    assert all(isinstance(bench.error(n), BackendFailed) for n in numbers)
-    bench.sessions[0].fail = False
-    number = bench.call()
-    bench.settle()
-    assert bench.answer(number)
-
-
-def test_a_reply_that_raises_costs_the_other_members_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench(spec())
-    first, second = bench.call(), bench.call()
-
-    def broken(_: object) -> None:
-        raise RuntimeError("socket trouble")
-
-    bench.calls[first].reply = broken
-    bench.settle()
-    assert bench.answer(second)
-    assert "could not be delivered" in caplog.text
-
-
 def test_closing_fails_what_waits_and_refuses_what_comes() -> None:
     bench = Bench(spec())
     running = bench.call()
@@ -276,19 +242,6 @@ def test_batches_known_to_be_short_run_on_the_loop() -> None:
     bench.clock.run()
     assert bench.workers.jobs == []
     assert bench.answer(number)
-
-
-def test_statistics_count_rows_batches_and_failures() -> None:
-    bench = Bench(spec())
-    bench.call(2)
-    bench.call(3)
-    bench.settle()
-    bench.call(timeout_s=0)
-    message = bench.batcher.statistics.message("double", "1")
-    assert (message.inference_count, message.execution_count) == (5, 1)
-    assert message.inference_stats.success.count == 2
-    assert message.inference_stats.fail.count == 1
-    assert [(b.batch_size, b.compute_infer.count) for b in message.batch_stats] == [(5, 1)]
 
 
 def test_one_that_waits_long_keeps_no_record_of_all_that_came_after_it() -> None:

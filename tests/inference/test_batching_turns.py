@@ -144,6 +144,7 @@ class Line:
         )
 
     def fail(self, each: Any, error: Exception) -> None:
+        assert isinstance(error, DeadlineExceeded) and error.stage == "order"
         self.heard.append((each.name, type(error)))
         self.it.left(each)
 

@@ -267,19 +267,6 @@ def test_closing_fails_what_is_under_way_and_refuses_what_comes() -> None:
     assert flights.at_rest()
 
 
-def test_a_reply_that_raises_costs_nobody_else_anything(caplog: pytest.LogCaptureFixture) -> None:
-    flights = chain()
-    first, second = flights.call(), flights.call()
-
-    def broken(_: object) -> None:
-        raise RuntimeError("socket trouble")
-
-    flights.calls[first].reply = broken
-    flights.settle()
-    assert flights.answer(second) and flights.at_rest()
-    assert "could not be delivered" in caplog.text
-
-
 def test_a_call_holds_the_versions_it_began_with() -> None:
     flights = chain()
     flights.call()

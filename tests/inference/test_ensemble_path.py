@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import shutil
-import threading
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -153,32 +152,6 @@ async def test_class_names_come_from_the_model_that_makes_the_output(tmp_path: P
         body = {**ROW, "outputs": [{"name": "out", "parameters": {"classification": 1}}]}
         response = await served.client.post("/v2/models/e/infer", json=body)
         assert response.json()["outputs"][0]["data"] == ["24.000000:3:four"]
-
-
-async def test_branches_that_wait_for_one_another_both_run(tmp_path: Path) -> None:
-    both = threading.Barrier(2)
-    diamond(tmp_path)
-
-    class Meets(FakeBackend):
-        def open(self, path: Path, options: Any) -> Any:
-            session = super().open(path, options)
-            run = session.run
-
-            def waiting(inputs: Mapping[str, Any], outputs: Any) -> Any:
-                if float(next(iter(inputs.values())).flat[0]):  # not while it is warmed up
-                    both.wait(120)
-                return run(inputs, outputs)
-
-            session.run = waiting  # type: ignore[method-assign]
-            return session
-
-    backends = {"meets": Meets(X, Y), "fake": FakeBackend(X, Y)}
-    for name, backend in zip("abcd", ("fake", "meets", "meets", "fake"), strict=True):
-        (tmp_path / name / "config.pbtxt").write_text(f'backend: "{backend}" ' + PART)
-    async with faked(tmp_path, backends, "none") as served:
-        response = await served.client.post("/v2/models/e/infer", json=ROW)
-        assert response.status_code == 200
-        assert response.json()["outputs"][1]["data"] == [8, 16, 24, 32]
 
 
 async def test_a_request_under_way_finishes_on_the_parts_it_began_with(tmp_path: Path) -> None:

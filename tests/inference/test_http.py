@@ -1,4 +1,3 @@
-import asyncio
 import json
 import struct
 
@@ -7,6 +6,8 @@ import numpy as np
 import pytest
 
 from oriel_inference.app import Unit
+from oriel_inference.errors import Outcome
+from oriel_inference.servers.statuses import as_inference_error
 from oriel_wire.observe.trace import ListSink
 
 from .clients import client_of
@@ -50,17 +51,6 @@ async def test_raw_request_is_one_row_of_the_only_input(kept_http: httpx.AsyncCl
     assert struct.unpack("<4f", answer.content[length:]) == (2, 4, 6, 8)
 
 
-async def test_concurrent_requests_get_their_own_rows(kept_http: httpx.AsyncClient) -> None:
-    async def one(number: int) -> None:
-        body = {"inputs": [{"name": "x", "shape": [2, 4], "datatype": "FP32", "data": [float(number)] * 8}]}
-        answer = await kept_http.post(INFER, json=body)
-        assert answer.json()["outputs"][0]["data"] == [2.0 * number] * 8
-
-    async with asyncio.TaskGroup() as group:
-        for number in range(60):
-            group.create_task(one(number))
-
-
 async def test_text_tensors_and_variable_shapes(kept_http: httpx.AsyncClient) -> None:
     body = {"inputs": [{"name": "text", "shape": [2, 1], "datatype": "BYTES", "data": ["grün", ""]}]}
     answer = await kept_http.post("/v2/models/echo/infer", json=body)
@@ -84,15 +74,6 @@ async def test_classes_are_values_indexes_and_labels(kept_http: httpx.AsyncClien
     assert output["data"] == ["1.000000:1:right", "0.000000:0:left", "5.000000:1:right", "4.000000:0:left"]
 
 
-async def test_one_callers_bad_values_fail_only_its_own_request(kept_http: httpx.AsyncClient) -> None:
-    def body(index: int) -> dict[str, object]:
-        return {"inputs": [{"name": "index", "shape": [1, 1], "datatype": "INT64", "data": [index]}]}
-
-    answers = await asyncio.gather(*(kept_http.post("/v2/models/lookup/infer", json=body(i)) for i in (0, 9, 1, 2)))
-    assert [answer.status_code for answer in answers] == [200, 400, 200, 200]
-    assert "out of data bounds" in answers[1].json()["error"]
-
-
 # --- what every answer carries ------------------------------------------------------------------------------------
 
 
@@ -108,19 +89,9 @@ async def test_answer_carries_identity_stages_and_cost(http: httpx.AsyncClient, 
     assert request.parent_id == 0xB7AD6B7169203331 and request.attributes["oriel.request_id"] == "find-me"
     assert {queue.parent_id, compute.parent_id} == {request.context.span_id}
     assert request.start_s <= queue.start_s <= queue.end_s == compute.start_s <= compute.end_s <= request.end_s
-
-
-async def test_unsampled_request_leaves_no_span(http: httpx.AsyncClient, sink: ListSink) -> None:
-    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
-    await http.post(INFER, json=ONES, headers={"traceparent": parent})
-    assert sink.spans == []
-
-
-async def test_refusal_carries_identity_and_its_reason(kept_http: httpx.AsyncClient) -> None:
-    answer = await kept_http.post(INFER, json={"inputs": []}, headers={"x-request-id": "find-me"})
-    assert answer.status_code == 400
-    assert answer.headers["x-request-id"] == "find-me" and "traceresponse" in answer.headers
-    assert answer.json()["reason"] == "invalid_request"
+    sink.spans.clear()
+    await http.post(INFER, json=ONES, headers={"traceparent": f"{parent[:-2]}00"})
+    assert sink.spans == [], "its trace is not sampled"
 
 
 # --- deadlines ----------------------------------------------------------------------------------------------------
@@ -162,38 +133,19 @@ async def test_a_misspelt_model_gets_a_near_name_among_those_the_caller_may_use(
     assert "did you mean" not in await told("/v2/models/nothing-like-it/infer")
 
 
-async def test_expired_deadline_of_a_trusted_peer_is_504(kept_http: httpx.AsyncClient) -> None:
-    answer = await kept_http.post(INFER, json=ONES, headers={"x-oriel-timeout-ms": "0"})
-    assert answer.status_code == 504
-    assert answer.json()["reason"] == "deadline_exceeded"
-
-
-async def test_timeout_parameter_shortens_the_deadline(unit: Unit, http: httpx.AsyncClient) -> None:
-    cores = unit.catalog.get("double").batcher._cores
-    held, cores.free = cores.free, 0  # nothing can run
-    try:
-        answer = await http.post(INFER, json={**ONES, "parameters": {"timeout": 20_000}})
-    finally:
-        cores.release(held)
-    assert answer.status_code == 504
-
-
 # --- refusals -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"inputs": []}, "also needs input 'x'"),
         ({"inputs": [{**ONES["inputs"][0], "name": "z"}]}, "unexpected input 'z'"),
         ({"inputs": [{**ONES["inputs"][0], "datatype": "INT32"}]}, "has datatype FP32, not INT32"),
         ({"inputs": [{**ONES["inputs"][0], "shape": [4]}]}, "expected [-1, 4], got [4]"),
-        ({"inputs": [{**ONES["inputs"][0], "shape": [4, 1]}]}, "expected [-1, 4], got [4, 1]"),
         ({"inputs": [{**ONES["inputs"][0], "shape": [2, 4]}]}, "holds 4"),
         ({"inputs": [{**ONES["inputs"][0], "shape": [0, 4], "data": []}]}, "batch size 0"),
         ({"inputs": [{**ONES["inputs"][0], "shape": [9, 4], "data": [0] * 36}]}, "it takes 1 to 8"),
         ({"outputs": [{"name": "q"}]}, "unexpected output 'q'"),
-        ({"parameters": {"timeout": -1}}, "'timeout' must be"),
         ({"parameters": {"triton_secret": 1}}, "reserved"),
     ],
 )
@@ -253,31 +205,24 @@ async def test_health_and_metadata(kept_http: httpx.AsyncClient) -> None:
     }
 
 
-async def test_configuration_and_statistics(http: httpx.AsyncClient) -> None:
-    config = (await http.get("/v2/models/double/config")).json()
+async def test_configuration_and_statistics(kept_http: httpx.AsyncClient) -> None:
+    config = (await kept_http.get("/v2/models/double/config")).json()
     assert (config["max_batch_size"], config["input"][0]["dims"]) == (8, [4])
-    for _ in range(3):
-        await http.post(INFER, json=ONES)
-    await http.post(INFER, json=ONES, headers={"x-oriel-timeout-ms": "0"})
-    answer = await http.get("/v2/models/double/stats")
+    answer = await kept_http.get("/v2/models/double/stats")
     assert answer.headers["x-oriel-provider"], "which the gateway's console shows"
-    assert "x-oriel-artefact" not in answer.headers, "it asks for none"
+    assert "x-oriel-artefact" not in answer.headers, "it has no artefact"
     assert int(answer.headers["x-oriel-loop-us"]) > 0, "which oriel simulate profile reads"
-    (stats,) = answer.json()["model_stats"]
-    assert (stats["inference_count"], stats["execution_count"]) == (3, 3)
-    assert stats["inference_stats"]["success"]["count"] == 3 and stats["inference_stats"]["fail"]["count"] == 1
-    assert [(b["batch_size"], b["compute_infer"]["count"]) for b in stats["batch_stats"]] == [(1, 3)]
-    everything = (await http.get("/v2/models/stats")).json()["model_stats"]
+    everything = (await kept_http.get("/v2/models/stats")).json()["model_stats"]
     assert [each["name"] for each in everything] == ["double", "echo", "lookup", "pair"]
 
 
-async def test_metrics_port(unit: Unit, http: httpx.AsyncClient) -> None:
-    await http.post(INFER, json=ONES)
-    async with client_of(unit.metrics_port) as control:
+async def test_metrics_port(kept_unit: Unit) -> None:
+    async with client_of(kept_unit.metrics_port) as control:
         assert (await control.get("/health/ready")).status_code == 200
-        metrics = (await control.get("/metrics")).text
-        assert 'nv_inference_request_success{model="double",version="1"} 1\n' in metrics
-        assert 'nv_inference_request_failure{model="double",version="1",reason="REJECTED"} 0\n' in metrics
+        assert (
+            'nv_inference_request_failure{model="double",version="1",reason="REJECTED"}'
+            in (await control.get("/metrics")).text
+        )
         lines = {line["name"]: line for line in (await control.get("/models")).json()}
     assert lines["double"]["provider"] == "CPUExecutionProvider"
     assert lines["double"]["batching"] == {
@@ -289,18 +234,13 @@ async def test_metrics_port(unit: Unit, http: httpx.AsyncClient) -> None:
     assert lines["broken"]["state"] == "UNAVAILABLE" and "model.onnx" in lines["broken"]["reason"]
 
 
+def test_an_unexpected_error_is_logged_and_shows_no_insides(caplog: pytest.LogCaptureFixture) -> None:
+    error = as_inference_error(KeyError("/etc/secret"))
+    assert (error.outcome, error.message) == (Outcome.BACKEND_FAILED, "the server failed on this request")
+    assert "/etc/secret" in caplog.text
+
+
 # --- hostile bodies -----------------------------------------------------------------------------------------------
-
-
-async def test_surprise_inside_a_request_tells_no_insides(
-    unit: Unit, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def surprise(*_: object, **__: object) -> None:
-        raise KeyError("/etc/secret")
-
-    monkeypatch.setattr(unit.surface.dataplane, "now", surprise)
-    answer = await http.post(INFER, json=ONES)
-    assert (answer.status_code, answer.json()["error"]) == (500, "the server failed on this request")
 
 
 async def test_mutated_requests_are_answered_or_refused_never_more(kept_http: httpx.AsyncClient) -> None:
@@ -335,20 +275,3 @@ async def test_a_repeated_header_length_is_refused(kept_http: httpx.AsyncClient)
     for other in (length, "0"):
         answer = await kept_http.post(INFER, content=body, headers=[(name, length), (name, other)])
         assert answer.status_code == 400 and "twice" in answer.json()["error"]
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        {"shape": [2**62, 4], "data": [1]},
-        {"shape": [-1, 4], "data": [1]},
-        {"shape": [1] * 100, "data": [1]},
-        {"shape": [1, 4], "parameters": {"binary_data_size": 2**63}},
-        {"shape": [2**32, 2**32], "parameters": {"binary_data_size": 0}},
-        {"shape": [1, 4], "parameters": {"shared_memory_region": "r"}},
-        {"shape": [1, 4], "data": [1e39, 1, 1, 1]},
-    ],
-)
-async def test_tensor_attacks_are_refused(kept_http: httpx.AsyncClient, tensor: dict[str, object]) -> None:
-    answer = await kept_http.post(INFER, content=json.dumps({"inputs": [{"name": "x", "datatype": "FP32", **tensor}]}))
-    assert answer.status_code == 400, answer.text

@@ -1,7 +1,6 @@
 """What unmodified clients see of the extensions this server does not have: a sentence, over every protocol."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -50,22 +49,22 @@ def asked(client: Any, status: str) -> None:
         judged(failed, said, status)
 
 
-async def test_blocking_clients_raise_with_the_sentence(unit: Unit) -> None:
+async def test_blocking_clients_raise_with_the_sentence(kept_unit: Unit) -> None:
     def ask() -> None:
-        with tritonclient.http.InferenceServerClient(f"127.0.0.1:{unit.http_port}") as over_http:
+        with tritonclient.http.InferenceServerClient(f"127.0.0.1:{kept_unit.http_port}") as over_http:
             asked(over_http, "501")
-        with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{unit.grpc_port}") as over_grpc:
+        with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{kept_unit.grpc_port}") as over_grpc:
             asked(over_grpc, "StatusCode.UNIMPLEMENTED")
 
     await asyncio.to_thread(ask)
 
 
-async def test_programs_may_first_release_the_regions_that_are_left(unit: Unit) -> None:
+async def test_programs_may_first_release_the_regions_that_are_left(kept_unit: Unit) -> None:
     """They do it to be sure, and ended with an error; there is none here."""
 
     def ask() -> None:
-        with tritonclient.http.InferenceServerClient(f"127.0.0.1:{unit.http_port}") as over_http:
-            with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{unit.grpc_port}") as over_grpc:
+        with tritonclient.http.InferenceServerClient(f"127.0.0.1:{kept_unit.http_port}") as over_http:
+            with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{kept_unit.grpc_port}") as over_grpc:
                 for client in (over_http, over_grpc):
                     for name, arguments in FREE:
                         getattr(client, name)(*arguments)
@@ -76,11 +75,11 @@ async def test_programs_may_first_release_the_regions_that_are_left(unit: Unit) 
     await asyncio.to_thread(ask)
 
 
-async def test_inputs_in_shared_memory_are_refused_by_name(unit: Unit) -> None:
+async def test_inputs_in_shared_memory_are_refused_by_name(kept_unit: Unit) -> None:
     """A regression: with one input in the message and one in a region, gRPC reported only too few raw contents."""
 
     def ask() -> None:
-        for kind, port in ((tritonclient.http, unit.http_port), (tritonclient.grpc, unit.grpc_port)):
+        for kind, port in ((tritonclient.http, kept_unit.http_port), (tritonclient.grpc, kept_unit.grpc_port)):
             given, shared = (kind.InferInput(name, [1, 2], "FP32") for name in "ab")
             given.set_data_from_numpy(np.zeros((1, 2), np.float32))
             shared.set_shared_memory("region", 8)
@@ -91,42 +90,28 @@ async def test_inputs_in_shared_memory_are_refused_by_name(unit: Unit) -> None:
     await asyncio.to_thread(ask)
 
 
-async def test_asyncio_clients_raise_with_the_sentence(unit: Unit) -> None:
-    async def ask(client: Any, status: str) -> None:
-        for name, arguments, said in CALLS:
-            call: Callable[..., Awaitable[Any]] = getattr(client, name)
-            with pytest.raises(InferenceServerException) as failed:
-                await call(*arguments)
-            judged(failed, said, status)
-
-    async with tritonclient.http.aio.InferenceServerClient(f"127.0.0.1:{unit.http_port}") as over_http:
-        await ask(over_http, "501")
-    async with tritonclient.grpc.aio.InferenceServerClient(f"127.0.0.1:{unit.grpc_port}") as over_grpc:
-        await ask(over_grpc, "StatusCode.UNIMPLEMENTED")
-
-
-async def test_plain_http_says_it_as_any_refusal(http: httpx.AsyncClient) -> None:
+async def test_plain_http_says_it_as_any_refusal(kept_http: httpx.AsyncClient) -> None:
     for method in ("GET", "POST"):
-        answer = await http.request(method, "/v2/cudasharedmemory/region/r/status", content=b"{")
+        answer = await kept_http.request(method, "/v2/cudasharedmemory/region/r/status", content=b"{")
         assert answer.status_code == 501 and answer.json()["reason"] == "not_supported"
         assert answer.headers["x-request-id"] and SHARED in answer.json()["error"]
 
 
-async def test_the_extensions_say_the_same(http: httpx.AsyncClient) -> None:
-    extensions = (await http.get("/v2")).json()["extensions"]
+async def test_the_extensions_say_the_same(kept_http: httpx.AsyncClient) -> None:
+    extensions = (await kept_http.get("/v2")).json()["extensions"]
     assert not {"system_shared_memory", "cuda_shared_memory", "trace"} & set(extensions)
     assert "schedule_policy" in extensions, "priority and timeout of a request are read"
 
 
 async def test_a_caller_through_a_gateway_is_not_told_of_what_only_operators_may_use(
-    http: httpx.AsyncClient, unit: Unit
+    kept_http: httpx.AsyncClient, kept_unit: Unit
 ) -> None:
     operators = {"model_repository", "model_repository(unload_dependents)", "logging"}
     sent = {"x-oriel-tenant": "acme"}
-    async with tritonclient.grpc.aio.InferenceServerClient(f"127.0.0.1:{unit.grpc_port}") as over_grpc:
+    async with tritonclient.grpc.aio.InferenceServerClient(f"127.0.0.1:{kept_unit.grpc_port}") as over_grpc:
         for headers in ({}, sent):
             for listed in (
-                set((await http.get("/v2", headers=headers)).json()["extensions"]),
+                set((await kept_http.get("/v2", headers=headers)).json()["extensions"]),
                 set((await over_grpc.get_server_metadata(headers=headers)).extensions),
             ):
                 assert {"statistics", "parameters"} < listed
@@ -146,9 +131,9 @@ def test_other_paths_are_not_found_as_before(path: str) -> None:
     assert why_not_served(path) is None
 
 
-async def test_every_method_of_the_service_has_an_answer(unit: Unit) -> None:
+async def test_every_method_of_the_service_has_an_answer(kept_unit: Unit) -> None:
     """Unknown methods get gRPC's own words; none of Triton's is unknown here."""
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{unit.grpc_port}") as channel:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{kept_unit.grpc_port}") as channel:
         for method in METHODS.keys() - {"ModelStreamInfer"}:
             call = channel.unary_unary(f"/{SERVICE}/{method}")
             try:

@@ -7,7 +7,7 @@ from itertools import permutations
 import pytest
 
 from oriel_inference.batching.service_times import USEFUL_EVERY
-from oriel_inference.errors import DeadlineExceeded, DeadlineTooShort, QueueFull
+from oriel_inference.errors import DeadlineExceeded, DeadlineTooShort
 from oriel_policies.waiting.feasibility import PROBE, SAMPLES
 
 from .bench import Bench, Linear, spec
@@ -107,16 +107,6 @@ def test_call_that_waited_too_long_to_be_finished_is_not_started() -> None:
     bench.settle()
     assert isinstance(bench.error(waited), DeadlineTooShort)
     assert bench.batches == [1]
-
-
-def test_refused_by_a_full_queue_it_changes_nothing_else() -> None:
-    bench = Bench(spec(), max_items=1)
-    bench.call()
-    bench.clock.run()
-    waiting = bench.call()
-    assert isinstance(bench.error(bench.call()), QueueFull)
-    bench.settle()
-    assert bench.answer(waiting)
 
 
 @pytest.mark.parametrize(

@@ -134,15 +134,6 @@ def test_each_level_has_its_own_places() -> None:
     assert len(bench.order) == 9
 
 
-def test_a_flood_of_one_tier_leaves_another_its_places_of_a_level() -> None:
-    bench = busy(policy=QueuePolicy(max_items=2), priority_levels=1, default_priority=1)
-    for _ in range(4):
-        bench.call(level=1, band=2)
-    urgent = bench.call(level=1, band=0)
-    bench.settle()
-    assert bench.answer(urgent)
-
-
 @pytest.mark.parametrize(("sizes", "expected"), [((0, 0), 0), ((3, 0), 0), ((3, 4), 7)])
 def test_the_servers_bound_stays_unless_every_level_has_one(sizes: tuple[int, int], expected: int) -> None:
     by_level = {1: QueuePolicy(max_items=sizes[0]), 2: QueuePolicy(max_items=sizes[1])}
@@ -216,40 +207,6 @@ def test_who_leaves_or_expires_holds_nobody_up(how: str) -> None:
         assert bench.order == [first, second]
     bench.settle()
     assert len(bench.order) == len(set(bench.order))
-
-
-def test_answer_that_meets_its_deadline_in_the_line_is_too_late_on_time() -> None:
-    bench = ordered()
-    first, second = bench.call(timeout_s=9), bench.call(timeout_s=1)
-    bench.clock.run()
-    bench.workers.jobs.reverse()
-    bench.workers.run_next()
-    bench.clock.advance(1.001)
-    error = bench.error(second)
-    assert isinstance(error, DeadlineExceeded) and error.stage == "order"
-    bench.settle()
-    assert bench.order == [second, first]
-
-
-def test_tiers_and_tenants_do_not_wait_for_one_another() -> None:
-    bench = ordered(instances=3)
-    bench.call(tenant="a")
-    bench.call(tenant="b")
-    bench.call(tenant="a", band=1)
-    bench.clock.run()
-    bench.workers.jobs.pop(0)  # a's first never ends
-    bench.settle()
-    assert sorted(bench.order) == [1, 2]
-
-
-def test_lines_that_have_emptied_are_forgotten() -> None:
-    bench = ordered(instances=1)
-    for number in range(50):
-        bench.call(tenant=f"t{number}")
-        if number % 3 == 0:
-            bench.leave(number)
-    bench.settle()
-    assert bench.batcher._line is not None and bench.batcher._line._lines == {}
 
 
 def test_decoupled_model_with_order_runs_one_request_after_the_other() -> None:

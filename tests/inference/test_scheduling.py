@@ -22,10 +22,8 @@ from ..waiting import until
 from . import models
 from .gated import INFER, ROW, admitted, gated
 from .grpc_calls import infer, ones
-from .streams import Fakes, streaming
 
 WARM_UP = [1, 1, 1]
-IO = models.DOUBLE.replace("max_batch_size: 8", "")
 POLICY = "default_queue_policy { default_timeout_microseconds: %d allow_timeout_override: true %s }"
 
 
@@ -109,62 +107,6 @@ async def test_a_delayed_request_is_answered_after_those_that_came_later(tmp_pat
         await until(lambda: busy.batcher.pending == 2)
         fake.gate.open()
     assert order == ["second", "first"]
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        IO,
-        IO + "dynamic_batching { default_queue_policy { max_queue_size: 1 } }",
-        models.DOUBLE + 'parameters { key: "oriel.batching" value { string_value: "off" } }',
-        models.DOUBLE + "dynamic_batching { preserve_ordering: true default_queue_policy { max_queue_size: 1 } }",
-    ],
-    ids=["no batch dimension", "no batch dimension, with a policy", "batching off", "preserve_ordering"],
-)
-async def test_every_scheduler_bounds_its_queue_and_keeps_deadlines(
-    tmp_path: Path, fake: FakeBackend, config: str
-) -> None:
-    row = ROW if "max_batch_size" in config else {"inputs": [{**ROW["inputs"][0], "shape": [4]}]}
-    if "max_batch_size" not in config:
-        fake._inputs = tuple(type(each)(name=each.name, datatype="FP32", shape=(4,)) for each in fake._inputs)
-        fake._outputs = tuple(type(each)(name=each.name, datatype="FP32", shape=(4,)) for each in fake._outputs)
-    async with gated(tmp_path, fake, config, max_queue_items=1) as (unit, client), asyncio.TaskGroup() as group:
-        batcher = unit.catalog.get("double").batcher
-        held = group.create_task(client.post(INFER, json=row))
-        await asyncio.to_thread(fake.gate.wait_for_runs, 1)
-        waiting = group.create_task(client.post(INFER, json=row))
-        await until(lambda: batcher.pending == 1)
-        full = await client.post(INFER, json=row)
-        assert (full.status_code, full.json()["reason"]) == (503, "queue_full")
-        waiting.cancel()
-        await until(lambda: batcher.pending == 0)
-        late = await client.post(INFER, json=row, headers={"x-oriel-timeout-ms": "30"})
-        assert late.status_code == 504
-        assert batcher.running == 1
-        fake.gate.open()
-        assert (await held).status_code == 200
-
-
-async def test_a_decoupled_model_bounds_its_queue_and_keeps_deadlines(tmp_path: Path) -> None:
-    fakes = Fakes()
-    async with streaming(tmp_path, fakes, max_queue_items=1) as unit:
-        gate, batcher = fakes.by_name["fake-words"].gate, unit.catalog.get("words").batcher
-        gate.close()
-        url = f"http://127.0.0.1:{unit.http_port}/v2/models/words/generate"
-        async with httpx.AsyncClient(trust_env=False, timeout=60) as client, asyncio.TaskGroup() as group:
-            body = {"text_input": "one"}
-            held = group.create_task(client.post(url, json=body))
-            await asyncio.to_thread(gate.wait_for_runs, 1)
-            waiting = group.create_task(client.post(url, json=body))
-            await until(lambda: batcher.pending == 1)
-            assert (await client.post(url, json=body)).json()["reason"] == "queue_full"
-            waiting.cancel()
-            await until(lambda: batcher.pending == 0)
-            late = await client.post(url, json=body, headers={"x-oriel-timeout-ms": "30"})
-            assert late.status_code == 504
-            assert batcher.running == 1
-            gate.open()
-            assert (await held).status_code == 200
 
 
 async def test_a_request_that_has_ended_leaves_nothing_to_the_garbage_collector(

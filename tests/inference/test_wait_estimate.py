@@ -5,11 +5,6 @@ import pytest
 from .bench import Bench, spec
 
 
-def test_idle_model_has_no_wait() -> None:
-    bench = Bench(spec())
-    assert bench.batcher.depths() == [(0, 0, 0.0)]
-
-
 def test_wait_is_unknown_until_a_batch_has_run() -> None:
     bench = Bench(spec())
     bench.call()
@@ -33,28 +28,6 @@ def test_waits_by_priority_count_what_runs_and_what_goes_first() -> None:
     assert depths[0] == (1, pytest.approx(0.06))
     assert depths[2] == (2, pytest.approx(0.13))
     assert bench.batcher.expected_wait_s(1) == pytest.approx(0.06), "a band that holds nothing waits for those above"
-
-
-def test_a_batch_that_overruns_adds_nothing_more() -> None:
-    bench = Bench(spec(max_rows=8))
-    bench.batcher.curve.observe(8, 0.080)
-    bench.call(rows=8)
-    bench.clock.run()
-    bench.clock.advance(5.0)
-    assert bench.batcher.expected_wait_s(0) == 0.0
-
-
-def test_two_instances_halve_the_wait_if_the_cores_allow() -> None:
-    for cores, expected in ((2, 0.04), (1, 0.08)):
-        bench = Bench(spec(max_rows=8, instances=2), cores=cores)
-        bench.batcher.curve.observe(8, 0.080)
-        bench.call(rows=8)
-        bench.call(rows=8)
-        bench.clock.run()
-        bench.clock.advance(5.0)
-        bench.call(rows=8)
-        waiting = sum(items for _, items, _ in bench.batcher.depths())
-        assert bench.batcher.expected_wait_s(0) == pytest.approx(expected * waiting), cores
 
 
 def test_calls_that_run_alone_wait_for_every_call_ahead() -> None:

@@ -1,6 +1,7 @@
 """An inference server in a thread, for tests that have no event loop, or one each."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -33,9 +34,15 @@ def unit_in_thread(settings: Settings) -> Iterator[Unit]:
                 raise
             opened.set_exception(failure)
 
+    # A server filters the handlers of its start, and pytest has one for all tests.
+    root = logging.getLogger()
+    handlers, root.handlers = root.handlers, []
     thread = threading.Thread(target=run, name="kept unit")
     thread.start()
-    unit, loop, stop = opened.result()
+    try:
+        unit, loop, stop = opened.result()
+    finally:
+        root.handlers = handlers
     try:
         yield unit
     finally:
