@@ -219,16 +219,6 @@ async def test_an_ensemble_is_ready_once_its_parts_are(tmp_path: Path) -> None:
         assert await infer(served) == (200, 10)
 
 
-async def test_a_broken_part_is_named_with_its_reason(tmp_path: Path) -> None:
-    part(tmp_path, "a", 2)
-    (part(tmp_path, "b", 3) / "1/model.onnx").write_bytes(b"junk")
-    put(tmp_path, "e", config(CHAIN))
-    async with serving(tmp_path, "none", strict_readiness=False) as served:
-        line, reason = await state(served)
-        assert line == "UNAVAILABLE" and reason.startswith("needs model 'b', which is not ready: ")
-        assert "not a whole ONNX file" in reason
-
-
 async def test_a_new_version_of_a_part_takes_over_without_a_failed_request(tmp_path: Path) -> None:
     part(tmp_path, "a", 2)
     part(tmp_path, "b", 3)
