@@ -9,8 +9,7 @@ from oriel_cli.arguments import Parser
 from oriel_inference import command
 from oriel_inference.errors import LoadFailed
 from oriel_inference.stores import opening
-from oriel_inference.stores.checksums import checksums
-from oriel_inference.stores.crc import CRC32C, CRC64NVME
+from oriel_inference.stores.checksums import CRC32C, CRC64NVME, checksums
 
 
 def test_the_flag_takes_folders_and_urls(capsys: pytest.CaptureFixture[str]) -> None:

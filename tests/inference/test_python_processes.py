@@ -20,7 +20,7 @@ import pytest
 from oriel_inference.app import open_unit
 from oriel_inference.backends.python import process
 from oriel_inference.backends.python.backend import PythonBackend
-from oriel_inference.backends.python.environment import model_environment
+from oriel_inference.backends.python.launch import model_environment
 from oriel_inference.backends.python.messages import Cancel
 from oriel_inference.backends.python.process import ModelProcess
 from oriel_inference.backends.python.session import PythonSession

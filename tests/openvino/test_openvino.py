@@ -1,7 +1,6 @@
 """The OpenVINO execution provider for real: `make test SUITE=openvino`, in an environment of its own.
 
-Skipped where no OpenVINO provider is installed. It also holds for the plug-in `onnxruntime-ep-openvino` beside a plain
-ONNX Runtime.
+Skipped where no OpenVINO provider is installed.
 """
 
 from pathlib import Path

@@ -105,8 +105,8 @@ def _check(request: dict[str, Any], data: bytes) -> dict[str, Any]:
 
 def _compared(reference: "Session", artefact: "Session", samples: "Samples", request: dict[str, Any]) -> dict[str, Any]:
     from oriel_inference.backends import OutsideProfile
-    from oriel_policies.artefacts.comparison import Tolerance, tolerance_of
-    from oriel_policies.artefacts.differences import measure
+    from oriel_policies.artefacts.comparison import Tolerance
+    from oriel_policies.artefacts.differences import measure_all
 
     for what in ("inputs", "outputs"):
         ours = {each.name: each.datatype for each in getattr(artefact, what)}
@@ -114,33 +114,25 @@ def _compared(reference: "Session", artefact: "Session", samples: "Samples", req
         if ours != theirs:
             return {"kind": "outputs_differ", "reason": f"its {what} are {ours}, those of the model are {theirs}"[:500]}
     names = [info.name for info in reference.outputs]
-    expected, found, refused = [], [], ""
+    runs, refused = [], ""
     for sample in samples:
         try:
-            expected.append(reference.run(sample, names))
+            expected = reference.run(sample, names)
         except InferenceError as error:
             refused = error.message
             continue
         try:
-            found.append(artefact.run(sample, names))
+            runs.append((artefact.run(sample, names), expected))
         except OutsideProfile as outside:  # it was made for other batches, and the reference serves this one
             refused = outside.message
-            expected.pop()
         except InferenceError as error:
             return {"kind": "outputs_differ", "reason": f"it fails where the model answers: {error.message}"}
-    if not expected:
+    if not runs:
         return {"kind": "not_compared", "reason": f"the model and the artefact run with none of the samples: {refused}"}
     own = Tolerance(*request["tolerance"]) if request["tolerance"] else None
-    errors = [
-        measure(
-            info.name,
-            info.datatype,
-            [(ours[index], theirs[index]) for ours, theirs in zip(found, expected, strict=True)],
-            tolerance_of(info.datatype, request["precision"], own),
-        )
-        for index, info in enumerate(reference.outputs)
-    ]
-    return {"errors": [asdict(each) for each in errors], "compared": len(expected)}
+    outputs = [(info.name, info.datatype) for info in reference.outputs]
+    errors = measure_all(outputs, runs, request["precision"], own)
+    return {"errors": [asdict(each) for each in errors], "compared": len(runs)}
 
 
 if __name__ == "__main__":

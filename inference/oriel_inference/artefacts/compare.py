@@ -41,8 +41,8 @@ from oriel_inference.repository.config import parameter
 from oriel_inference.repository.engines import default_file
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.stores.local import LocalStore
-from oriel_policies.artefacts.comparison import OutputError, disagreement, parse_tolerance, tolerance_of
-from oriel_policies.artefacts.differences import measure
+from oriel_policies.artefacts.comparison import OutputError, disagreement, parse_tolerance
+from oriel_policies.artefacts.differences import measure_all
 from oriel_wire.v2.messages import Array
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
@@ -272,16 +272,8 @@ def _served(session: Session, loaded: LoadedVersion, config: pb.ModelConfig, sam
     except InferenceError as error:
         one.reason = error.message
         return one
-    errors = [
-        measure(
-            info.name,
-            info.datatype,
-            [(ours[index], theirs[index]) for ours, theirs in pairs],
-            tolerance_of(info.datatype, precision, own),
-        )
-        for index, info in enumerate(reference.outputs)
-    ]
-    one.measured(session, errors, len(pairs))
+    outputs = [(info.name, info.datatype) for info in reference.outputs]
+    one.measured(session, measure_all(outputs, pairs, precision, own), len(pairs))
     return one
 
 

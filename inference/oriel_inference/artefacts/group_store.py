@@ -10,7 +10,6 @@ requests run on an event loop in a thread of its own, where bytes are also compa
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -28,7 +27,6 @@ REQUEST_S = 30.0  # for a listing
 SEND_S = 600.0
 MAX_SENT_FILE_BYTES = 512 << 20  # a file is sent in one piece, which is in memory meanwhile
 MAX_OBJECTS = 10 * MAX_FILES  # several servers may have sent files of their own for the same artefact
-FETCHES = 3  # of an artefact, if the connection breaks
 
 
 class GroupStoreFailed(Exception):
@@ -64,7 +62,7 @@ class GroupStore:
     async def fetch(self, folder: ArtefactFolder, fingerprint: str, fetch_s: float) -> bool:
         """Bring an artefact into the folder; return False if the store does not have it.
 
-        fetch_s: seconds that all tries may take.
+        fetch_s: seconds that it may take.
         Raises GroupStoreFailed, and OSError where the folder cannot be written.
         """
         base = f"{self._prefix}{fingerprint}/"
@@ -72,18 +70,11 @@ class GroupStore:
         objects = {each.key.removeprefix(base): each for each in listed}
         if MANIFEST not in objects:
             return False
-        deadline = time.monotonic() + fetch_s
-        for last in (*[False] * (FETCHES - 1), True):
-            try:
-                left_s = deadline - time.monotonic()
-                await self._ask(lambda: self._fetch(folder, fingerprint, objects), left_s)
-                break
-            except ArtefactDamaged as damaged:
-                text = f"the artefact {fingerprint} in {self._shown} cannot be used, remove it there: {damaged}"
-                raise GroupStoreFailed(text) from damaged
-            except GroupStoreFailed:
-                if last:
-                    raise
+        try:
+            await self._ask(lambda: self._fetch(folder, fingerprint, objects), fetch_s)
+        except ArtefactDamaged as damaged:
+            text = f"the artefact {fingerprint} in {self._shown} cannot be used, remove it there: {damaged}"
+            raise GroupStoreFailed(text) from damaged
         _log.info("the artefact %s was fetched from %s", fingerprint[:12], self._shown)
         return True
 

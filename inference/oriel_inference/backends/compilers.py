@@ -21,9 +21,9 @@ _COMPILERS = {
     "onnxruntime-graph": "oriel_inference.backends.onnx_graph:OnnxGraph",
     "openvino": "oriel_inference.backends.openvino_cpu:OpenVino",
     "tensorrt": "oriel_inference.backends.tensorrt.compiler:TensorRtCompiler",
-    "variant-fp16": "oriel_inference.backends.variants:fp16",
-    "variant-bf16": "oriel_inference.backends.variants:bf16",
-    "variant-int8": "oriel_inference.backends.variants:int8",
+    "variant-fp16": "oriel_inference.backends.variants:Variant:fp16",
+    "variant-bf16": "oriel_inference.backends.variants:Variant:bf16",
+    "variant-int8": "oriel_inference.backends.variants:Variant:int8",
 }
 VARIANT = "variant-"  # begins the names of those that serve another file of the model's owner
 # Instruction sets that kernels are chosen by; the other flags of a CPU say nothing about code.
@@ -76,6 +76,28 @@ class Compiler(Protocol):
         ...
 
 
+def one_of(*values: str) -> Callable[[str], str]:
+    """Return a function that reads a setting with these values."""
+
+    def read(text: str) -> str:
+        if text not in values:
+            raise ValueError(f"must be one of {', '.join(values)}")
+        return text
+
+    return read
+
+
+def number(least: int, most: int) -> Callable[[str], str]:
+    """Return a function that reads a setting with a whole number."""
+
+    def read(text: str) -> str:
+        if not (text.isascii() and text.isdigit() and len(text) <= 15 and least <= int(text) <= most):
+            raise ValueError(f"must be a number from {least} to {most}")
+        return text
+
+    return read
+
+
 def compiles_on_gpu(compiler: Compiler) -> bool:
     """Return whether a compiler builds for a GPU, and its artefacts run there."""
     return bool(getattr(compiler, "on_gpu", False))
@@ -91,12 +113,12 @@ def find_compiler(name: str) -> Compiler:
     target = _COMPILERS.get(name)
     if target is None:
         raise LoadFailed(f"{name[:64]!r} is not one of {', '.join(_COMPILERS)}")
-    module, _, attribute = target.partition(":")
+    module, attribute, *arguments = target.split(":")
     try:
-        factory: Callable[[], Compiler] = getattr(import_module(module), attribute)
+        factory: Callable[..., Compiler] = getattr(import_module(module), attribute)
     except ImportError as error:
         raise LoadFailed(f"{name!r} is not installed: pip install 'oriel-serving[cpu]'") from error
-    return factory()
+    return factory(*arguments)
 
 
 @cache

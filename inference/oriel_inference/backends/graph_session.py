@@ -15,7 +15,7 @@ before the model serves.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any, Protocol
 
@@ -23,10 +23,9 @@ import numpy as np
 
 from oriel_inference.backends import Session, without_folders
 from oriel_inference.backends.gpu_work import BATCHES, DRAIN_S, capturing
-from oriel_inference.backends.own_thread import OwnThread
 from oriel_inference.errors import BackendFailed, InferenceError, LoadFailed
-from oriel_policies.artefacts.comparison import disagreement, tolerance_of
-from oriel_policies.artefacts.differences import measure
+from oriel_policies.artefacts.comparison import disagreement
+from oriel_policies.artefacts.differences import measure_all
 from oriel_wire.v2.datatypes import DATATYPES
 from oriel_wire.v2.messages import Array
 
@@ -79,17 +78,17 @@ class GraphSession(Session):
         self._drain_s = drain_s
         self._graphs: dict[_Key, _Graph] = {}
         self._identities = count(1)  # 0 is for ONNX Runtime itself
-        self._thread = OwnThread(f"oriel-graphs-{name}")
+        self._thread = ThreadPoolExecutor(1, f"oriel-graphs-{name}")
         wrong = ""
         try:
-            self._session, self._plain = self._thread.do(partial(_opened, runtime))
+            self._session, self._plain = self._thread.submit(_opened, runtime).result()
         except LoadFailed as failure:
             wrong = failure.reason
         except BaseException:
-            self._thread.end()
+            self._thread.shutdown()
             raise
         if wrong:  # outside of the block above: an error that is kept must not keep what its traceback refers to
-            self._thread.end()
+            self._thread.shutdown()
             raise LoadFailed(wrong)
         plain = self._plain
         self.provider, self.inputs, self.outputs = plain.provider, plain.inputs, plain.outputs
@@ -108,18 +107,18 @@ class GraphSession(Session):
                 reason = "is read on the CPU, and a graph would always use its first value"
                 raise LoadFailed(f"no CUDA graph: input {info.name[:64]!r} {reason}")
         for each in shapes:
-            if wrong := self._thread.do(partial(self._capture, each)):
+            if wrong := self._thread.submit(self._capture, each).result():
                 shown = ", ".join(f"{name} {list(shape)}" for name, shape in each.items())[:200]
                 raise LoadFailed(f"no CUDA graph for {shown}: {wrong}")
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """Execute one batch; see `Session`."""
-        return self._thread.do(partial(self._run, inputs, outputs))
+        return self._thread.submit(self._run, inputs, outputs).result()
 
     def close(self) -> None:
         """Release the graphs with their memory, and the session."""
-        self._thread.do(self._free)
-        self._thread.end()
+        self._thread.submit(self._free).result()
+        self._thread.shutdown()
 
     # In the thread of the session -----------------------------------------------------------------------------------
 
@@ -152,11 +151,8 @@ class GraphSession(Session):
             return error.detail or error.message
         except TimeoutError:
             return f"batches of other models on the GPUs did not end within {self._drain_s:g} s, so try again"
-        errors = [
-            measure(info.name, info.datatype, [pair], tolerance_of(info.datatype, _PRECISION))
-            for info, pair in zip(self.outputs, zip(found, expected, strict=True), strict=True)
-        ]
-        if difference := disagreement(errors):
+        outputs = [(info.name, info.datatype) for info in self.outputs]
+        if difference := disagreement(measure_all(outputs, [(found, expected)], _PRECISION)):
             return f"its answer is not that of a run without it: {difference}"
         self._graphs[self._key(zeros)] = graph
         return ""

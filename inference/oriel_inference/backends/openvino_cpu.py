@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from oriel_inference.backends import OutsideProfile, Session, without_folders
-from oriel_inference.backends.compilers import CompilerIdentity, cpu_instructions
+from oriel_inference.backends.compilers import CompilerIdentity, cpu_instructions, number, one_of
 from oriel_inference.errors import BackendFailed, CompilerMissing, LoadFailed
 from oriel_inference.model import EngineOptions, TensorInfo
 from oriel_wire.v2.messages import Array
@@ -45,31 +45,16 @@ _PRECISION_KEY = "INFERENCE_PRECISION_HINT"
 _ABOUT_ITSELF = ("Exception from ", "Check '")
 
 
-def _one_of(*values: str) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text not in values:
-            raise ValueError(f"must be one of {', '.join(values)}")
-        return text
-
-    return read
-
-
-def _count(text: str) -> str:
-    if not (text.isascii() and text.isdigit() and len(text) <= 3 and 1 <= int(text) <= MAX_COUNT):
-        raise ValueError(f"must be a number from 1 to {MAX_COUNT}")
-    return text
-
-
 class OpenVino:
     """Compiles for the CPU."""
 
     name = "openvino"
     reference = "onnxruntime"
     settings: Mapping[str, Callable[[str], str]] = {
-        "precision": _one_of(*_PRECISIONS),
-        "streams": _count,
-        "threads": _count,
-        "hint": _one_of("LATENCY", "THROUGHPUT"),
+        "precision": one_of(*_PRECISIONS),
+        "streams": number(1, MAX_COUNT),
+        "threads": number(1, MAX_COUNT),
+        "hint": one_of("LATENCY", "THROUGHPUT"),
     }
 
     def identity(self, options: EngineOptions) -> CompilerIdentity:

@@ -5,12 +5,9 @@ refusal.
 Runtime falls back to the CPU without an error.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib import import_module
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import onnxruntime as ort
@@ -24,24 +21,13 @@ TENSORRT = "TensorrtExecutionProvider"
 _EXTRAS = {CPU: "cpu", CUDA: "gpu", TENSORRT: "tensorrt", OPENVINO: "openvino"}
 _FOLDERS = ("trt_engine_cache_path", "trt_timing_cache_path")
 _RECORD = "session.record_ep_graph_assignment_info"
-_MODULE = "onnxruntime_ep_openvino"
-# The OpenVINO plug-in takes OpenVINO's own properties instead of the options of the built-in provider.
-_PROPERTIES = {
-    "num_of_threads": "INFERENCE_NUM_THREADS",
-    "num_streams": "NUM_STREAMS",
-    "cache_dir": "CACHE_DIR",
-}
-_PRECISIONS = {"FP32": "f32", "FP16": "f16", "ACCURACY": "f32"}
 
-_registering = Lock()
 Provider = tuple[str, Mapping[str, str]]
 
 
-def prepare(settings: Any, wanted: Sequence[Provider]) -> list[Any] | None:
-    """Return the `providers` argument of a session; None if plug-in providers are needed, which are entered in
-    `settings`.
-
-    Raises LoadFailed that names the missing provider and what to install.
+def prepare(settings: Any, wanted: Sequence[Provider]) -> list[Any]:
+    """Return the `providers` argument of a session. Raises LoadFailed that names the missing provider and what to
+    install.
     """
     available = ort.get_available_providers()
     if not wanted:
@@ -49,10 +35,6 @@ def prepare(settings: Any, wanted: Sequence[Provider]) -> list[Any] | None:
     settings.add_session_config_entry(_RECORD, "1")
     if any(name in (CUDA, TENSORRT) and name in available for name, _ in wanted):
         _preload()
-    name, options = wanted[0]
-    if name == OPENVINO and len(wanted) == 1 and _plug_in():
-        settings.add_provider_for_devices(_plug_in(), {"load_config": json.dumps({"CPU": _properties(options)})})
-        return None
     for name, _ in wanted:
         if lack := missing(name):
             raise LoadFailed(lack)
@@ -86,7 +68,7 @@ def verify(session: Any, names: Sequence[str]) -> None:
 def missing(name: str) -> str:
     """Return why the provider cannot be used in this installation and what to install; "" if it can be used."""
     available = ort.get_available_providers()
-    if name in available or (name == OPENVINO and _plug_in()):
+    if name in available:
         return ""
     usable = ", ".join(each for each in available if each != "AzureExecutionProvider")
     text = f"execution provider {name[:64]!r} is not available, only {usable}"
@@ -98,32 +80,3 @@ def _preload() -> None:
     """Load the CUDA libraries of pip's packages, which lie where the system's loader does not search."""
     if hasattr(ort, "preload_dlls"):
         ort.preload_dlls()
-
-
-def _plug_in() -> list[Any]:
-    """Return OpenVINO's CPU device if its plug-in is installed beside a plain ONNX Runtime. It is registered once per
-    process.
-    """
-    with _registering:
-        return _registered()
-
-
-@cache
-def _registered() -> list[Any]:
-    if OPENVINO in ort.get_available_providers():
-        return []  # the provider is built in
-    try:
-        module = import_module(_MODULE)
-        ort.register_execution_provider_library(_MODULE, module.get_library_path())
-    except (ImportError, AttributeError):
-        return []
-    found = [each for each in ort.get_ep_devices() if each.ep_name == OPENVINO]
-    return [each for each in found if each.ep_metadata.get("ov_device") == "CPU"][:1]
-
-
-def _properties(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the plug-in's properties with full precision unless the configuration says otherwise: by default it may
-    round to BF16.
-    """
-    chosen = {"INFERENCE_PRECISION_HINT": _PRECISIONS.get(options.get("precision", "FP32"), "f32")}
-    return chosen | {_PROPERTIES[key]: value for key, value in options.items() if key in _PROPERTIES}

@@ -45,18 +45,3 @@ class Variant:
 
     def open(self, path: Path, options: EngineOptions) -> OnnxRuntimeSession:
         return OnnxRuntimeSession(open_session(path, session_settings(options), options), options)
-
-
-def fp16() -> Variant:
-    """Return the variant of half precision."""
-    return Variant("fp16")
-
-
-def bf16() -> Variant:
-    """Return the variant of the other half precision, with the range of single precision."""
-    return Variant("bf16")
-
-
-def int8() -> Variant:
-    """Return the variant of whole numbers of 8 bits."""
-    return Variant("int8")

@@ -9,10 +9,9 @@ from pathlib import Path
 from oriel_inference.errors import LoadFailed
 from oriel_inference.stores import ModelStore
 from oriel_inference.stores.cache import Cache
-from oriel_inference.stores.client_errors import load_failed
 from oriel_inference.stores.local import LocalStore
 from oriel_inference.stores.remote import RemoteStore
-from oriel_inference.stores.source import Source
+from oriel_inference.stores.source import Source, load_failed
 from oriel_wire.objects.client import Location, location_of
 from oriel_wire.objects.errors import ObjectStoreError
 from oriel_wire.objects.opening import open_client

@@ -11,14 +11,14 @@ fail with the same error and send nothing, however many pollers and loads need t
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
+from oriel_inference import errors
 from oriel_inference.errors import LoadFailed, ObjectChanged, StoreUnavailable
 from oriel_inference.stores.checksums import checksums
-from oriel_inference.stores.client_errors import load_failed
 from oriel_policies.upstreams.breaker import Breaker
 from oriel_wire.objects import errors as client_errors
 from oriel_wire.objects.client import ObjectClient, Stored
@@ -32,6 +32,14 @@ STALL_BYTES = 256 << 10
 # A connection that broke after fewer bytes counts as no answer at all.
 RESUMED_BYTES = 64 << 10
 FAILURES = ("cache", "changed", "corrupt", "refused", "unavailable")
+
+
+_KINDS: Mapping[type[client_errors.ObjectStoreError], type[LoadFailed]] = {
+    client_errors.StoreUnavailable: errors.StoreUnavailable,
+    client_errors.ObjectChanged: errors.ObjectChanged,
+    client_errors.ObjectRefused: errors.ObjectRefused,
+    client_errors.TooManyObjects: errors.TooManyObjects,
+}
 
 
 class Corrupt(LoadFailed):
@@ -165,3 +173,8 @@ class Source:
                 self._breaker.succeeded(now)  # it answered
             raise failure from error
         self._breaker.succeeded(now)
+
+
+def load_failed(error: client_errors.ObjectStoreError) -> LoadFailed:
+    """The load failure with the same text, of the corresponding class."""
+    return _KINDS.get(type(error), LoadFailed)(str(error))

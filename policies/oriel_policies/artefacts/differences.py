@@ -2,15 +2,32 @@
 I/O.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from oriel_policies.artefacts.comparison import OutputError, Tolerance
+from oriel_policies.artefacts.comparison import OutputError, Tolerance, tolerance_of
 
 Array = NDArray[Any]
+
+
+def measure_all(
+    outputs: Iterable[tuple[str, str]],
+    runs: Sequence[tuple[Sequence[Array], Sequence[Array]]],
+    precision: str = "",
+    own: Tolerance | None = None,
+) -> list[OutputError]:
+    """Compare all outputs over all samples.
+
+    outputs: name and data type of each. runs: outputs of the artefact and of the reference, for each sample.
+    precision, own: see `tolerance_of`.
+    """
+    return [
+        measure(name, datatype, [(ours[i], theirs[i]) for ours, theirs in runs], tolerance_of(datatype, precision, own))
+        for i, (name, datatype) in enumerate(outputs)
+    ]
 
 
 def measure(name: str, datatype: str, pairs: Iterable[tuple[Array, Array]], tolerance: Tolerance) -> OutputError:

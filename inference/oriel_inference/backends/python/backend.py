@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -116,7 +117,11 @@ class PythonBackend(ConfiguredBackend):
         async with slots:
             if session.pid is None:
                 await self._load(session)
-            await self._initialize(session)
+            self._starting.add(session)
+            try:
+                await session.initialize()
+            finally:
+                self._starting.discard(session)
 
     def _session(self, launch: Launch, limits: PythonLimits) -> PythonSession:
         session = PythonSession(launch, limits, self._scripting)
@@ -129,13 +134,6 @@ class PythonBackend(ConfiguredBackend):
         self._starting.add(session)
         try:
             return await session.load(complete=complete)
-        finally:
-            self._starting.discard(session)
-
-    async def _initialize(self, session: PythonSession) -> None:
-        self._starting.add(session)
-        try:
-            await session.initialize()
         finally:
             self._starting.discard(session)
 
@@ -164,16 +162,10 @@ class PythonBackend(ConfiguredBackend):
         )
 
     def _limited(self, config: pb.ModelConfig) -> PythonLimits:
-        start_s = _seconds(config, START_KEY, self._limits.start_s)
-        grace_s = _seconds(config, GRACE_KEY, self._limits.grace_s)
-        given = self._limits
-        return PythonLimits(
-            start_s=start_s,
-            finalize_s=given.finalize_s,
-            grace_s=grace_s,
-            max_body_bytes=given.max_body_bytes,
-            backoff_s=given.backoff_s,
-            max_backoff_s=given.max_backoff_s,
+        return replace(
+            self._limits,
+            start_s=_seconds(config, START_KEY, self._limits.start_s),
+            grace_s=_seconds(config, GRACE_KEY, self._limits.grace_s),
         )
 
 

@@ -1,9 +1,11 @@
-"""The values with which the process of an instance is started, and the time limits of its steps."""
+"""The values and variables with which the process of an instance is started, and the time limits of its steps."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from oriel_inference.model import TensorInfo
+from oriel_wire.process.environment import selected
+from oriel_wire.process.start import THREADS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,3 +45,21 @@ class Launch:
     environment: tuple[str, ...] = ()
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
+
+
+def model_environment(server: Mapping[str, str], also: Sequence[str], *, threads: int, path: str) -> dict[str, str]:
+    """Return the variables of a model's process.
+
+    server: the server's own variables.
+    also: names that the operator adds; see `selected`.
+    path: the folders in which the child finds this package.
+    threads: threads of the numeric libraries, unless the server's environment sets them.
+    """
+    found = selected(server, also)
+    # The processes that the model starts get the variable as it was.
+    found["ORIEL_PYTHONPATH"] = found.get("PYTHONPATH", "")
+    found["PYTHONPATH"] = path
+    found["PYTHONUNBUFFERED"] = "1"
+    for name in THREADS:
+        found.setdefault(name, str(threads))
+    return found

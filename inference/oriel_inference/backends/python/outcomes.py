@@ -1,44 +1,29 @@
 """Maps the error codes of Python models to this server's errors and back."""
 
-from enum import IntEnum
-
+from oriel_inference.backends.python.pb_errors import TritonError
 from oriel_inference.errors import InferenceError, ModelError, Outcome
 
-
-class _Code(IntEnum):
-    """An error code of Triton's `pb_utils`."""
-
-    UNKNOWN = 0
-    INTERNAL = 1
-    NOT_FOUND = 2
-    INVALID = 3
-    UNAVAILABLE = 4
-    UNSUPPORTED = 5
-    EXISTS = 6
-    CANCELLED = 7
-
-
 _OUTCOMES: dict[int, Outcome] = {
-    _Code.UNKNOWN: Outcome.MODEL_SAYS_UNKNOWN,
-    _Code.INTERNAL: Outcome.BACKEND_FAILED,
-    _Code.NOT_FOUND: Outcome.MODEL_SAYS_NOT_FOUND,
-    _Code.INVALID: Outcome.INVALID_REQUEST,
-    _Code.UNAVAILABLE: Outcome.MODEL_SAYS_UNAVAILABLE,
-    _Code.UNSUPPORTED: Outcome.NOT_SUPPORTED,
-    _Code.EXISTS: Outcome.MODEL_SAYS_EXISTS,
-    _Code.CANCELLED: Outcome.MODEL_SAYS_CANCELLED,
+    TritonError.UNKNOWN: Outcome.MODEL_SAYS_UNKNOWN,
+    TritonError.INTERNAL: Outcome.BACKEND_FAILED,
+    TritonError.NOT_FOUND: Outcome.MODEL_SAYS_NOT_FOUND,
+    TritonError.INVALID_ARG: Outcome.INVALID_REQUEST,
+    TritonError.UNAVAILABLE: Outcome.MODEL_SAYS_UNAVAILABLE,
+    TritonError.UNSUPPORTED: Outcome.NOT_SUPPORTED,
+    TritonError.ALREADY_EXISTS: Outcome.MODEL_SAYS_EXISTS,
+    TritonError.CANCELLED: Outcome.MODEL_SAYS_CANCELLED,
 }
 _CODES = {
-    Outcome.INVALID_REQUEST: _Code.INVALID,
-    Outcome.TOO_LARGE: _Code.INVALID,
-    Outcome.UNKNOWN_MODEL: _Code.NOT_FOUND,
-    Outcome.NOT_SUPPORTED: _Code.UNSUPPORTED,
-    Outcome.MODEL_NOT_READY: _Code.UNAVAILABLE,
-    Outcome.QUEUE_FULL: _Code.UNAVAILABLE,
-    Outcome.QUEUE_TIMEOUT: _Code.UNAVAILABLE,
-    Outcome.DEADLINE_EXCEEDED: _Code.UNAVAILABLE,
-    Outcome.SERVER_STOPPING: _Code.UNAVAILABLE,
-    Outcome.CALLER_LEFT: _Code.CANCELLED,
+    Outcome.INVALID_REQUEST: TritonError.INVALID_ARG,
+    Outcome.TOO_LARGE: TritonError.INVALID_ARG,
+    Outcome.UNKNOWN_MODEL: TritonError.NOT_FOUND,
+    Outcome.NOT_SUPPORTED: TritonError.UNSUPPORTED,
+    Outcome.MODEL_NOT_READY: TritonError.UNAVAILABLE,
+    Outcome.QUEUE_FULL: TritonError.UNAVAILABLE,
+    Outcome.QUEUE_TIMEOUT: TritonError.UNAVAILABLE,
+    Outcome.DEADLINE_EXCEEDED: TritonError.UNAVAILABLE,
+    Outcome.SERVER_STOPPING: TritonError.UNAVAILABLE,
+    Outcome.CALLER_LEFT: TritonError.CANCELLED,
     **{outcome: code for code, outcome in _OUTCOMES.items()},
 }
 
@@ -51,4 +36,4 @@ def error_of(code: int, message: str) -> InferenceError:
 
 def code_of(error: InferenceError) -> int:
     """Return the code with which a model sees an error of another model that it called."""
-    return int(_CODES.get(error.outcome, _Code.INTERNAL))
+    return _CODES.get(error.outcome, TritonError.INTERNAL)

@@ -14,11 +14,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from oriel_inference.backends.python.environment import model_environment
 from oriel_inference.backends.python.frames import decode, encode
-from oriel_inference.backends.python.messages import (
-    Message,
-)
+from oriel_inference.backends.python.launch import model_environment
+from oriel_inference.backends.python.messages import Message
 from oriel_wire.process.messages import Buffer, MessageStream
 from oriel_wire.process.output import OutputPipe
 from oriel_wire.process.start import ChildProcess

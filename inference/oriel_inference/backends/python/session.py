@@ -16,8 +16,9 @@ import asyncio
 import concurrent.futures
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
 
 from oriel_inference.backends import Execution, Outputs, Request, RequestSession
 from oriel_inference.backends.python.executions import Executions, refuse
@@ -184,8 +185,19 @@ class PythonSession(RequestSession):
         if self._process is not None:
             self._process.kill(why)
 
-    def _limited(self, done: str) -> "_Limit":
-        return _Limit(self, self._limits.start_s, f"the model was not {done} within {self._limits.start_s:g} s")
+    @asynccontextmanager
+    async def _limited(self, done: str) -> AsyncIterator[None]:
+        """Run one step of the start within its time limit; kill the process if the step is late or fails."""
+        try:
+            async with asyncio.timeout(self._limits.start_s):
+                yield
+        except TimeoutError as error:
+            late = f"the model was not {done} within {self._limits.start_s:g} s"
+            self.kill(late)
+            raise LoadFailed(late) from error
+        except BaseException:
+            self.kill("it did not start")
+            raise
 
     def _ended(self, process: ModelProcess, how: str) -> None:
         """Handle the end of a process."""
@@ -374,28 +386,6 @@ class PythonSession(RequestSession):
         for execution in self._waiting:
             refuse(execution, ServerStopping(), range(len(execution.requests)))
         self._stuck, self._waiting = [], {}
-
-
-class _Limit:
-    """Runs one step of the start within its time limit; kills the process if the step is late or fails."""
-
-    def __init__(self, session: PythonSession, seconds: float, late: str) -> None:
-        self._session = session
-        self._timeout = asyncio.timeout(seconds)
-        self._late = late
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        try:
-            await self._timeout.__aexit__(kind, error, trace)
-        except TimeoutError as late:
-            self._session.kill(self._late)
-            raise LoadFailed(self._late) from late
-        finally:
-            if error is not None:
-                self._session.kill("it did not start")
 
 
 class _Once:

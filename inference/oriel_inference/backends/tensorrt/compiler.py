@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from oriel_inference.backends.compilers import CompilerIdentity
+from oriel_inference.backends.compilers import CompilerIdentity, number, one_of
 from oriel_inference.backends.tensorrt import GPU_KEY, PROVIDER, half
 from oriel_inference.backends.tensorrt.backend import TensorRt
 from oriel_inference.backends.tensorrt.library import Library, find_library
@@ -25,21 +25,6 @@ MAX_LEVEL = 5
 _PRECISIONS = ("FP32", "FP16")
 
 
-def _precision(text: str) -> str:
-    if text not in _PRECISIONS:
-        raise ValueError("must be FP32 or FP16")
-    return text
-
-
-def _number(most: int) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if not (text.isascii() and text.isdigit() and len(text) <= 15 and int(text) <= most):
-            raise ValueError(f"must be a number from 0 to {most}")
-        return text
-
-    return read
-
-
 def _shapes(text: str) -> str:
     parse_shapes(text)
     return text
@@ -52,12 +37,12 @@ class TensorRtCompiler:
     reference = "onnxruntime"
     on_gpu = True
     settings: Mapping[str, Callable[[str], str]] = {
-        "precision": _precision,
+        "precision": one_of(*_PRECISIONS),
         "profile_min_shapes": _shapes,
         "profile_opt_shapes": _shapes,
         "profile_max_shapes": _shapes,
-        "workspace_bytes": _number(1 << 50),
-        "optimization_level": _number(MAX_LEVEL),
+        "workspace_bytes": number(0, 1 << 50),
+        "optimization_level": number(0, MAX_LEVEL),
     }
 
     def __init__(self) -> None:

@@ -1,12 +1,11 @@
 """A session of a plan: an execution context in a thread of its own, which does everything that has to do with it."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from oriel_inference.backends import NeededBytes, Reserve, Session
 from oriel_inference.backends.gpu_work import BATCHES, OPENINGS
-from oriel_inference.backends.own_thread import OwnThread
 from oriel_inference.backends.tensorrt import PROVIDER
 from oriel_inference.backends.tensorrt.context import PlanContext
 from oriel_inference.backends.tensorrt.device import CudaFailed, Device
@@ -30,22 +29,21 @@ class PlanSession(Session):
         self._library = library
         self._engines = engines
         self._gpu = gpu
-        self._thread = OwnThread(f"oriel-tensorrt-gpu{gpu}")
+        self._thread = ThreadPoolExecutor(1, f"oriel-tensorrt-gpu{gpu}")
         wrong = ""
         try:
             with OPENINGS.entered():
-                self._engine, self._context = self._thread.do(
-                    partial(self._open, path, host_code=host_code, reserve=reserve)
-                )
+                opening = self._thread.submit(self._open, path, host_code=host_code, reserve=reserve)
+                self._engine, self._context = opening.result()
         except LoadFailed as failure:
             wrong = failure.reason
         except CudaFailed as failure:
             wrong = f"{path.name}: {failure}"
         except BaseException:
-            self._thread.end()
+            self._thread.shutdown()
             raise
         if wrong:  # outside of the block above: an error that is kept must not keep what its traceback refers to
-            self._thread.end()
+            self._thread.shutdown()
             raise LoadFailed(wrong)
         plan = self._engine.plan
         self.rows = plan.rows
@@ -55,13 +53,13 @@ class PlanSession(Session):
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """Execute one batch; see `Session`. Raises OutsideProfile too."""
         with BATCHES.entered():
-            return self._thread.do(partial(self._context.run, inputs, outputs))
+            return self._thread.submit(self._context.run, inputs, outputs).result()
 
     def close(self) -> None:
         """Release context, buffers and stream, and the engine if no other instance uses it."""
         with BATCHES.entered():
-            self._thread.do(self._free)
-        self._thread.end()
+            self._thread.submit(self._free).result()
+        self._thread.shutdown()
 
     # In the thread of the session ---------------------------------------------------------------------------------
 
