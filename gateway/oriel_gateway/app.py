@@ -96,8 +96,6 @@ async def _limiter(settings: Settings) -> Limiter:
     start.
     """
     if settings.limiter == "embedded":
-        if settings.quota_file is None:
-            return EmbeddedLimiter()
         file = QuotaFile(settings.quota_file)
         await file.prepare()
         return EmbeddedLimiter(file=file)

@@ -20,10 +20,12 @@ Work = Callable[[sqlite3.Connection], None]
 class StateFile:
     """The file of one process. Its methods block; one thread at a time may be in them.
 
-    holds: the name of its contents in messages ("quota counters"). database: None while nothing is kept.
+    path: None keeps nothing.
+    holds: the name of its contents in messages ("quota counters").
+    database: None while nothing is kept.
     """
 
-    def __init__(self, path: Path, schema: str, *, holds: str) -> None:
+    def __init__(self, path: Path | None, schema: str, *, holds: str) -> None:
         self._path = path
         self._schema = schema
         self._holds = holds
@@ -32,7 +34,7 @@ class StateFile:
     @property
     def exists(self) -> bool:
         """Return whether the file is there."""
-        return self._path.exists()
+        return self._path is not None and self._path.exists()
 
     def open(self, read: Work) -> None:
         """Open the file, and let `read` take what it holds. If it cannot be used, this is logged and nothing is kept.
@@ -40,20 +42,23 @@ class StateFile:
         read: raises sqlite3.DatabaseError if the file holds what no gateway has written. It is called again for the
         empty file that then takes its place.
         """
+        path = self._path
+        if path is None:
+            return
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
-            self._connect(read)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+            self._connect(path, read)
         except sqlite3.DatabaseError as error:
             self.close()
             if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY:
                 _log.warning(
                     "another process has %s: the %s of this one are lost when it ends; give it a file of its own",
-                    self._path.name,
+                    path.name,
                     self._holds,
                 )
                 return
-            self._begin_anew(error, read)
+            self._begin_anew(path, error, read)
         except OSError as error:
             _log.warning("%s are not kept over a restart: %s", self._holds, error.strerror)
 
@@ -76,8 +81,8 @@ class StateFile:
             self.database.close()
             self.database = None
 
-    def _connect(self, read: Work) -> None:
-        database = sqlite3.connect(self._path, timeout=0.0, isolation_level=None, check_same_thread=False)
+    def _connect(self, path: Path, read: Work) -> None:
+        database = sqlite3.connect(path, timeout=0.0, isolation_level=None, check_same_thread=False)
         self.database = database
         # The lock excludes other processes from the first write on; it also keeps the log's index out of shared memory.
         database.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -88,17 +93,17 @@ class StateFile:
         database.execute("COMMIT")
         read(database)
 
-    def _begin_anew(self, error: sqlite3.DatabaseError, read: Work) -> None:
-        aside = self._path.with_name(f"{self._path.name}.corrupt-{time_ns() // 1_000_000_000}")
-        _log.error("%s is damaged (%s): moved aside as %s, %s begin at 0", self._path, error, aside.name, self._holds)
+    def _begin_anew(self, path: Path, error: sqlite3.DatabaseError, read: Work) -> None:
+        aside = path.with_name(f"{path.name}.corrupt-{time_ns() // 1_000_000_000}")
+        _log.error("%s is damaged (%s): moved aside as %s, %s begin at 0", path, error, aside.name, self._holds)
         try:
-            os.replace(self._path, aside)
+            os.replace(path, aside)
             for suffix in ("-wal", "-shm"):
-                beside = self._path.with_name(self._path.name + suffix)
+                beside = path.with_name(path.name + suffix)
                 if beside.exists():
                     os.replace(beside, aside.with_name(aside.name + suffix))
-            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
-            self._connect(read)
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+            self._connect(path, read)
         except (OSError, sqlite3.DatabaseError) as again:
             _log.warning("%s are not kept over a restart: %s", self._holds, again)
             self.close()

@@ -67,7 +67,7 @@ async def test_a_probe_over_grpc_is_a_request_that_strict_servers_take() -> None
             return Exchange()
 
     endpoint = Endpoint(("127.0.0.1", 1), pool(1))
-    endpoint.probe(0.0, True, lambda _: None)
+    endpoint.probe(0.0, "/ready", lambda _: None)
     endpoint.ask_for_model("digits", 0.0, lambda _: None)
     assert [check_request(head) for head in heads] == [-1, -1]
     assert [dict(head)[b":path"].rpartition(b"/")[2] for head in heads] == [b"ServerReady", b"ModelReady"]

@@ -196,11 +196,11 @@ async def test_quotas_outlive_the_account_that_had_to_go(tmp_path: Path) -> None
 
 def test_what_is_kept_of_forgotten_quotas_is_bounded() -> None:
     limits = "limit = { requests_per_day = 1 }"
-    desk = Desk(limits, max_accounts=2, max_windows=3)
+    desk = Desk(limits, max_accounts=2, file=QuotaFile(None, max_rows=3))
     for number in range(20):
         tenant = dataclasses.replace(compile_documents(tenant_t(limits)).tenants["t"], name=f"n{number}")
         desk.limiter.acquire(tenant, dataclasses.replace(desk.target(), allowances=tenant.allowances), 0, desk.now)
-    assert len(desk.limiter._windows) == 3 and desk.limiter.accounts == 2
+    assert len(desk.limiter._file._known) == 3 and desk.limiter.accounts == 2
 
 
 @pytest.mark.parametrize("wrong", [0.0, NOON - 40 * 86400, NOON + 400 * 86400])

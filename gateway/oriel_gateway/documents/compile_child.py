@@ -10,7 +10,8 @@ file has what is left in force of the previous output: see `oriel_policies.docum
 import gc
 import mmap
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def _compile(request: dict[str, Any]) -> tuple[Any, Parts]:
         if unreadable:
             unreadable[0].others = tuple(unreadable[1:])
             raise unreadable[0]
-        parts = _compiled(files, last, _Addressed(folder.name, request["pools"]))
+        parts = _compiled(files, last, partial(_check_addressed, folder.name, request["pools"]))
     except BadDocument as bad:
         mistakes = Mistakes([(each.file, each.path, each.reason) for each in (bad, *bad.others)])
         parts = _left(mistakes, files, unreadable, last)
@@ -70,41 +71,36 @@ def _compile(request: dict[str, Any]) -> tuple[Any, Parts]:
     return msgspec.to_builtins(mistakes), ()
 
 
-class _Addressed:
-    """The pools whose addresses the command line names: documents without one of them have a mistake.
+def _check_addressed(folder: str, addressed: Sequence[str], known: Collection[str]) -> None:
+    """Check that the documents have the pools whose addresses the command line names. Raises BadDocument.
 
-    This is checked here, like any other mistake, or it would keep in force what the documents drop.
+    This is a mistake like any other, or it would keep in force what the documents drop.
     """
-
-    def __init__(self, folder: str, pools: Sequence[str]) -> None:
-        self._folder = folder
-        self._pools = pools
-
-    def check(self, known: Collection[str]) -> None:
-        """Check the pools. Raises BadDocument."""
-        for name in self._pools:
-            if name not in known:
-                names = ", ".join(sorted(known))
-                fix = f"add [pools.{name}], the command line names its address"
-                raise BadDocument(self._folder, "pools", f"no pool is named {name!r}, only {names}: {fix}")
+    for name in addressed:
+        if name not in known:
+            names = ", ".join(sorted(known))
+            fix = f"add [pools.{name}], the command line names its address"
+            raise BadDocument(folder, "pools", f"no pool is named {name!r}, only {names}: {fix}")
 
 
-def _compiled(files: dict[str, bytes], last: memoryview | None, addressed: _Addressed) -> Sequence[bytes | memoryview]:
+def _compiled(
+    files: dict[str, bytes], last: memoryview | None, check_pools: Callable[[Collection[str]], None]
+) -> Sequence[bytes | memoryview]:
     if last is not None:
         parts = renewed(last, files)
         if parts is not None:
-            addressed.check(pools_of(parts))
+            check_pools(pools_of(parts))
             return parts.block()
         # A mistake beside a hundred thousand tenants is found without compiling them: a withdrawal must not wait.
         rest = compile_documents({name: data for name, data in files.items() if not name.endswith(".ndjson")})
         if wrong := wrong_lines(last, files, rest):
             wrong[0].others = tuple(wrong[1:])
             raise wrong[0]
-        addressed.check(rest.pools)
+        check_pools(rest.pools)
     if sum(map(len, files.values())) > LARGE_BYTES:
         os.nice(10)  # this is seconds of work, and serving goes first
     snapshot = compile_documents(files)
-    addressed.check(snapshot.pools)
+    check_pools(snapshot.pools)
     return [pack(snapshot, files)]
 
 

@@ -28,12 +28,11 @@ class BadFolder(BadDocument):
     mark: equal when the same was withdrawn.
     """
 
-    def __init__(self, file: str, path: str, reason: str) -> None:
-        super().__init__(file, path, reason)
-        self.remaining: Snapshot | None = None
-        self.withdrawn: list[str] = []
-        self.keys = 0
-        self.mark = ""
+    def __init__(self, mistakes: Mistakes, remaining: Snapshot | None) -> None:
+        super().__init__(*mistakes.mistakes[0])
+        self.others = tuple(BadDocument(*mistake) for mistake in mistakes.mistakes[1:])
+        self.withdrawn, self.keys, self.mark = mistakes.withdrawn, mistakes.keys, mistakes.mark
+        self.remaining = remaining
 
 
 class FolderCompiler:
@@ -126,10 +125,7 @@ def _read(descriptor: int, mistakes: Mistakes | None, folder: Path) -> Snapshot:
     except (ValueError, msgspec.DecodeError) as error:
         raise BadDocument(folder.name, "", "the compiler's output cannot be read") from error
     if mistakes is not None:
-        bad = BadFolder(*mistakes.mistakes[0])
-        bad.others = tuple(BadDocument(*mistake) for mistake in mistakes.mistakes[1:])
-        bad.remaining, bad.withdrawn, bad.keys, bad.mark = snapshot, mistakes.withdrawn, mistakes.keys, mistakes.mark
-        raise bad
+        raise BadFolder(mistakes, snapshot)
     if snapshot is None:
         raise BadDocument(folder.name, "", "the compiler has written nothing")
     return snapshot

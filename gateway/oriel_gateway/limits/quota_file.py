@@ -39,13 +39,13 @@ class _Row(NamedTuple):
 
 
 class QuotaFile:
-    """The quota file of one process, opened on the first use of a quota.
+    """The quota file of one process, opened on the first use of a quota. Without a path, memory alone.
 
     Single writer of its state: the loop; rows are written in a thread.
     budgets: those that were in the file when it was opened, as (tenant, name).
     """
 
-    def __init__(self, path: Path, *, save_s: float = SAVE_S, max_rows: int = MAX_ROWS) -> None:
+    def __init__(self, path: Path | None, *, save_s: float = SAVE_S, max_rows: int = MAX_ROWS) -> None:
         self._file = StateFile(path, _SCHEMA, holds="quota counters")
         self._save_s = save_s
         self._max_rows = max_rows

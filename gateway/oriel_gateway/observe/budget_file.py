@@ -43,7 +43,7 @@ class BudgetFile:
         save_s: float = SAVE_S,
         clock: Callable[[], float] = time,
     ) -> None:
-        self._file = None if path is None else StateFile(path, _SCHEMA, holds="error budgets")
+        self._file = StateFile(path, _SCHEMA, holds="error budgets")
         self._stats = stats
         self._save_s = save_s
         self._clock = clock
@@ -52,9 +52,8 @@ class BudgetFile:
 
     def open(self) -> None:
         """Read the file; blocking. If it cannot be used, this is logged and nothing is kept."""
-        if self._file is not None:
-            self._file.open(self._read)
-            self._stats.objectives.budgets.keeps = self._file.database is not None
+        self._file.open(self._read)
+        self._stats.objectives.budgets.keeps = self._file.database is not None
 
     async def run(self) -> None:
         """Write what has changed until this is cancelled, then the rest."""
@@ -68,14 +67,13 @@ class BudgetFile:
 
     def close(self) -> None:
         """Close the file, which crashes SQLite during a write."""
-        if self._file is not None:
-            self._file.close()
+        self._file.close()
 
     async def save(self) -> None:
         """Write what has changed. A failure is logged, and the next time tries again."""
         budgets = self._stats.objectives.budgets
         file = self._file
-        if file is None or file.database is None:
+        if file.database is None:
             return
         dropped, rows = budgets.take_unsaved()
         if not rows:

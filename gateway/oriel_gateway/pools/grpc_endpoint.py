@@ -42,11 +42,11 @@ class GrpcEndpoint(H2Endpoint, EndpointState):
         self.max_idle_s = pool.idle_timeout_s
 
     def probe(
-        self, timeout_s: float, ready: bool, done: Callable[[Reach | None], None], *, attempt_s: float = 0.0
+        self, timeout_s: float, path: str, done: Callable[[Reach | None], None], *, attempt_s: float = 0.0
     ) -> None:
         """Probe the endpoint with `ServerReady`.
 
-        ready: True if the answer counts; False if a connection is enough.
+        path: the pool's probe over HTTP; "" if a connection is enough.
         done: called once with the result; None means no usable answer.
         attempt_s: without a connection after so long the attempt to connect ends; 0.0 for no such bound.
         """
@@ -57,7 +57,7 @@ class GrpcEndpoint(H2Endpoint, EndpointState):
         def ended(found: Found) -> None:
             if timer is not None:
                 timer.cancel()
-            reach = _reach(found, ready)
+            reach = _reach(found, bool(path))
             if reach is Reach.NOT_READY and isinstance(found, tuple) and found[0].status == 200 and self.reads_index():
                 GrpcProbe(self, _INDEX, b"", timeout_s, lambda index: done(self._by_index(index)))
             else:

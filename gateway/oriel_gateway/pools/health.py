@@ -304,10 +304,7 @@ class Watch:
                 elif member.ejection.cause is not None and now >= member.ejection.until_s:
                     these.restore(member, now)
 
-        if isinstance(member, HttpEndpoint):
-            member.probe(timeout_s, path, done, attempt_s=attempt_s)
-        else:
-            member.probe(timeout_s, bool(path), done, attempt_s=attempt_s)
+        member.probe(timeout_s, path, done, attempt_s=attempt_s)
 
     def _missed(self, these: EndpointSet[Any], member: PoolEndpoint, suspect: bool, now: float) -> None:
         """Eject an endpoint whose probe got no answer, if it has work and is silent, or if it missed two probes in a

@@ -221,26 +221,6 @@ def check_model(tenant: Tenant, name: str, version: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Wanted:
-    """The thing that a request names, before one of its routes is chosen. version: of the model, "" if it names none.
-
-    The others: see `Target`.
-    """
-
-    kind: Kind
-    name: str
-    version: str
-    executes: bool
-    keepable: bool
-    head_only: bool = False
-    names: str = ""
-
-    def version_of(self, side: Split | None) -> str:
-        """Return the version that one side of a split has for a request that names none."""
-        return side.version if side is not None and not self.version else ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
     """The place that a path names. found: its routes that the tenant may use. missing: the error if there are none, if
     it is another one than that there is no such thing. allowed: its methods. verb, version: of a model's path.
@@ -286,10 +266,8 @@ def resolve(
         allow = ", ".join(sorted(place.allowed))
         raise Refused(Outcome.METHOD_NOT_ALLOWED, f"this path takes {allow}, not {method}", headers=(("allow", allow),))
     executes = (kind == "service" or verb in _EXECUTING) and place.names not in ("list", "entry")
-    wanted = _Wanted(
-        kind=kind,
-        name=name,
-        version=place.version,
+    wanted = replace(
+        _target_of(tenant, place.found[0], kind, name),
         executes=executes and method == "POST",
         keepable=executes and method != "HEAD" and verb != "generate_stream",
         head_only=method == "HEAD",
@@ -305,19 +283,19 @@ def resolve(
 
     def make(route: Route, side: Split | None) -> Target:
         # A call that names a version gets this version. Only a call that names none gets that of the side.
-        version = wanted.version_of(side)
+        version = side.version if side is not None and not place.version else ""
         where = f"/v2/models/{name}/versions/{version}{f'/{verb}' if verb else ''}" if version and name else path
         line, work = line_of(where), f"{kind}:{where}" if method == "POST" and name else ""
 
         def of(tenant: Tenant, flex: Target | None) -> Target:
-            found = replace(_target(tenant, route, side, wanted, flex), line=line, work=work)
-            return _with_fallbacks(found, wanted.version, other_model, in_body=path in _OPENAI)
+            found = replace(_target(wanted, tenant, route, side, place.version, flex), line=line, work=work)
+            return _with_fallbacks(found, place.version, other_model, in_body=path in _OPENAI)
 
         served = tenant if tiers is None else tiers.by_route(tenant, route)
         lower = tiers.flexed(served) if tiers is not None and path in _OPENAI and method == "POST" else served
         return of(served, None if lower is served else of(lower, None))
 
-    return _first(place.found, make, tenant, kind, name)
+    return _first(place.found, make, wanted)
 
 
 def _place(path: str, tenant: Tenant, routes: RouteTable) -> _Place:
@@ -359,7 +337,7 @@ def resolve_grpc(
     if not found:
         raise absent(kind, name, tenant)
     executes, keepable = method in ("ModelInfer", "ModelStreamInfer"), method == "ModelInfer"
-    wanted = _Wanted(kind=kind, name=name, version=version, executes=executes, keepable=keepable)
+    wanted = replace(_target_of(tenant, found[0], kind, name), executes=executes, keepable=keepable)
     work = f"model:{name}/{method}" if kind == "model" else ""
 
     def other_model(model: str) -> tuple[bytes, str, str]:
@@ -367,56 +345,52 @@ def resolve_grpc(
 
     def make(route: Route, side: Split | None) -> Target:
         served = tenant if by_tier is None else by_tier(tenant, route)
-        return _with_fallbacks(replace(_target(served, route, side, wanted), work=work), version, other_model)
+        target = replace(_target(wanted, served, route, side, version), work=work)
+        return _with_fallbacks(target, version, other_model)
 
-    return _first(found, make, tenant, kind, name)
+    return _first(found, make, wanted)
 
 
-def _first(found: tuple[Route, ...], make: Make, tenant: Tenant, kind: Kind, name: str) -> Target:
+def _first(found: tuple[Route, ...], make: Make, wanted: Target) -> Target:
     """Return the target that fits whatever the headers of a call are, or one with `choices`."""
-    route = found[0]
+    route, tenant = found[0], wanted.tenant
     if not route.headers and (not route.split or route.split_by == "tenant"):
         return _made(make, route, _side(route, tenant.name))
-    return Target(
-        tenant=tenant,
-        kind=kind,
-        name=name,
-        pool=route.pool,
-        plan=route,
-        line=b"",
-        route="",
-        head_only=False,
-        choices=Choices(found, make, tenant.name),
-    )
+    return replace(_target_of(tenant, route, wanted.kind, wanted.name), choices=Choices(found, make, tenant.name))
 
 
-def _target(tenant: Tenant, route: Route, side: Split | None, wanted: _Wanted, flex: Target | None = None) -> Target:
-    """Return the target of a route and, where it has a split, of one side of it, but for its `line` and `work`."""
+def _target_of(tenant: Tenant, route: Route, kind: Kind, name: str) -> Target:
+    """Return a target of which nothing is known yet but what is asked for."""
+    return Target(tenant=tenant, kind=kind, name=name, pool=route.pool, plan=route, line=b"", route="", head_only=False)
+
+
+def _target(
+    wanted: Target, tenant: Tenant, route: Route, side: Split | None, version: str, flex: Target | None = None
+) -> Target:
+    """Return the target of a route and, where it has a split, of one side of it, but for its `line` and `work`.
+
+    wanted: what is asked for. version: the one that is asked for; "" if none is.
+    """
     kind, name, executes = wanted.kind, wanted.name, wanted.executes
-    keepable, version = wanted.keepable and route.deterministic, wanted.version_of(side)
+    keepable, of_side = wanted.keepable and route.deterministic, "" if side is None or version else side.version
     shadowed = executes and bool(route.shadow_pool)
-    of = wanted.version or version
+    of = version or of_side
     sought = (f"{name}/versions/{of}" if of else name) if kind == "model" else ""
     allowances = tenant.allowances_for(kind, name, route.name)
     stateless = executes and (kind, name) == ("service", "responses") and not route.stored_state
     tokens = executes and takes_tokens(kind, name) and _counts_tokens(tenant, allowances)
-    return Target(
+    return replace(
+        wanted,
         tenant=tenant,
-        kind=kind,
-        name=name,
         pool=side.pool if side is not None else route.pool,
         plan=route,
-        line=b"",
         route=f"{kind}:{name}" if name else kind,
-        head_only=wanted.head_only,
         allowances=allowances,
         side="" if side is None else side.name,
-        version=version,
-        executes=executes,
+        version=of_side,
         keepable=keepable,
         sought=sought,
         counted=sought or (f"{name} {tenant.name}" if executes else ""),
-        names=wanted.names,
         flex=flex,
         tokens=tokens,
         stateless=stateless,

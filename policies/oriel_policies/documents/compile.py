@@ -6,7 +6,8 @@ previous snapshot stays in use.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from ipaddress import ip_network
 from itertools import accumulate
 from typing import TypeVar
@@ -59,12 +60,13 @@ class _Mistakes:
     def __init__(self, found: list[BadDocument]) -> None:
         self.found = found
 
-    def run(self, work: Callable[[], T]) -> T | None:
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note the mistake that ends the block, and go on."""
         try:
-            return work()
+            yield
         except BadDocument as error:
             self.found.append(error)
-            return None
 
     def check(self) -> None:
         if self.found:
@@ -98,12 +100,9 @@ def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
         for file, document in documents.items():
             for name, item in getattr(document, table).items():
                 path = f"{table}.{name}"
-
-                def work(file: str = file, path: str = path, name: str = name, item: object = item) -> None:
+                with mistakes.noted():
                     unique(file, path, name, known)
                     known[name] = one(file, path, name, item)
-
-                mistakes.run(work)
 
     all_of("tiers", tiers, _tier)
     # Names whose own table is wrong. That mistake is reported already, so references to them are not reported as
@@ -125,31 +124,23 @@ def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
         numbers = reading.route_numbers.get(file) or range(len(document.routes))
         for number, table in zip(numbers, document.routes, strict=True):
             path = f"routes[{number}]"
-            route = mistakes.run(
-                lambda file=file, path=path, table=table: _route(file, path, table, pools, bad_pools, names)  # type: ignore[misc]
-            )
+            with mistakes.noted():
+                routes.append(_route(file, path, table, pools, bad_pools, names))
             if table.tier is not None:
-                mistakes.run(
-                    lambda file=file, path=path, name=table.tier: known_tier(  # type: ignore[misc]
-                        file, f"{path}.tier", name, tiers, bad_tiers
-                    )
-                )
-            if route is not None:
-                routes.append(route)
+                with mistakes.noted():
+                    known_tier(file, f"{path}.tier", table.tier, tiers, bad_tiers)
         if document.http is not None:
             if http is not None:
                 mistakes.found.append(BadDocument(file, "http", "defined twice"))
-            ports = document.http
-            http = mistakes.run(lambda file=file, ports=ports: _http(file, ports))  # type: ignore[misc]
+            with mistakes.noted():
+                http = _http(file, document.http)
     whole = len(routes) == sum(len(d.routes) for d in documents.values()) and not reading.route_numbers
     known = not reading.bad["prices"] and len(prices) == sum(len(d.prices) for d in documents.values())
     currencies = {each.currency for each in prices.values()} if known else None
     tenants = Tenants(tiers, bad_tiers, names if whole else None, currencies)
     for file, name, tenant in reading.tenants():
-        try:
+        with mistakes.noted():
             tenants.add(file, f"tenants.{name}", name, tenant)
-        except BadDocument as error:
-            mistakes.found.append(error)
         if len(mistakes.found) >= MAX_MISTAKES:
             break  # more mistakes than that are not read by a person
     mistakes.check()

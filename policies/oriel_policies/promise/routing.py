@@ -6,11 +6,12 @@ conditions, in order, and at the end one without.
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
 
 from oriel_policies.documents import Route
 from oriel_policies.documents.promises import fits
 
-_REMEMBERED = 8192
+_REMEMBERED = 16384
 
 
 class _Patterns:
@@ -42,13 +43,12 @@ class _Patterns:
 
 
 class RouteTable:
-    """The routes of one snapshot. Remembers the last answers, in two generations of a bounded size."""
+    """The routes of one snapshot. Remembers the last answers."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._models = _Patterns()
         self._services = _Patterns()
-        self._known: dict[tuple[str, str, str], tuple[Route, ...]] = {}
-        self._old: dict[tuple[str, str, str], tuple[Route, ...]] = {}
+        self._found = lru_cache(maxsize=_REMEMBERED)(self._find)
         for order, route in enumerate(routes):
             if route.model is not None:
                 self._models.add(order, route.model, route)
@@ -64,24 +64,14 @@ class RouteTable:
         """Routes that may fit, in order; all but the last have header conditions. version: "" if the call names
         none.
         """
-        return self._find(("model", name, version))
+        return self._found(self._models, name, version)
 
     def for_service(self, name: str) -> tuple[Route, ...]:
         """The same for a service."""
-        return self._find(("service", name, ""))
+        return self._found(self._services, name, "")
 
-    def _find(self, key: tuple[str, str, str]) -> tuple[Route, ...]:
-        found = self._known.get(key)
-        if found is None:
-            found = self._old.get(key)
-            if found is None:
-                kind, name, version = key
-                patterns = self._models if kind == "model" else self._services
-                found = _until_unconditional([r for r in patterns.fitting(name) if r.version in (None, version)])
-            if len(self._known) >= _REMEMBERED:
-                self._old, self._known = self._known, {}
-            self._known[key] = found
-        return found
+    def _find(self, patterns: _Patterns, name: str, version: str) -> tuple[Route, ...]:
+        return _until_unconditional([r for r in patterns.fitting(name) if r.version in (None, version)])
 
 
 def _until_unconditional(routes: Sequence[Route]) -> tuple[Route, ...]:
