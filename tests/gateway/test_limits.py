@@ -47,31 +47,6 @@ def test_a_route_has_limits_of_its_own() -> None:
     assert desk.take("fast") is None
 
 
-def test_slots_come_back_when_a_call_is_settled() -> None:
-    desk = Desk("limit = { concurrency = 2 }")
-    first, second = desk.take(), desk.take()
-    refused = desk.refused()
-    assert refused.outcome is Outcome.CONCURRENCY_LIMITED and refused.retry_after_s == 1
-    first.settle(0, True, desk.now)
-    first.settle(0, True, desk.now)  # settling twice has the effect of settling once
-    third = desk.take()
-    assert desk.refused()
-    for grant in (second, third):
-        grant.settle(0, True, desk.now)
-    assert desk.take() and desk.take() and desk.refused()
-
-
-def test_bytes_of_answers_are_paid_by_the_calls_after_them() -> None:
-    desk = Desk("limit = { bytes_per_s = 1000, bytes_burst = 2000 }")
-    grant = desk.take(size=1500)
-    grant.move(3000, desk.now)
-    refused = desk.refused(size=10)
-    assert refused.retry_after_s == 3, "4,500 of 2,000 bytes are used, so 10 more fit after 2.51 s"
-    assert 'qu="content-bytes"' in dict(refused.headers)["ratelimit-policy"]
-    desk.now += 2.6
-    assert desk.take(size=10)
-
-
 def test_a_call_that_never_ran_costs_no_quota_but_its_rate() -> None:
     desk = Desk("limit = { requests_per_day = 2, requests_per_s = 0.001, burst = 3 }", wall=lambda: NOON)
     desk.take().settle(0, False, desk.now)

@@ -8,8 +8,12 @@ import pytest
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity.named_models import judge_body, judge_head, naming_another, without_state
 from oriel_policies.documents import Tenant
+from oriel_policies.documents.promises import fits
 
-TENANT = cast(Tenant, SimpleNamespace(may_use_model=lambda name: name == "m", models=("m",)))
+NAMES = ("m", "small-*", "org/name-1:2@b")
+TENANT = cast(
+    Tenant, SimpleNamespace(may_use_model=lambda name: any(fits(pattern, name) for pattern in NAMES), models=NAMES)
+)
 MIB = 1024 * 1024
 
 
@@ -18,11 +22,11 @@ def head(*, length: int | None = None, kind: str = "application/json", chunked: 
     return SimpleNamespace(content_length=length, chunked=chunked, query=query, sent_on=lambda: sent)
 
 
-def judged(body: bytes, form: str = "json", kind: str = "application/json") -> str:
-    return judge_body(head(kind=kind), form, body, TENANT)
+def judged(body: bytes | str, form: str = "json", kind: str = "application/json") -> str:
+    return judge_body(head(kind=kind), form, body.encode() if isinstance(body, str) else body, TENANT)
 
 
-def refusal(body: bytes, form: str = "json", kind: str = "application/json") -> Refused:
+def refusal(body: bytes | str, form: str = "json", kind: str = "application/json") -> Refused:
     with pytest.raises(Refused) as caught:
         judged(body, form, kind)
     return caught.value
@@ -76,12 +80,12 @@ def test_a_path_of_lists_takes_no_body() -> None:
                 judge_head(sent, form)
 
 
-def part(name: str, data: bytes, more: str = "") -> bytes:
-    return f'Content-Disposition: form-data; name="{name}"{more}\r\n\r\n'.encode() + data
+def part(name: str, data: str, more: str = "") -> str:
+    return f'Content-Disposition: form-data; name="{name}"{more}\r\n\r\n{data}'
 
 
-def form(*parts: bytes) -> bytes:
-    return b"".join(b"--b\r\n%b\r\n" % each for each in parts) + b"--b--\r\n"
+def form(*parts: str) -> str:
+    return "".join(f"--b\r\n{each}\r\n" for each in parts) + "--b--\r\n"
 
 
 KIND = "multipart/form-data; boundary=b"
@@ -89,15 +93,15 @@ KIND = "multipart/form-data; boundary=b"
 
 @pytest.mark.parametrize(("parts", "taken"), [(1, True), (255, True), (256, True), (257, False)])
 def test_a_form_has_at_most_256_parts_which_may_be_empty(parts: int, taken: bool) -> None:
-    body = form(*[part("a", b"")] * (parts - 1), part("model", b"m"))
+    body = form(*[part("a", "")] * (parts - 1), part("model", "m"))
     assert (judged(body, "form", KIND) == "m") if taken else "not a plain" in str(refusal(body, "form", KIND))
 
 
 @pytest.mark.parametrize(("size", "taken"), [(4095, True), (4096, True), (4097, False)])
 def test_the_head_of_a_part_has_at_most_4096_bytes_with_the_line_before_it(size: int, taken: bool) -> None:
-    line = len(b"\r\n" + part("model", b"", "\r\nContent-Type: text/plain"))
-    body = form(part("model", b"m", f"\r\nContent-Type: {' ' * (size - line)}text/plain"))
-    assert body.index(b"\r\n\r\n") + 4 - len(b"--b") == size
+    line = len("\r\n" + part("model", "", "\r\nContent-Type: text/plain"))
+    body = form(part("model", "m", f"\r\nContent-Type: {' ' * (size - line)}text/plain"))
+    assert body.index("\r\n\r\n") + 4 - len("--b") == size
     assert (judged(body, "form", KIND) == "m") if taken else "not a plain" in str(refusal(body, "form", KIND))
 
 
@@ -112,23 +116,13 @@ def test_the_head_of_a_part_has_at_most_4096_bytes_with_the_line_before_it(size:
     ],
 )
 def test_a_line_in_the_head_of_a_part_is_whole(more: str, taken: bool) -> None:
-    body = form(part("a", b"", more), part("model", b"m"))
+    body = form(part("a", "", more), part("model", "m"))
     assert (judged(body, "form", KIND) == "m") if taken else "not a plain" in str(refusal(body, "form", KIND))
-
-
-def test_a_form_names_one_model_and_ends_with_its_last_mark() -> None:
-    assert judged(form(part("model", b"m")).removesuffix(b"\r\n"), "form", KIND) == "m"
-    for body in (form(part("model", b"m")) + b"\r\n", form(part("model", b"m")) + b"x"):
-        assert "not a plain" in str(refusal(body, "form", KIND))
-    assert "more than once" in str(refusal(form(*[part("model", b"m")] * 2), "form", KIND))
-    assert "name the model" in str(refusal(form(part("a", b"m")), "form", KIND))
-    for more in ('; filename="x"', "; filename*=x", "\r\nContent-Type: text/html"):
-        assert "plain text" in str(refusal(form(part("model", b"m", more)), "form", KIND))
 
 
 def test_a_refusal_shows_64_letters_of_a_field_and_128_of_a_model() -> None:
     field = "model" + "x" * 100
-    for found in (refusal(b'{"model":"m","%b":1}' % field.encode()), refusal(form(part(field, b"")), "form", KIND)):
+    for found in (refusal(b'{"model":"m","%b":1}' % field.encode()), refusal(form(part(field, "")), "form", KIND)):
         assert f"'{field[:64]}' may name a model" in str(found)
     sent = head()
     sent.sent_on = lambda: [(field, "m"), ("content-type", "application/json")]
@@ -161,3 +155,100 @@ def test_another_model_is_named_only_where_every_reader_finds_it() -> None:
     assert naming_another(b'{"model":"m","x":[1]}', "n") == b'{"model":"n","x":[1]}'
     for body in (b"{}", b'{"model":1}', b'{"model":"m","model":"m"}', b"[]", b""):
         assert naming_another(body, "n") is None
+
+
+SMALL = '"model": "small-1b"'
+ESCAPED = r'"\u006d\u006Fdel": "\u0062ig-70b"'
+TWICE = "more than once"
+TWO_LEVELS = '{"a":['
+WIDE = '{"a": [1, "]}"], "b": {}},'  # as many brackets as one likes, but only three levels of them
+ESCAPES = r"\\\\ \" "
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (f"{{{SMALL}}}", ""),
+        (f'{{"a": 1, {SMALL}, "messages": [{{"content": "\\"model\\": \\"big-70b\\""}}]}}', ""),
+        (f'{{{SMALL}, "tools": [{{"function": {{"parameters": {{"model": {{"type": "string"}}}}}}}}]}}', ""),
+        (f'{{"tools": null, {SMALL}, "metadata": {{"model": "Golf"}}}}', ""),
+        (r'{"\u006dodel": "sm\u0061ll-1b"}', ""),
+        ('{"model": "org/name-1:2@b"}', ""),
+        ('{"model": "big-70b"}', "there is no model 'big-70b' here"),
+        (f"{{{ESCAPED}}}", "there is no model 'big-70b' here"),
+        ('{"model": "small-/../big-70b"}', "there is no model"),
+        ('{"model": "small-1b\\u0000"}', "there is no model"),
+        ('{"model": " small-1b"}', "there is no model"),
+        ("{}", "name the model"),
+        ('{"model": null}', "has to be a name"),
+        ('{"model": ""}', "has to be a name"),
+        ('{"model": ["small-1b"]}', "has to be a name"),
+        (f'{{"model": "big-70b", {SMALL}}}', TWICE),
+        (f'{{{SMALL}, "model": "big-70b"}}', TWICE),
+        (f"{{{SMALL}, {SMALL}}}", TWICE),
+        (f"{{{SMALL}, {ESCAPED}}}", TWICE),
+        (f"{{{ESCAPED}, {SMALL}}}", TWICE),
+        (f'{{"x": {{"model": 1}}, "x": 2, {SMALL}}}', TWICE),
+        (f'{{{SMALL}, "MODEL": "big-70b"}}', "may name a model"),
+        (f'{{{SMALL}, "Mod\\u0065l": "big-70b"}}', "may name a model"),
+        (f'{{{SMALL}, "models": ["big-70b"]}}', "may name a model"),
+        (f'{{{SMALL}, "fallbacks": ["big-70b"]}}', "may name a model"),
+        (f'{{{SMALL}, "lora_path": "big"}}', "may name a model"),
+        (f'{{{SMALL}, "Fallbac\\u212as": "big"}}', "may name a model"),
+        (f'{{{SMALL}, "{"x" * 256}": 1}}', ""),
+        (f'{{{SMALL}, "{"x" * 257}": 1}}', "may name a model"),
+        (f'{{{SMALL}, "tools": [{{"type": "image_generation", "model": "big-70b"}}]}}', "big-70b"),
+        (f'{{{SMALL}, "tools": [{{"model": "small-2"}}, {{"model": "big", "model": "small-1"}}]}}', TWICE),
+        (f'{{{SMALL}, "tools": "big"}}', "not a list"),
+        (f"{{{SMALL}}} {{}}", "not one JSON object"),
+        (f"\ufeff{{{SMALL}}}", "not one JSON object"),
+        (f"[{{{SMALL}}}]", "not one JSON object"),
+        (f'{{{SMALL}, "x": NaN}}', "not one JSON object"),
+        (f'{{{SMALL}, "x": {TWO_LEVELS * 32}1{"]}" * 32}}}', "not one JSON object"),
+        (f'{{{SMALL}, "x": [{WIDE * 40}1, "{ESCAPES}{"[" * 100}"]}}', ""),
+        ("model=small-1b", "not one JSON object"),
+        ("", "the body is empty"),
+    ],
+)
+def test_the_model_that_a_body_names_is_judged(body: str, says: str) -> None:
+    if says:
+        assert says in str(refusal(body))
+    else:
+        assert TENANT.may_use_model(judged(body))
+
+
+FILE = part("file", "RIFF\0\r\n\r\nmodel", '; filename="a.wav"\r\nContent-Type: audio/wav')
+GOOD = part("model", "small-1b")
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (form(FILE, GOOD, part("timestamp_granularities[]", "word")), ""),
+        (form(GOOD).removesuffix("\r\n"), ""),
+        (form(FILE, part("model", "big-70b")), "there is no model 'big-70b' here"),
+        (form(FILE), "name the model"),
+        (form(GOOD, part("model", "big-70b")), TWICE),
+        (form(GOOD, part("Model", "big-70b")), "may name a model"),
+        (form(GOOD, part("model[]", "big-70b")), "may name a model"),
+        (form(part("model", "small-1b", '; filename="x"')), "plain text"),
+        (form(part("model", "small-1b", "\r\nContent-Transfer-Encoding: base64")), "plain text"),
+        (form(part("model", "small-1b", "\r\nContent-Type: text/plain; charset=utf-7")), "plain text"),
+        (form(GOOD, part('mod\\"el', "x")), "not a plain"),
+        (form(GOOD, part("a", "x", '; name="model"')), "not a plain"),
+        (form(GOOD, "Content-Disposition: form-data; name*=utf-8''model\r\n\r\nbig-70b"), "not a plain"),
+        (form(GOOD, part("a", "x", '\r\nContent-Disposition: form-data; name="model"')), "not a plain"),
+        (form(GOOD, 'Content-Disposition: form-data;\r\n name="model"\r\n\r\nbig-70b'), "not a plain"),
+        ('{"model": "big-70b"}\r\n' + form(GOOD), "not a plain"),
+        (form(GOOD) + '{"model": "big-70b"}', "not a plain"),
+        (form(GOOD).removesuffix("--\r\n"), "not a plain"),
+        (form(GOOD, part("a", '\n--b\nContent-Disposition: form-data; name="model"\n\nbig-70b')), "not a plain"),
+        (form(GOOD, part("a", "x")).replace("--b\r\n", "--b \r\n"), "not a plain"),
+        ('{"model": "small-1b"}', "not a plain"),
+    ],
+)
+def test_the_model_that_a_form_names_is_judged(body: str, says: str) -> None:
+    if says:
+        assert says in str(refusal(body, "form", KIND))
+    else:
+        assert judged(body, "form", KIND) == "small-1b"

@@ -19,7 +19,7 @@ from oriel_wire.h1.request import Field, LineMemo
 
 from ..waiting import until
 from .limit_desk import INFER, on, tenant_t
-from .stack import Client, Seen, Upstream, gateway, upstream
+from .stack import Client, Upstream, gateway, upstream
 
 HEAD = f"POST {INFER} HTTP/1.1\r\nhost: x\r\nx-api-key: key-t\r\n"
 KINDS = {
@@ -136,41 +136,6 @@ async def test_a_rate_counts_each_request_once_whatever_its_body_comes_with(up: 
         assert statuses == [200] * 40 + [429] * 20 and len(up.seen) == 40
         assert len(seen) < 6, "it was parsed again"
         assert core.pools["p"].calls == 0 and core.records.stats.refused["rate_limited"] == 20
-
-
-async def test_slots_are_held_and_come_back(up: Upstream) -> None:
-    gate = asyncio.Event()
-
-    async def answer(_: Seen) -> bytes:
-        await gate.wait()
-        return b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
-
-    up.answer = answer
-    callers, seen = looking()
-    async with gateway(on(up.port, tenant_t("limit = { concurrency = 2 }")), callers=callers) as (port, core):
-        clients = [Client(port) for _ in range(5)]
-        for client in clients:
-            await client.__aenter__()
-        gate.set()
-        for client in clients:
-            for _ in range(3):
-                assert (await client.ask(INFER, b"x", key="key-t")).status == 200
-        seen.clear()
-        for _ in range(3):
-            gate.clear()
-            for client in clients:
-                client.send(INFER, b"x", key="key-t")
-            for client in clients[2:]:
-                reply = await client.reply()
-                assert reply.status == 429 and b"concurrency_limited" in reply.body
-                assert reply.headers["ratelimit"] == '"concurrency";r=0;t=1'
-            gate.set()
-            for client in clients[:2]:
-                reply = await client.reply()
-                assert reply.status == 200 and reply.headers["ratelimit"].startswith('"concurrency";r=')
-        assert not seen
-        for client in clients:
-            await client.__aexit__(None, None, None)
 
 
 async def test_a_ledger_that_others_share_is_asked_for_recognised_heads_as_well(up: Upstream) -> None:

@@ -43,7 +43,7 @@ async def test_a_call_at_one_gateway_is_pushed_by_the_other(monkeypatch: pytest.
                 await until(lambda core=core: core.pools["p"].endpoints.looked_up)  # type: ignore[misc]
                 core.pools["p"].endpoints.assign([])
             listener = asyncio.Event()
-            two.scaled.plans["p"].listeners.add(listener)
+            two.scaled.plans["p"].listeners.add(listener.set)
             client.send(INFER, b"x", headers=WAITING)
             await listener.wait()
             plan = two.scaled.plans["p"]

@@ -208,24 +208,6 @@ async def test_a_call_that_is_late_by_no_fault_of_its_client_spends_nothing(up: 
         assert [each["left"] for each in await shown(client)] == ["1"]
 
 
-async def test_a_restarted_gateway_knows_what_was_spent_by_the_usage_ledger(up: Upstream) -> None:
-    up.answer = used
-    files = budgets(up.port, '{ amount = 1, unit = "EUR" }, { amount = "0.5", unit = "EUR", period = "day" }')
-    async with gateway(files) as (port, core), Client(port) as client:
-        assert (await client.ask(INFER, b"x", key="key-t")).status == 200
-        before = await shown(client)
-        day = core.records.stats.usage.of("t")["day"]["begins"][:10]
-        lines = core.records.stats.usage.added(f"{day}T12:00")
-        assert [line.device_class for line in lines if line.device_ns] == ["h100"]
-    async with gateway(files) as (port, again), Client(port) as client:
-        again.spending.restore(lines, day)
-        after = await shown(client)
-        assert [each["left"] for each in after] == [each["left"] for each in before] == ["0.6", "0.1"]
-        assert (await client.ask(INFER, b"x", key="key-t")).status == 200
-        await shown(client)
-        assert (await client.ask(INFER, b"x", key="key-t")).status == 429
-
-
 async def test_a_reload_keeps_what_was_spent(up: Upstream) -> None:
     up.answer = used
     text = '{ amount = 1, unit = "EUR" }'

@@ -132,13 +132,6 @@ async def test_a_failed_answer_costs_nothing_and_a_client_that_leaves_pays_for_i
         assert await left(client) < 700
 
 
-async def test_more_than_the_burst_is_admitted_when_nothing_is_owed(up: Upstream) -> None:
-    async with gateway(on(up.port, tenant_t(LIMIT))) as (port, _), Client(port) as client:
-        assert (await ask(client, chat(most=5000))).status == 200
-        assert (await ask(client, chat(most=5000))).status == 429
-        assert (await ask(client, chat(most=10))).status == 200
-
-
 async def test_the_openai_client_waits_as_it_is_told_and_raises_what_it_knows(up: Upstream) -> None:
     async with gateway(on(up.port, tenant_t(LIMIT))) as (port, _):
         async with openai.AsyncOpenAI(

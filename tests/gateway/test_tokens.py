@@ -176,8 +176,6 @@ async def test_a_bad_token_is_told_no_more_than_its_issuers_signature_vouches_fo
     """The holder of a token that its issuer has signed learns that its time or audience is wrong; all others learn
     nothing.
     """
-    from oriel_gateway.errors import Refused
-
     gate = await core()
     with pytest.raises(Refused) as caught:
         gate.callers.of([("authorization", f"Bearer {make()}")])
@@ -191,8 +189,6 @@ async def test_a_bad_token_is_told_no_more_than_its_issuers_signature_vouches_fo
 
 @pytest.mark.parametrize("wrong", [{"exp": 1_700_000_000}, {"aud": "somebody else"}, {"nbf": 4_000_000_000}])
 async def test_a_fault_is_named_only_under_a_good_signature_and_names_no_tenant(wrong: dict[str, Any]) -> None:
-    from oriel_gateway.errors import Refused
-
     gate = await core()
     forgeries = [token(number=1, header={"kid": "ES256-0"}, **wrong), token(number=1, **wrong), "key-of-nobody"]
     for forgery in [*forgeries, "old"]:  # the last is a stored key that has expired
@@ -237,8 +233,6 @@ async def test_a_claim_that_is_not_exactly_a_tenants_name_is_nobodys(name: Any) 
     """Values keep their case and spaces, and only text is looked up. JSON can contain a lone surrogate, UTF-8
     cannot.
     """
-    from oriel_gateway.errors import Refused
-
     snapshot = unpack(memoryview(pack(compile_documents(files()))))
     gate = Gateway(snapshot, limiter=EmbeddedLimiter(), sink=ListSink())
     with pytest.raises(Refused) as caught:
@@ -286,8 +280,6 @@ def test_each_of_several_issuers_names_its_tenants() -> None:
 
 
 async def test_a_token_that_never_ends_or_ended_long_ago_is_judged_as_one() -> None:
-    from oriel_gateway.errors import Refused
-
     gate = await core()
     for exp in (10**12, 4e9, "4000000000"):
         key = gate.callers.of([("authorization", f"Bearer {token(exp=exp)}")])
@@ -334,17 +326,6 @@ async def test_new_documents_forget_tokens(up: Upstream) -> None:
         assert gate.callers.tokens is None and (await client.ask(INFER, key=mine)).status == 401
 
 
-async def test_what_is_remembered_of_tokens_is_bounded() -> None:
-    gate = await core()
-    assert gate.callers.tokens is not None
-    gate.callers.tokens.max_young = 4
-    mine = [token("EdDSA", n=n) for n in range(20)]
-    for each in mine:
-        gate.callers.of([("authorization", f"Bearer {each}")])
-    assert len(gate.callers.tokens._young) + len(gate.callers.tokens._old) <= 8
-    assert all(isinstance(digest, bytes) and len(digest) == 32 for digest in gate.callers.tokens._young)
-
-
 async def test_without_an_id_the_only_key_of_the_algorithm_is_taken() -> None:
     gate = await core()
     assert gate.callers.of([("authorization", f"Bearer {token(header={'kid': None})}")]).tenant.name == "g"
@@ -376,7 +357,7 @@ def test_only_plain_public_keys_for_signatures_count() -> None:
     ]
     assert [key.kid for key in parse_key_set(key_set(good, *bad), ["RS256", "ES256", "EdDSA"])] == ["ES256-0"]
     assert parse_key_set(key_set(good), ["RS256"]) == ()
-    for data in (b"", b"[]", b'{"keys": 5}', b"\xff", key_set(*[good] * 65)):
+    for data in (b"", b"[]", b'{"keys": 5}', b"\xff"):
         with pytest.raises(ValueError):
             parse_key_set(data, ["ES256"])
 
@@ -421,6 +402,7 @@ async def test_two_generations_of_tokens_are_remembered_and_one_that_is_used_sta
     for number in (0, 1, 2, 0, 3, 0, 1):
         gate.callers.of([("authorization", f"Bearer {mine[number]}")])
     assert [mine.index(each) for each in verified] == [0, 1, 2, 3, 1]
+    assert {len(digest) for digest in (*tokens._young, *tokens._old)} == {32}, "no token is kept, only its hash"
 
 
 def test_explain_knows_tokens() -> None:
@@ -452,7 +434,6 @@ def test_whatever_is_sent_as_a_token_is_refused(
     """A true signature does not help: what an issuer signs may be nonsense, and must end in a refusal and nothing
     worse.
     """
-    from oriel_gateway.errors import Refused
     from oriel_gateway.identity.keys import identify
 
     if signed:

@@ -99,7 +99,7 @@ async def test_all_gateways_know_what_an_operator_asked_one_of_them() -> None:
                 await until(lambda core=core: core.pools["p"].endpoints.looked_up)  # type: ignore[misc]
                 core.pools["p"].endpoints.assign([])
             listener = asyncio.Event()
-            two.scaled.plans["p"].listeners.add(listener)
+            two.scaled.plans["p"].listeners.add(listener.set)
             await client.post("/pools/p/wake", json={"replicas": 2})
             await listener.wait()
             assert two.scaled.plans["p"].latest.wanted == 2
@@ -149,7 +149,7 @@ async def test_a_schedule_orders_its_replicas_in_time_for_the_beginning() -> Non
             plan = pools.plans["p"]
             assert not plan.latest.active
             listener = asyncio.Event()
-            plan.listeners.add(listener)
+            plan.listeners.add(listener.set)
 
             def pass_time(seconds: float) -> None:
                 wall[0] = MONDAY_S - 21.0 + seconds
