@@ -309,23 +309,13 @@ async def test_the_phase_of_a_start_is_shown(tmp_path: Path, monkeypatch: pytest
         assert isinstance(held_ms, float) and held_ms > 0.0
 
 
-async def test_a_pool_that_is_ready_judges_no_head_for_it(names: Names) -> None:
-    async with upstream() as up, empty(cold("start_ms = 60000\nhold_ms = 300000")) as (port, core):
-        gate = core.pools["p"]
-        assert gate.slow_s == inf
-        names.found = (("127.0.0.1", up.port),)
-        await until(lambda: gate.endpoints.usable and gate.grpc.usable)
-        async with Client(port) as client:
-            assert (await client.ask(INFER, b"x")).status == 200
-        assert gate.slow_s == 0.0
-
-
 async def test_a_pool_without_grpc_servers_judges_no_http_head_for_it(names: Names) -> None:
     """Judging each HTTP head would cost a quarter of a small request. Calls over gRPC are judged when they have to
     wait.
     """
     async with upstream() as up, empty(cold("start_ms = 60000\nhold_ms = 1000")) as (port, core):
         gate = core.pools["p"]
+        assert gate.slow_s == inf
         gate.endpoints.assign([("127.0.0.1", up.port)])
         assert gate.endpoints.usable and not gate.grpc.usable and gate.slow_s == 0.0
         answered, about = await ask("grpc", port)

@@ -110,30 +110,6 @@ async def test_nobody_is_hurried_while_no_call_waits(cluster: KubernetesApi) -> 
             assert member.probe_due_s - member.probed_s > core.endpoint_watch.waited_for_s
 
 
-async def test_calls_released_together_begin_with_the_most_urgent(cluster: KubernetesApi) -> None:
-    """Within a tier the calls keep their order."""
-    async with upstream() as up, AsyncExitStack() as stack:
-        order: list[str] = []
-
-        async def note(seen: Seen) -> bytes:
-            if " /v2/models/digits/infer " in seen.head:
-                order.append(seen.body.decode())
-            return await up.ok(seen)
-
-        up.answer = note
-        port, core = await stack.enter_async_context(gateway(of_service(up.port, max_inflight=1)))
-        these = core.pools["p"].endpoints
-        clients = [await stack.enter_async_context(Client(port)) for _ in range(20)]
-        for n, client in enumerate(clients):
-            key = BRONZE if n % 2 else GOLD
-            client.send(INFER, f"{n % 2}{n:03}".encode(), key=key, headers=WAKING)
-            await until(lambda n=n: these.parked == n + 1)  # type: ignore[misc]
-        cluster.put(piece("a", endpoint("127.0.0.1", ready=False, pod="1")))
-        for client in clients:
-            assert (await client.reply()).status == 200
-        assert order == sorted(order) and len(order) == 20
-
-
 async def test_an_address_that_another_pod_got_begins_anew(cluster: KubernetesApi) -> None:
     async with pod(host="127.0.0.2") as one, gateway(of_service(one.port)) as (port, core), Client(port) as client:
         these = core.pools["p"].endpoints

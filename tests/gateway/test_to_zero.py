@@ -13,7 +13,7 @@ from .gate import INFER, idle
 from .grpc_stack import Backend
 from .scaled import scaled
 from .scaler_stack import WAITING, stack
-from .stack import BRONZE, GOLD, Client, Seen, Upstream, gateway, grpc_server, nobody, upstream
+from .stack import BRONZE, GOLD, Client, Upstream, gateway, grpc_server, nobody
 from .stream_clients import asks, opened
 
 KEEP_ALIVE_S = 300
@@ -73,32 +73,3 @@ async def test_a_call_that_comes_as_the_last_server_goes_wakes_the_pool_and_is_a
         assert idle(it.core) and len(up.seen) == 2
         server.close()
         await up.close()
-
-
-async def test_many_calls_that_are_released_together_come_to_the_first_server_a_few_at_a_time() -> None:
-    calls, most = 100, 4
-    async with AsyncExitStack() as stacked:
-        up = await stacked.enter_async_context(upstream())
-        running, peak = 0, 0
-
-        async def counted(seen: Seen) -> bytes:
-            nonlocal running, peak
-            running += 1
-            peak = max(peak, running)
-            await asyncio.sleep(0)
-            running -= 1
-            return await up.ok(seen)
-
-        up.answer = counted
-        port, core = await stacked.enter_async_context(gateway(scaled(up.port, max_inflight=most)))
-        endpoints = core.pools["p"].endpoints
-        await until(lambda: endpoints.looked_up)
-        endpoints.assign([])
-        clients = [await stacked.enter_async_context(Client(port)) for _ in range(calls)]
-        for client in clients:
-            client.send(INFER, b"x", headers=WAITING)
-        await until(lambda: endpoints.parked == calls)
-        endpoints.assign([("127.0.0.1", up.port)])
-        assert [(await client.reply()).status for client in clients] == [200] * calls
-        assert 1 <= peak <= most and len(up.seen) == calls
-        await until(lambda: idle(core))

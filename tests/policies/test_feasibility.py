@@ -32,18 +32,6 @@ def test_rare_extremes_hardly_move_it() -> None:
     assert quantile.value > 0.5
 
 
-def test_unknown_model_refuses_nothing() -> None:
-    assert not ServiceFloor().refuses(1, 0.0)
-    assert not learned(times=SAMPLES - 1).refuses(4, 0.0)
-
-
-def test_what_even_a_quick_batch_cannot_make_is_refused_but_for_the_probes() -> None:
-    floor = learned()
-    assert not floor.refuses(4, 0.0101)
-    verdicts = [floor.refuses(4, 0.005) for _ in range(10 * PROBE)]
-    assert verdicts.count(False) == 10
-
-
 def test_a_larger_batch_is_never_quicker_and_of_smaller_ones_nothing_is_known() -> None:
     floor = learned(rows=4)
     assert floor.seconds(9) == pytest.approx(0.010, rel=0.05)
@@ -71,11 +59,6 @@ def answered(times: int, *, size_bytes: int = 1000) -> AnswerTimes:
     return found
 
 
-def test_a_call_is_admitted_while_too_little_is_known_of_its_size() -> None:
-    assert answered(SAMPLES - 1).judge(1000, 0.0001) is Verdict.ADMIT
-    assert answered(400).judge(100, 0.0001) is Verdict.ADMIT
-
-
 def test_less_than_any_call_has_taken_is_too_short_and_less_than_nine_of_ten_infeasible() -> None:
     times = answered(2000)
     assert times.fastest_s == 0.010
@@ -84,11 +67,6 @@ def test_less_than_any_call_has_taken_is_too_short_and_less_than_nine_of_ten_inf
     times.fastest_s = 0.002  # once
     assert times.judge(1000, 0.005) is Verdict.INFEASIBLE
     assert times.judge(1000, times.quick_s(1000) + 1e-6) is Verdict.ADMIT
-
-
-def test_what_is_likely_covers_most_calls() -> None:
-    times = answered(2000)
-    assert 0.016 < times.likely_s < 0.024
 
 
 def test_a_model_that_became_quicker_is_found_by_the_probes() -> None:

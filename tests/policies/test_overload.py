@@ -66,26 +66,6 @@ def test_the_more_urgent_go_on_first_and_a_few_of_the_least_urgent(waiting: dict
         assert not any(rank in found for rank in ranks[:-1] if rank > short[0])
 
 
-def test_long_turns_make_room_for_less_and_short_ones_for_more() -> None:
-    rule = behind()
-    first = rule.most
-    assert rule.turn(0.0) == first, "it was not needed"
-    rule.went_on(1, first, 0.0)
-    assert rule.turn(0.0) > first
-    assert rule.turn(1.5 * TURN_S) == rule.most > first
-    grown = rule.most
-    assert rule.turn(3.0 * TURN_S) == grown // 2
-
-
-def test_a_loop_is_behind_when_it_is_late_twice_or_by_far_and_many_requests_came() -> None:
-    rule = LoopOverload()
-    assert not rule.beat(0.03, FLOOD)
-    assert not rule.beat(0.0, FLOOD)
-    assert not rule.beat(0.03, FLOOD)
-    assert rule.beat(0.03, FLOOD)
-    assert LoopOverload().beat(0.2, FLOOD)
-
-
 @given(st.lists(TIMES, max_size=30))
 def test_a_slow_machine_is_no_flood(late_s: list[float]) -> None:
     rule = LoopOverload()

@@ -171,15 +171,6 @@ def test_the_newest_of_the_tenant_with_most_above_its_share_goes() -> None:
     assert [each.held for each in hog] == [True, True, False, False]
 
 
-def test_a_more_urgent_call_displaces_the_hog_and_not_the_quiet_tenants_newest() -> None:
-    shares = Shares(4)
-    hog = [Holding(2, "hog", 1.0) for _ in range(3)]
-    quiet, gold = Holding(2, "quiet", 1.0), Holding(0, "gold", 1.0)
-    for each in (*hog, quiet):
-        shares.take(each, 1)
-    assert shares.take(gold, 1) == [hog[2]] and quiet.held
-
-
 def test_a_band_within_its_floor_displaces_the_hog_of_a_more_urgent_one_and_keeps_what_it_got() -> None:
     shares = Shares(40)
     hog = [Holding(0, "hog", 1.0) for _ in range(40)]
@@ -209,14 +200,6 @@ def test_many_bands_keep_half_of_the_budget_together_at_most() -> None:
             assert shares.take(Holding(band, "t", 1.0), 1) == ()
     taken = [shares.take(Holding(0, "gold", 1.0), 1) is not None for _ in range(700)]
     assert taken.index(False) == 600, "each of the others keeps four"
-
-
-def test_a_double_weight_is_a_double_share() -> None:
-    shares = Shares(6)
-    for _ in range(6):
-        shares.take(Holding(1, "hog", 2.0), 1)
-    quiet = [Holding(1, "quiet", 1.0) for _ in range(3)]
-    assert [shares.take(each, 1) is not None for each in quiet] == [True, True, False]
 
 
 def test_a_refused_call_leaves_the_weight_of_its_tenant_as_it_was() -> None:

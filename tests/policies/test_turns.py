@@ -50,16 +50,6 @@ def test_a_breaker_is_on_probation_for_10_s(now: float, trusted: bool) -> None:
     assert again.closed is trusted, "after a good probation one probe is enough"
 
 
-@pytest.mark.parametrize(("now", "due"), at(100.0, False, True, True))
-def test_an_open_breaker_is_probed_after_a_second(now: float, due: bool) -> None:
-    it = Breaker()
-    for _ in range(5):
-        it.failed(99.0)
-    assert it.probe(now) is due and not it.probe(now)
-    if due:
-        assert it.probe(now + 1.0)
-
-
 # The backlog of a flow ------------------------------------------------------------------------------------------------
 
 

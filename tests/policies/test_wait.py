@@ -5,8 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oriel_policies.waiting.batch import ServiceCurve, best_rate, expected_wait_s
-from oriel_policies.waiting.flows import Ticket
-from oriel_policies.waiting.queue import SlaQueue
 
 
 def curve(*samples: tuple[int, float]) -> ServiceCurve:
@@ -52,26 +50,3 @@ def test_more_work_never_waits_less_and_larger_batches_are_never_slower(
     assert 0.0 <= rate <= best_rate(known.predict, 2 * max_rows)
     first, second = expected_wait_s(ahead, rate), expected_wait_s(ahead + more, rate)
     assert (first is None or first >= 0.0) and (first is None or second is None or first <= second)
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 4), st.integers(1, 9), st.sampled_from(["pop", "remove", "keep"])), max_size=60)
-)
-def test_rows_ahead_are_those_of_the_tickets_that_wait(steps: list[tuple[int, int, str]]) -> None:
-    queue = SlaQueue(max_items=20, max_bytes=1 << 20)
-    waiting: list[Ticket] = []
-    for band, rows, then in steps:
-        ticket = Ticket(band=band, tenant="", deadline=1.0, rows=rows)
-        displaced = queue.push(ticket) or []
-        waiting = [each for each in (*waiting, ticket) if each not in displaced and each._queued]
-        if then == "remove" and waiting:
-            queue.remove(waiting.pop(0))
-        elif then == "pop" and (popped := queue.pop()) is not None:
-            waiting.remove(popped)
-        for number in range(5):
-            assert queue.rows_ahead(number) == sum(each.rows for each in waiting if each.band <= number)
-        assert {number: (items, rows) for number, items, rows in queue.depths() if items} == {
-            number: (len(found), sum(each.rows for each in found))
-            for number in range(5)
-            if (found := [each for each in waiting if each.band == number])
-        }

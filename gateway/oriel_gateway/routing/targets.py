@@ -360,7 +360,7 @@ def _first(found: tuple[Route, ...], make: Make, wanted: Target) -> Target:
 
 
 def _target_of(tenant: Tenant, route: Route, kind: Kind, name: str) -> Target:
-    """Return a target of which nothing is known yet but what is asked for."""
+    """Return a target that says what a request names, without its route."""
     return Target(tenant=tenant, kind=kind, name=name, pool=route.pool, plan=route, line=b"", route="", head_only=False)
 
 
@@ -369,7 +369,7 @@ def _target(
 ) -> Target:
     """Return the target of a route and, where it has a split, of one side of it, but for its `line` and `work`.
 
-    wanted: what is asked for. version: the one that is asked for; "" if none is.
+    wanted: the request, as a target without a route. version: the one that is asked for; "" if none is.
     """
     kind, name, executes = wanted.kind, wanted.name, wanted.executes
     keepable, of_side = wanted.keepable and route.deterministic, "" if side is None or version else side.version
