@@ -107,7 +107,7 @@ async def open_models(settings: Settings, backends: Callable[[str], Backend], sp
         budgets |= {gpu_name(gpu.number): settings.gpu_memory_bytes for gpu in await asyncio.to_thread(list_gpus)}
     tools = LoadTools(
         find_backend=lambda name: python if name == python.name else backends(name),
-        make_scheduler=_Schedulers(machine, Ledger(catalog.serves), quality).make,
+        make_scheduler=_schedulers(machine, Ledger(catalog.serves), quality),
         machine=machine,
         leave_s=settings.default_timeout_s,
         # Test doubles open no files.
@@ -152,37 +152,30 @@ def _model_stores(settings: Settings, catalog: Catalog) -> Sequence[ModelStore]:
         raise StartFailed(failure.reason + (": pass --model-repository DIR" if missing else "")) from failure
 
 
-@dataclass(frozen=True, slots=True)
-class _Schedulers:
-    """Makes the scheduler of each version."""
+def _schedulers(machine: Machine, ledger: Ledger, quality: Quality) -> Callable[[LoadedVersion], Scheduler]:
+    """Return the function that makes the batcher or the ensemble of a version that is loaded."""
 
-    machine: Machine
-    ledger: Ledger
-    quality: Quality
-
-    def make(self, loaded: LoadedVersion) -> Scheduler:
-        """Make the batcher or the ensemble of a version that is loaded."""
-        machine = self.machine
-        statistics = self.ledger.open(loaded.spec.name, loaded.spec.version)
+    def make(loaded: LoadedVersion) -> Scheduler:
+        statistics = ledger.open(loaded.spec.name, loaded.spec.version)
         statistics.first_response_buckets(first_response_buckets(loaded.config) or FIRST_RESPONSE_MS)
         if loaded.spec.steps:
             return Ensemble(loaded.spec, machine, statistics)
         # Sessions that take requests compute elsewhere, or wait for their reader: they take no cores from the others.
         apart = isinstance(loaded.sessions[0], RequestSession)
-        if apart:
-            machine = replace(machine, cores=Cores(loaded.spec.instances))
         batcher = Batcher(
             loaded.spec,
             loaded.slots,
-            machine,
+            replace(machine, cores=Cores(loaded.spec.instances)) if apart else machine,
             units=1 if apart else loaded.units,
             statistics=statistics,
             placed=loaded.placed,
         )
-        self.quality.open(loaded.spec, statistics, loaded.reference)
+        quality.open(loaded.spec, statistics, loaded.reference)
         if loaded.run_s is not None:
             batcher.curve.observe(1, loaded.run_s)
         return batcher
+
+    return make
 
 
 def _group_store(settings: Settings) -> GroupStore | None:

@@ -47,7 +47,6 @@ class ServingModel:
     _: KW_ONLY
     tried: InitVar[bool] = True
     note: str = ""
-    _tried: bool = field(init=False)
     _answered_before: int = field(init=False)
     version: str = field(init=False)
     provider: str = field(init=False)
@@ -62,8 +61,7 @@ class ServingModel:
 
     def __post_init__(self, tried: bool) -> None:
         spec, sessions = self.spec, self.sessions
-        self._tried = tried
-        self._answered_before = 0 if tried else self.batcher.statistics.success.count
+        self._answered_before = -1 if tried else self.batcher.statistics.success.count
         self.version = str(spec.version)
         self.provider = sessions[0].provider if sessions else ""
         self.takes_requests = isinstance(next(iter(sessions), None), RequestSession)
@@ -79,7 +77,7 @@ class ServingModel:
     @property
     def untried(self) -> bool:
         """Return whether it was published without having been executed, and has not answered a request since."""
-        return not self._tried and self.batcher.statistics.success.count == self._answered_before
+        return self.batcher.statistics.success.count == self._answered_before
 
     def close(self) -> None:
         """Close the sessions at the same time; blocks. Nothing may run, unless the sessions take requests one by

@@ -79,12 +79,15 @@ class InferenceError(Exception):
 
     detail: text for the log only, in place of the message.
     retry_s: for refusals that may pass: seconds after which another try is worth it.
+    usual_text: the message of an error that always says the same.
     """
 
     outcome = Outcome.BACKEND_FAILED
     retry_s = 1.0
+    usual_text = ""
 
-    def __init__(self, message: str, detail: str = "") -> None:
+    def __init__(self, message: str = "", detail: str = "") -> None:
+        message = message or self.usual_text
         self.detail = detail
         self.message = message if len(message) <= MAX_TEXT else message[: MAX_TEXT - 3] + "..."
         super().__init__(self.message)
@@ -192,27 +195,21 @@ class DeadlineTooShort(InferenceError):
     """The time until its deadline is shorter than this model takes even when it is quick."""
 
     outcome = Outcome.DEADLINE_TOO_SHORT
-
-    def __init__(self) -> None:
-        super().__init__("the time left until the deadline is shorter than this model takes")
+    usual_text = "the time left until the deadline is shorter than this model takes"
 
 
 class CallerLeft(InferenceError):
     """The client closed the connection or cancelled the call."""
 
     outcome = Outcome.CALLER_LEFT
-
-    def __init__(self) -> None:
-        super().__init__("the caller left")
+    usual_text = "the caller left"
 
 
 class ServerStopping(InferenceError):
     """The server is shutting down and accepts nothing new."""
 
     outcome = Outcome.SERVER_STOPPING
-
-    def __init__(self) -> None:
-        super().__init__("the server is shutting down")
+    usual_text = "the server is shutting down"
 
 
 class StepFailed(InferenceError):

@@ -1,22 +1,18 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_inference.batching.machine import Cores
+from oriel_inference.batching.machine import Contender, Cores
 
 
-class Model:
+class Model(Contender):
     """A contender that notes when it is granted."""
 
     def __init__(self, cores: Cores, units: int, deadline: float, band: int = 0) -> None:
-        self.cores = cores
-        self.units = units
+        super().__init__(units, lambda: self.wish, self.grant)
         self.wish: tuple[int, float] | None = (band, deadline)
         self.grants = 0
 
-    def urgency(self) -> tuple[int, float] | None:
-        return self.wish
-
-    def granted(self) -> None:
+    def grant(self) -> None:
         self.grants += 1
 
 

@@ -366,7 +366,8 @@ async def test_counters_go_on_when_a_version_is_loaded_again(tmp_path: Path) -> 
 
 async def test_what_leaves_and_what_replaces_it_share_their_series(tmp_path: Path, fake: FakeBackend) -> None:
     async with gated(tmp_path, fake, cores=2, control_mode="explicit", load_models=("double",)) as (unit, client):
-        unit.catalog.get("double").batcher.units = 1  # what waits at the gate leaves a core to the other
+        batcher = unit.catalog.get("double").batcher
+        batcher.units = batcher._contender.units = 1  # what waits at the gate leaves a core to the other
         held, fake.gate = fake.gate, Gate()  # only the old sessions wait
         async with asyncio.TaskGroup() as group:
             group.create_task(client.post(INFER, json=ONES))

@@ -33,7 +33,7 @@ from oriel_inference.batching.assemble import Results, execute
 from oriel_inference.batching.call import Answer, BatchTimes, Call, deliver, lateness
 from oriel_inference.batching.device import Accounts, Device
 from oriel_inference.batching.failed_callers import FailedCallers
-from oriel_inference.batching.machine import Machine
+from oriel_inference.batching.machine import Contender, Machine
 from oriel_inference.batching.pick import pick, unwrap
 from oriel_inference.batching.queue_policies import AnswerLine, LevelBounds
 from oriel_inference.batching.requests import Ends, RequestBatch
@@ -85,6 +85,7 @@ class Batcher:
         self.accounts = Accounts(devices, spec.name, str(spec.version), placed[0] if placed else devices.host)
         self._clock = clock
         self._cores = cores
+        self._contender = Contender(self.units, self.urgency, self.granted)
         self._workers = machine.workers
         self._queue = SlaQueue(max_items=spec.queue.max_items or machine.max_items, max_bytes=machine.max_bytes)
         self._alone, self.resident = spec.bounds is None, resident_memory(sessions)
@@ -252,7 +253,7 @@ class Batcher:
                 self._run_inline(decision)
                 self._schedule()  # one batch per turn, because the loop also serves sockets
                 return
-            if not self._cores.take(self):
+            if not self._cores.take(self._contender):
                 return
             self._start(decision)
 

@@ -7,9 +7,9 @@ overtakes the most urgent one, not even with a run that would fit where that one
 could otherwise starve.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Protocol
 
 from oriel_inference.batching.device import Devices
 from oriel_inference.batching.service_times import INLINE_S
@@ -17,21 +17,18 @@ from oriel_inference.batching.workers import Workers
 from oriel_inference.clock import Clock
 
 
-class Contender(Protocol):
-    """A model that wants to compute."""
+@dataclass(slots=True, eq=False)
+class Contender:
+    """A model that wants to compute.
 
-    @property
-    def units(self) -> int:
-        """Threads of one of its runs, at most the total."""
-        ...
+    units: threads of one of its runs, at most the total.
+    urgency: returns (band, deadline) of the call that it would run next; None if it has nothing to run.
+    granted: uses the units, which are taken already, or returns them with `release`.
+    """
 
-    def urgency(self) -> tuple[int, float] | None:
-        """Return (band, deadline) of the call that it would run next; None if it has nothing to run."""
-        ...
-
-    def granted(self) -> None:
-        """Use the units, which are taken already, or return them with `release`."""
-        ...
+    units: int
+    urgency: Callable[[], tuple[int, float] | None]
+    granted: Callable[[], None]
 
 
 class Cores:

@@ -7,6 +7,7 @@ from oriel_inference.catalog import ServingModel
 from oriel_inference.clock import Timer
 from oriel_inference.ensembles.graph import Graph
 from oriel_policies.waiting.flows import Ticket
+from oriel_policies.waiting.queue import SlaQueue
 from oriel_wire.v2.messages import Array
 
 
@@ -70,3 +71,59 @@ class CallState:
         stages[2] += times.split_s - times.computed_s
         self.cost_us += answer.cost_us
         self.device_ns += answer.device_ns
+
+
+class StepLimit:
+    """Limits how often one step runs at once (`max_inflight_requests`) and orders the calls that wait.
+
+    It has `limit` places, each taken by `enter` or passed on by `release`. The number of waiting calls is not bounded
+    here.
+
+    Every place has to be freed with `release` exactly once.
+    """
+
+    __slots__ = ("_free", "_waiting")
+
+    def __init__(self, limit: int) -> None:
+        self._free = limit
+        self._waiting = SlaQueue(max_items=0, max_bytes=0)
+
+    def __len__(self) -> int:
+        """Return how many calls wait."""
+        return len(self._waiting)
+
+    def enter(self) -> bool:
+        """Take a place if one is free."""
+        if not self._free:
+            return False
+        self._free -= 1
+        return True
+
+    def wait(self, waiter: CallState, like: Ticket) -> Ticket:
+        """Wait for a place, in the order of the queue. like: the ticket of the waiting call."""
+        ticket = Ticket(
+            band=like.band,
+            tenant=like.tenant,
+            deadline=like.deadline,
+            cost=like.cost,
+            weight=like.weight,
+            payload=waiter,
+        )
+        ticket.order, ticket.admitted = like.order, True
+        self._waiting.push(ticket)
+        return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """Stop waiting."""
+        self._waiting.remove(ticket)
+        ticket.payload = None
+
+    def release(self) -> CallState | None:
+        """Free a place: return the waiting call that has it now, or None if it is free for the next one."""
+        ticket = self._waiting.pop()
+        if ticket is None:
+            self._free += 1
+            return None
+        waiter: CallState = ticket.payload
+        ticket.payload = None
+        return waiter

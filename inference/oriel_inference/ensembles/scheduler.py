@@ -30,9 +30,8 @@ from oriel_inference.batching.device import Accounts
 from oriel_inference.batching.machine import Machine
 from oriel_inference.batching.statistics import Statistics
 from oriel_inference.catalog import ServingModel
-from oriel_inference.ensembles.call_state import CallState
+from oriel_inference.ensembles.call_state import CallState, StepLimit
 from oriel_inference.ensembles.graph import Graph, fit_rank
-from oriel_inference.ensembles.step_limit import StepLimit
 from oriel_inference.errors import (
     BackendFailed,
     CallerLeft,
@@ -80,7 +79,7 @@ class Ensemble:
         self._max_bytes = machine.max_bytes
         self._states: dict[Call, CallState] = {}
         self._size_bytes = 0
-        self._limits = [StepLimit[CallState](spec.max_inflight) for _ in spec.steps if spec.max_inflight]
+        self._limits = [StepLimit(spec.max_inflight) for _ in spec.steps if spec.max_inflight]
         self._closed = False
 
     def bind(self, models: Sequence[ServingModel]) -> None:

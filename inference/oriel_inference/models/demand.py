@@ -51,14 +51,8 @@ LONGEST_PAUSE_S = 2.0
 PIECE = 32
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A call that waits. resume: begins it again. refuse: ends it with an error. Both are called at most once, and only
-    one of them.
-    """
-
-    resume: Callable[[], None]
-    refuse: Callable[[InferenceError], None]
+# What begins a call again that waits, and what ends it with an error; only one of both is called, once.
+_Waiting = tuple[Callable[[], None], Callable[[InferenceError], None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +141,7 @@ class Demand:
             tenant=ctx.tenant,
             deadline=ctx.deadline,
             size_bytes=size_bytes,
-            payload=_Waiting(resume, refuse),
+            payload=(resume, refuse),
         )
         displaced = load.queue.push(ticket)
         if displaced is None:
@@ -303,20 +297,19 @@ class Demand:
 
 
 def _take(ticket: Ticket) -> _Waiting:
-    waiting = ticket.payload
-    assert isinstance(waiting, _Waiting)
+    waiting: _Waiting = ticket.payload
     ticket.payload = None  # it refers to the exchange, which refers to the function that removes the ticket: a cycle
     return waiting
 
 
 def _begin(ticket: Ticket, model: str) -> None:
-    waiting = _take(ticket)
+    resume, refuse = _take(ticket)
     try:
-        waiting.resume()
+        resume()
     except Exception:
         # The others that wait need their turns, too.
         _log.exception("a call that waited for model %s failed unexpectedly", model)
-        waiting.refuse(BackendFailed("the server failed on this request"))
+        refuse(BackendFailed("the server failed on this request"))
 
 
 def _no_version(model: str, reason: str) -> NoVersion:
@@ -325,7 +318,7 @@ def _no_version(model: str, reason: str) -> NoVersion:
 
 def _end(ticket: Ticket, error: InferenceError) -> None:
     try:
-        _take(ticket).refuse(error)
+        _take(ticket)[1](error)
     except Exception:
         # The others that wait need their answers, too.
         _log.exception("a call that waited for its model could not be refused")

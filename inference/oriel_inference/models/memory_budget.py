@@ -163,7 +163,7 @@ class MemoryBudget:
         finally:
             if share.state in (ShareState.WAITING, ShareState.LOADING):
                 self._memory.release(share)
-                self._pulse()
+                self._freed.set()
         return failure
 
     def grow(self, serving: ServingModel, device: str, size_bytes: int) -> bool:
@@ -176,7 +176,7 @@ class MemoryBudget:
         grown = self._memory.grow(serving.spec.name, {device: size_bytes})
         if grown:
             serving.sizes = {**serving.sizes, device: max(0, serving.sizes.get(device, 0) + size_bytes)}
-            self._pulse()
+            self._freed.set()
         return grown
 
     def released(self, model: str) -> None:
@@ -203,7 +203,7 @@ class MemoryBudget:
             if lacking:
                 self._measured[share.name] = outline.sizes, dict(total)
                 self._lacking.add(share.name)
-            self._pulse()
+            self._freed.set()
             return lacking
 
         def reserve(version: int, sizes: Mapping[str, int]) -> None:
@@ -242,7 +242,7 @@ class MemoryBudget:
         self.refusals[name] += 1
         known = share.name in self.wanted
         self._wanted[share.name] = time.monotonic(), share.sizes
-        self._pulse()
+        self._freed.set()
         needs = ", ".join(f"{size} bytes on {device}" for device, size in sorted(share.sizes.items()))
         why = (
             "which is more than there is beside the models that always stay in memory"
@@ -311,10 +311,7 @@ class MemoryBudget:
             await asyncio.to_thread(self._used_bytes)
         finally:
             self._memory.release(share)
-            self._pulse()
-
-    def _pulse(self) -> None:
-        self._freed.set()
+            self._freed.set()
 
     def _leaving(self, model: str) -> list[ServingModel]:
         return [each for each in self._catalog.leaving if each.spec.name == model]
@@ -355,7 +352,7 @@ class MemoryBudget:
         self._memory.loaded(share, total, load_s, time.monotonic())
         for victim in self._memory.excess(time.monotonic(), self._is_leased):
             self._evict(victim, f"model {model}, which is larger than was expected")
-        self._pulse()
+        self._freed.set()
 
     @staticmethod
     def _grown(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:

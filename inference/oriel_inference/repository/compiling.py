@@ -20,7 +20,7 @@ from oriel_inference.repository.accelerators import OPENVINO, TENSORRT, accelera
 from oriel_inference.repository.config import CONFIG_FILE, parameter
 from oriel_inference.repository.instances import PROVIDER_KEY, Place
 from oriel_inference.repository.outline import HOST, device_of, gpu_name
-from oriel_inference.repository.private import private_files
+from oriel_inference.repository.version_files import private_files
 from oriel_inference.repository.warmup import warmup_inputs
 from oriel_inference.stores import ModelStore
 from oriel_policies.artefacts.comparison import Tolerance, parse_tolerance

@@ -40,10 +40,9 @@ from oriel_inference.repository.plans import (
     with_host_code,
     with_reference,
 )
-from oriel_inference.repository.private import private_files
 from oriel_inference.repository.python_model import check_python, instance_count, open_all
-from oriel_inference.repository.reference import read_reference
 from oriel_inference.repository.spec import build_spec, check_against_file, complete, fill_defaults, require_complete
+from oriel_inference.repository.version_files import private_files, read_reference
 from oriel_inference.repository.warmup import row_of_zeros, run_warmup
 from oriel_inference.stores import Fingerprint, ModelStore
 from oriel_policies.quality.reference import Reference

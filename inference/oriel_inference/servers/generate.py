@@ -213,7 +213,7 @@ class _Events:
             if not self._exchange.started:
                 refuse(self._exchange, error, headers)
                 return
-            self._send(error_body(error, headers[0][1]))
+            self._send(error_body(error.message, error.outcome, headers[0][1]))
         self._start()
         self._exchange.end("".join([f"{name}: {value}\r\n" for name, value in headers if name in (COST_US, COST)]))
 

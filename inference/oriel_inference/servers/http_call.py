@@ -98,7 +98,7 @@ def refuse(exchange: Exchange, error: InferenceError, headers: Sequence[tuple[st
     status = http_status(error)
     extra = [JSON, ("retry-after", str(max(1, ceil(error.retry_s))))] if status == 503 else [JSON]
     sent = headers or (identity(exchange.head),)
-    exchange.respond(status, [*sent, *extra], error_body(error, sent[0][1]))
+    exchange.respond(status, [*sent, *extra], error_body(error.message, error.outcome, sent[0][1]))
 
 
 def hinted(error: InferenceError, head: RequestHead) -> InferenceError:

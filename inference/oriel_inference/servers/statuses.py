@@ -80,12 +80,8 @@ def as_inference_error(error: Exception) -> InferenceError:
     return BackendFailed("the server failed on this request")
 
 
-def error_body(error: InferenceError, request_id: str) -> bytes:
+def error_body(message: str, outcome: Outcome, request_id: str) -> bytes:
     """Encode `{"error": sentence, "reason": outcome, "request_id": ...}`: v2 clients read `error` and skip the rest."""
-    return _error_json(error.message, error.outcome, request_id)
-
-
-def _error_json(message: str, outcome: Outcome, request_id: str) -> bytes:
     return msgspec.json.encode({"error": message, "reason": outcome.value, "request_id": request_id})
 
 
@@ -103,5 +99,5 @@ def head_outcome(status: int, outcome: Outcome | None) -> Outcome:
 def head_refusal(head: RequestHead | None, status: int, message: str, outcome: Outcome | None = None) -> Refusal:
     """Build a refusal of a head: wrong framing, path, method or encoding. outcome: follows from the status if None."""
     name = identity(head)
-    body = _error_json(message, head_outcome(status, outcome), name[1])
+    body = error_body(message, head_outcome(status, outcome), name[1])
     return Refusal(status, [name, ("content-type", "application/json")], body)

@@ -1,5 +1,5 @@
-"""Makes sure that the opened files are the checked ones: small versions are first copied to a folder that nobody else
-writes.
+"""The files of one version: small versions are copied to a folder that nobody else writes, so that the opened files are
+the checked ones; and the reference with which its samples are compared (docs/prediction-quality.md).
 """
 
 import logging
@@ -9,7 +9,9 @@ from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
 
+from oriel_inference.errors import LoadFailed
 from oriel_inference.stores import ModelStore
+from oriel_policies.quality.reference import REFERENCE_FILE, Reference, parse_reference
 
 _log = logging.getLogger(__name__)
 
@@ -44,3 +46,17 @@ def private_files(
 def _same(copied: Path, original: Path) -> Path:
     """Return the copy of a model file; if the model is a folder of files, the copy of the file inside."""
     return copied / original.name if copied.is_dir() else copied
+
+
+def read_reference(store: ModelStore, model: str, version: int) -> Reference | None:
+    """Return the reference of a version; None if it has none. One that cannot be read is reported, and the version
+    serves without it.
+    """
+    name = f"{version}/{REFERENCE_FILE}"
+    try:
+        text = store.text(model, name)
+        return None if text is None else parse_reference(text)
+    except (LoadFailed, ValueError) as error:
+        reason = error.reason if isinstance(error, LoadFailed) else str(error)
+        _log.warning("%s/%s is not used: %s", model, name, reason)
+        return None
