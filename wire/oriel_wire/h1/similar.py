@@ -47,11 +47,12 @@ Key = tuple[Any, ...]
 
 
 class Slot(NamedTuple):
-    """A line that may differ between heads of one shape. start: the bytes that it begins with."""
+    """A line that may differ between heads of one shape. start: the bytes that it begins with; size: their number."""
 
     number: int
     kind: int
     start: bytes
+    size: int
     name: str
 
 
@@ -101,11 +102,11 @@ class HeadShape:
             if field.kind != CREDENTIAL:
                 return None
             head.credentials = [field]
-        for number, kind, start, _ in self._unknown:
+        for number, kind, start, size, _ in self._unknown:
             line = lines[number]
             if not line.startswith(start):
                 return None
-            value = line[len(start) :].decode("latin-1").strip(" \t")
+            value = line[size:].decode("latin-1").strip(" \t")
             if not value.isprintable():
                 return None
             if kind == REQUEST_ID:
@@ -130,9 +131,9 @@ class HeadShape:
     def fields_of(self, head: RequestHead) -> list[Field]:
         """Every field of a head that was read."""
         fields = [*self._fields]
-        for number, kind, start, name in self._slots:
+        for number, kind, _, size, name in self._slots:
             line = head.lines[number]
-            value = line[len(start) :].decode("latin-1").strip(" \t")
+            value = line[size:].decode("latin-1").strip(" \t")
             fields[number - 1] = Field(line, name, value, kind, int(value) if kind == CONTENT_LENGTH else -1)
         if head.credentials is not None:
             fields[self._credential - 1] = head.credentials[0]
@@ -146,8 +147,8 @@ class HeadShape:
     def names_of(self, head: RequestHead) -> dict[str, str]:
         """`RequestHead.by_name` of a head that was read."""
         names = self._names.copy()
-        for number, _, start, name in reversed(self._slots):  # of a name that is there twice the first counts
-            names[name] = head.lines[number][len(start) :].decode("latin-1").strip(" \t")
+        for number, _, _, size, name in reversed(self._slots):  # of a name that is there twice the first counts
+            names[name] = head.lines[number][size:].decode("latin-1").strip(" \t")
         if head.credentials is not None:
             names[head.credentials[0].name] = head.credentials[0].value
         return names
@@ -161,7 +162,8 @@ def shape_of(head: RequestHead, key: Key) -> HeadShape | None:
     credential = 0
     names = [field.name for field in head.fields]
     for number, field in enumerate(head.fields, 1):
-        slot = Slot(number, field.kind, field.line[: len(field.name) + 1], field.name)
+        size = len(field.name) + 1
+        slot = Slot(number, field.kind, field.line[:size], size, field.name)
         if key[number] is not None:
             if key[number] == field.name:
                 slots.append(slot)

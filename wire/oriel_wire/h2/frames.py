@@ -39,16 +39,12 @@ NO_ERROR: Final = 0
 PROTOCOL_ERROR: Final = 1
 INTERNAL_ERROR: Final = 2
 FLOW_CONTROL_ERROR: Final = 3
-SETTINGS_TIMEOUT: Final = 4
 STREAM_CLOSED: Final = 5
 FRAME_SIZE_ERROR: Final = 6
 REFUSED_STREAM: Final = 7
 CANCEL: Final = 8
 COMPRESSION_ERROR: Final = 9
-CONNECT_ERROR: Final = 10
 ENHANCE_YOUR_CALM: Final = 11
-INADEQUATE_SECURITY: Final = 12
-HTTP_1_1_REQUIRED: Final = 13
 
 # Error code -> its name, for messages and logs.
 CODES: Final = (

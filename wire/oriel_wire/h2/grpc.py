@@ -153,53 +153,59 @@ def read_head(fields: list[HeaderField], memo: LineMemo) -> RpcHead:
     """Read the header list of a call. Raises BadMessage for what cannot be understood in only one way."""
     head = RpcHead(fields)
     size = 32 * len(fields)
-    encoding = b""
     for name, value in fields:
         size += len(name) + len(value)
         kind = _OWN.get(name)
-        if kind is None:
-            if name == b":path":
-                head.path = value
-        elif kind == _TRACEPARENT:
-            head.traceparent = value.decode("latin-1") if head.traceparent is None else ""
-        elif kind == _REQUEST_ID:
-            if head.request_id is None:
-                head.request_id = value.decode("latin-1")
-        elif kind == _CREDENTIAL:
-            line = b"%b: %b" % (name, value)
-            field = memo.find_credential(line) or Field(line, name.decode(), value.decode("latin-1"), 0, -1)
-            if head.credentials is None:
-                head.credentials = [field]
-            else:
-                head.credentials.append(field)
-        elif kind == _TIMEOUT:
-            if head.timeout_s is not None:
-                raise BadMessage("grpc-timeout is given twice")
-            head.timeout_s = parse_timeout_s(value)
-            if head.timeout_s is None:
-                raise BadMessage("grpc-timeout has to be at most eight digits and a unit")
-        elif kind == _CONTENT_TYPE:
-            if head.content_type:
-                raise BadMessage("content-type is given twice")
-            head.content_type = value
-        elif kind == _ENCODING:
-            if encoding and encoding != value:
-                raise BadMessage("grpc-encoding is given twice")
-            encoding = value
-        elif kind == _TRACESTATE:
-            state = value.decode("latin-1")
-            head.tracestate = state if head.tracestate is None else f"{head.tracestate},{state}"
-        elif kind == _REQUESTED_MS:
-            if head.requested_ms is not None:
-                raise BadMessage("x-request-timeout-ms is given twice")
-            head.requested_ms = value.decode("latin-1")
-        else:
-            if head.tier is not None:
-                raise BadMessage("x-request-tier is given twice")
-            head.tier = value.decode("latin-1")
+        if kind is not None:
+            _note(head, kind, name, value, memo)
+        elif name == b":path":
+            head.path = value
     head.list_bytes = size
-    head.encoding = b"" if encoding == b"identity" else encoding
+    if head.encoding == b"identity":
+        head.encoding = b""
     return head
+
+
+def _note(head: RpcHead, kind: int, name: bytes, value: bytes, memo: LineMemo) -> None:
+    """Store a field that has an attribute of its own. Raises BadMessage."""
+    if kind == _TRACEPARENT:
+        head.traceparent = value.decode("latin-1") if head.traceparent is None else ""
+    elif kind == _REQUEST_ID:
+        if head.request_id is None:
+            head.request_id = value.decode("latin-1")
+    elif kind == _CREDENTIAL:
+        line = b"%b: %b" % (name, value)
+        known = memo.credentials.get(sha256(line).digest())
+        field = known or Field(line, name.decode(), value.decode("latin-1"), 0, -1)
+        if head.credentials is None:
+            head.credentials = [field]
+        else:
+            head.credentials.append(field)
+    elif kind == _TIMEOUT:
+        if head.timeout_s is not None:
+            raise BadMessage("grpc-timeout is given twice")
+        head.timeout_s = parse_timeout_s(value)
+        if head.timeout_s is None:
+            raise BadMessage("grpc-timeout has to be at most eight digits and a unit")
+    elif kind == _CONTENT_TYPE:
+        if head.content_type:
+            raise BadMessage("content-type is given twice")
+        head.content_type = value
+    elif kind == _ENCODING:
+        if head.encoding and head.encoding != value:
+            raise BadMessage("grpc-encoding is given twice")
+        head.encoding = value
+    elif kind == _TRACESTATE:
+        state = value.decode("latin-1")
+        head.tracestate = state if head.tracestate is None else f"{head.tracestate},{state}"
+    elif kind == _REQUESTED_MS:
+        if head.requested_ms is not None:
+            raise BadMessage("x-request-timeout-ms is given twice")
+        head.requested_ms = value.decode("latin-1")
+    elif head.tier is not None:
+        raise BadMessage("x-request-tier is given twice")
+    else:
+        head.tier = value.decode("latin-1")
 
 
 class RpcShape:
@@ -226,26 +232,10 @@ class RpcShape:
         """The head with these values. Raises BadMessage as `read_head` does."""
         head = RpcHead(None, self, values)
         size = self.block.list_bytes
-        for number, kind in enumerate(self._kinds):
-            value = values[number]
+        for name, kind, value in zip(self.block.names, self._kinds, values, strict=True):
             size += len(value)
-            if kind == _TRACEPARENT:
-                head.traceparent = value.decode("latin-1")
-            elif kind == _REQUEST_ID:
-                head.request_id = value.decode("latin-1")
-            elif kind == _CREDENTIAL:
-                name = self.block.names[number]
-                line = b"%b: %b" % (name, value)
-                field = memo.credentials.get(sha256(line).digest())
-                head.credentials = [field or Field(line, name.decode(), value.decode("latin-1"), 0, -1)]
-            elif kind == _TIMEOUT:
-                head.timeout_s = parse_timeout_s(value)
-                if head.timeout_s is None:
-                    raise BadMessage("grpc-timeout has to be at most eight digits and a unit")
-            elif kind == _TRACESTATE:
-                head.tracestate = value.decode("latin-1")
-            elif kind == _REQUESTED_MS:
-                head.requested_ms = value.decode("latin-1")
+            if kind:
+                _note(head, kind, name, value, memo)
         head.path, head.tier = self._path, self._tier
         head.encoding, head.content_type = self._encoding, self._content_type
         head.list_bytes = size

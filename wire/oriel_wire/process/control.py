@@ -14,7 +14,6 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Any, Protocol, TypeVar
 
 import uvicorn
@@ -25,6 +24,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from oriel_wire.engine.peers import is_loopback
 from oriel_wire.observe.exposition import exposition
 from oriel_wire.observe.telemetry import END, OPENMETRICS, TEXT, wants_openmetrics
 
@@ -92,7 +92,7 @@ def _bounded(app: ASGIApp, limits: ControlLimits) -> ASGIApp:
         nonlocal running
         if scope["type"] != "http" or scope["path"] in HEALTH:
             await app(scope, receive, send)
-        elif running >= limits.requests + (limits.loopback if is_loopback(scope.get("client")) else 0):
+        elif running >= limits.requests + (limits.loopback if is_near(scope.get("client")) else 0):
             headers = {"retry-after": "1", "connection": "close"}
             await Response(_BUSY, 503, headers, "application/json")(scope, receive, send)
         else:
@@ -105,12 +105,9 @@ def _bounded(app: ASGIApp, limits: ControlLimits) -> ASGIApp:
     return bounded
 
 
-def is_loopback(client: tuple[str, int] | None) -> bool:
+def is_near(client: tuple[str, int] | None) -> bool:
     """Return whether a client's address belongs to this machine."""
-    try:
-        return client is not None and ip_address(client[0]).is_loopback
-    except ValueError:
-        return False
+    return client is not None and is_loopback(client[0])
 
 
 class _Place(Protocol):
@@ -156,7 +153,7 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.near = is_loopback(self.client)
+        self.near = is_near(self.client)
         self._watch()
         evicted = make_room(self, self.connections, self._limits)  # type: ignore[type-var]
         if evicted is not None:
