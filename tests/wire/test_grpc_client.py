@@ -6,13 +6,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from oriel_wire.engine.grpc_client import LIMITS, GrpcCall, GrpcClient
-from oriel_wire.errors import BadMessage, TooLarge, UpstreamBroken, UpstreamUnreachable, UpstreamUnread
+from oriel_wire.errors import BadMessage, TooLarge, UpstreamBroken, UpstreamUnread
 from oriel_wire.h2.frames import CANCEL, REFUSED_STREAM
 from oriel_wire.h2.grpc import UNAVAILABLE, UNIMPLEMENTED, encode_text, prefix
 from oriel_wire.h2.hpack import Field
 
 from ..waiting import until
-from .engine_client import bound
 from .h2.recorders import TRAILERS
 from .h2_peers import Library, LibraryServer
 
@@ -179,14 +178,6 @@ async def test_an_answer_that_cannot_be_read_fails(
         await made.read()
     assert type(caught.value) is error
     await until(lambda: trailers or server.resets == {1: CANCEL})
-
-
-async def test_nobody_listens() -> None:
-    with bound() as sock:
-        client = GrpcClient(host="127.0.0.1", port=sock.getsockname()[1], max_message_bytes=MAX_BYTES)
-        with pytest.raises(UpstreamUnreachable):
-            await call(client).read()
-        await client.close()
 
 
 # Callers that leave --------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from oriel_wire.h2.limits import H2Limits
 
 from ..waiting import until
 from .h2.recorders import TRAILERS
-from .h2_peers import App, Borrower, LibraryServer, connections_of, endpoint_of, library_client, serve
+from .h2_peers import App, Borrower, LibraryServer, connections_of, endpoint_of, serve
 from .judges import run
 
 LARGE = bytes(range(256)) * 8192  # 2 MiB
@@ -57,33 +57,6 @@ async def test_a_stream_in_both_directions_of_our_client(upstream: H2Endpoint) -
         wanted += b"%d" % number
         assert borrower.stream.send_more(b"%d" % number, number == 9)
     assert await borrower.answer() == b"0123456789" and borrower.trailers == TRAILERS
-
-
-async def test_many_calls_at_once_share_a_connection(upstream: H2Endpoint) -> None:
-    borrowers = [Borrower(upstream, body=b"%d" % number) for number in range(100)]
-    assert [await each.answer() for each in borrowers] == [b"%d" % number for number in range(100)]
-    assert len(connections_of(upstream)) == 1 and upstream.outstanding == 0
-
-
-@pytest.mark.parametrize("body", [b"hello", LARGE], ids=["small", "2 MiB"])
-async def test_a_unary_exchange_of_the_librarys_client(ours: tuple[HttpServer, App], body: bytes) -> None:
-    client = await library_client(ours[0].port)
-    for stream_id in (client.begin(b"/echo"), client.begin(b"/echo")):
-        client.send(stream_id, body, TRAILERS)
-        await until(partial(client.ended.__contains__, stream_id))
-        assert client.bodies[stream_id] == body and client.trailers[stream_id] == TRAILERS
-    client.transport.close()
-
-
-async def test_a_stream_in_both_directions_of_the_librarys_client(ours: tuple[HttpServer, App]) -> None:
-    client = await library_client(ours[0].port)
-    stream_id = client.begin(b"/chat")
-    for number in range(10):
-        client.send(stream_id, b"%d" % number, TRAILERS if number == 9 else None)
-        await until(partial(client.has, stream_id, b"0123456789"[: number + 1]))
-    await until(lambda: stream_id in client.ended)
-    assert client.bodies[stream_id] == b"0123456789"
-    client.transport.close()
 
 
 async def test_a_client_that_pauses_stops_our_server_at_its_window(ours: tuple[HttpServer, App]) -> None:

@@ -195,13 +195,6 @@ async def test_connecting_that_takes_too_long_fails(silent: socket.socket) -> No
         await endpoint.close()
 
 
-async def test_a_connection_that_was_made_while_the_loop_paused_counts(library: LibraryServer) -> None:
-    """As after a pause, the time is over before the loop hears of the connection."""
-    endpoint = endpoint_of(library.port, connect_timeout_s=0.0)
-    assert await Borrower(endpoint, body=b"x").answer() == b"x"
-    await endpoint.close()
-
-
 async def test_giving_up_to_connect_fails_those_that_wait(silent: socket.socket) -> None:
     with silent:
         endpoint = endpoint_of(silent.getsockname()[1])

@@ -103,21 +103,6 @@ def test_a_line_that_no_head_may_have_is_refused(line: bytes, more: bytes) -> No
         server.heads.read(b"\r\n".join((*LINES, *[b"x: y"] * 200)), 128)
 
 
-@pytest.mark.parametrize(
-    "line", [b"Host: other", b"X-Request-ID: r2", b"X-Request-Id2: r2", b"Transfer-Encoding: chunked", b"Connection: x"]
-)
-def test_other_lines_are_left_to_the_parser(line: bytes) -> None:
-    server = Server().learn(*LINES)
-    for number in (1, 2, 8):
-        lines = [*LINES[:number], line, *LINES[number + 1 :]]
-        try:
-            head = server.read(*lines)
-        except BadMessage:
-            assert judged(server.memo, b"\r\n".join(lines)) is None
-        else:
-            assert not head.lines and said(head) == judged(server.memo, b"\r\n".join(lines))
-
-
 def test_lines_that_are_given_twice_and_ends_of_connections_make_no_shape() -> None:
     for more in (b"Expect: 100-continue",), (b"x-request-id: r3",), (b"Connection: close",), (b"X-Note:", b"x-note:"):
         server = Server()

@@ -94,11 +94,3 @@ def test_a_prefix_with_another_flag_is_none() -> None:
     reader.feed(b"\2" + bytes(PREFIX_BYTES - 1))
     with pytest.raises(BadMessage):
         reader.next()
-
-
-def test_messages_before_one_that_is_too_large_are_read() -> None:
-    reader = MessageReader(2)
-    reader.feed(prefix(2) + b"ok" + prefix(3))
-    assert reader.next() == b"ok"
-    with pytest.raises(TooLarge):
-        reader.next()

@@ -210,28 +210,6 @@ def test_our_client_calls_their_server(data: st.DataObject, window: int, their_w
 
 
 @SMALL
-@given(data=st.data(), first=windows, second=windows, body=bodies)
-def test_their_changes_of_the_initial_window_reach_open_streams(
-    data: st.DataObject, first: int, second: int, body: bytes
-) -> None:
-    ours = Recorder()
-    theirs = Library(client=True, window=first, frame_bytes=16384)
-    talk = Talk(ours, theirs, data.draw)
-    theirs.connection.send_headers(1, REQUEST)
-    theirs.to_send[1] = bytearray(), None
-    talk.finish()
-    ours.send_headers(ours.seen[1], block(ANSWER), False)
-    ours.send_data(ours.seen[1], body, False)
-    if data.draw(st.booleans()):
-        talk.carry()
-    theirs.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: second})
-    talk.finish()
-    ours.send_data(ours.seen[1], body, True)
-    talk.finish()
-    assert bytes(theirs.bodies[1]) == 2 * body and 1 in theirs.ended
-
-
-@SMALL
 @given(data=st.data(), calls=calls)
 def test_resets_at_any_time_leave_both_sides_able_to_talk(data: st.DataObject, calls: Any) -> None:
     ours = Recorder(connection_window_bytes=65535)

@@ -12,14 +12,12 @@ from oriel_wire.h2.frames import (
     INITIAL_WINDOW_SIZE,
     MAX_ID,
     NO_ERROR,
-    REFUSED_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
     frame,
     settings,
 )
 from oriel_wire.h2.limits import H2Limits
-from oriel_wire.h2.streams import ENDED
 
 from .recorders import ANSWER, REQUEST, TRAILERS, Recorder, block, client, exchange, frames_of, server
 
@@ -30,23 +28,6 @@ def pair(**limits: int) -> tuple[Recorder, Recorder]:
     exchange(one, other)
     assert one.settings_acknowledged and other.settings_acknowledged
     return one, other
-
-
-def test_a_grpc_call() -> None:
-    one, other = pair()
-    call = one.start()
-    assert one.send_data(call, b"m" * 1024, True)
-    exchange(one, other)
-    served = other.seen[call.id]
-    assert (served.fields, bytes(served.body), served.ended) == (REQUEST, b"m" * 1024, True)
-    assert served.receiving == call.sending == ENDED and served.sending != ENDED != call.receiving
-    other.send_headers(served, block(ANSWER), False)
-    other.send_data(served, b"a" * 1024, False)
-    other.send_headers(served, block(TRAILERS), True)
-    exchange(one, other)
-    assert (call.fields, bytes(call.body), call.trailers_received) == (ANSWER, b"a" * 1024, TRAILERS)
-    assert not one.streams and not other.streams and call.closed and served.closed
-    assert one.finished == other.finished == 1
 
 
 def test_an_interim_answer_comes_before_the_answer() -> None:
@@ -242,18 +223,6 @@ def test_a_reset_returns_what_was_not_consumed(by_peer: bool) -> None:
     assert not other.out
 
 
-def test_late_frames_after_a_reset_are_swallowed() -> None:
-    one, other = pair()
-    call = one.start()
-    exchange(one, other)
-    other.send_reset(other.seen[1], CANCEL)
-    one.send_data(call, b"a" * 1000, False)
-    one.send_headers(call, block(TRAILERS), True)
-    exchange(one, other)
-    assert other.failed is None and one.failed is None
-    assert one.start() and not other.seen[1].body
-
-
 def test_a_drain_loses_no_call_that_was_on_its_way() -> None:
     one, other = pair()
     first = one.start(end=True)
@@ -277,24 +246,6 @@ def test_an_idle_connection_drains_at_once() -> None:
     other.drain()
     exchange(one, other)
     assert other.drained == 1
-
-
-def test_streams_above_the_last_one_were_surely_not_executed() -> None:
-    one, other = pair()
-    calls = [one.start() for _ in range(3)]
-    one.taken()
-    other.goaway(NO_ERROR, 1)
-    one.receive(other.taken(), 0.0)
-    assert [call.reset for call in calls] == [None, REFUSED_STREAM, REFUSED_STREAM]
-    assert list(one.streams) == [1] and not one.can_open()
-
-
-def test_a_refused_stream_was_surely_not_executed() -> None:
-    one, other = pair(max_streams=2)
-    one.peer_max_streams = 3
-    calls = [one.start() for _ in range(3)]
-    exchange(one, other)
-    assert [call.reset for call in calls] == [None, None, REFUSED_STREAM] and other.failed is None
 
 
 def test_a_client_opens_as_many_streams_as_its_server_takes() -> None:

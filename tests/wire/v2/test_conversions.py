@@ -75,14 +75,6 @@ def test_data_is_not_decoded_if_its_shape_says_that_it_is_too_large() -> None:
         http.to_binary_request(body, None, 23999)
 
 
-@given(st.binary(max_size=200))
-def test_any_bytes_become_a_request_or_are_refused(body: bytes) -> None:
-    try:
-        http.to_binary_request(body, None)
-    except BadMessage as error:
-        assert len(error.message) <= 500
-
-
 @pytest.mark.parametrize("values", [[1.5, 2.0], [float("nan"), float("inf")], []])
 def test_response_in_json_is_what_would_have_been_written(values: list[float]) -> None:
     outputs = [tensor("y", np.array(values, np.float32)), tensor("n", np.arange(3))]

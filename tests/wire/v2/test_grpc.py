@@ -2,9 +2,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from google.protobuf.message import DecodeError
-from hypothesis import given
-from hypothesis import strategies as st
 
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2 import grpc
@@ -100,26 +97,18 @@ def test_outputs_and_parameters() -> None:
     ("message", "hint"),
     [
         (request(x()), "input 'x': shape [2] has 2 elements, fp32_contents holds 0"),
-        (request(x(fp32_contents=[1])), "fp32_contents holds 1"),
         (request(x(shape=(2**31, 2**31), fp32_contents=[1])), "larger than any tensor can be"),
-        (request(x(shape=(2**30, 2**29), fp32_contents=[1])), "has 576460752303423488 elements"),
         (request(x(shape=(-1, -2), fp32_contents=[1, 2])), "negative dimension"),
         (request(x(shape=(1,) * 33, fp32_contents=[1])), "33 dimensions"),
         (request(x(int_contents=[1, 2])), "FP32 values belong in fp32_contents, found int_contents"),
-        (request(x(fp32_contents=[1, 2], fp64_contents=[1])), "found fp64_contents"),
         (request(x("FP16", fp32_contents=[1, 2])), "FP16 has no typed contents, send it as raw contents"),
-        (request(x("BF16", fp32_contents=[1, 2])), "BF16 has no typed contents"),
         (request(x("INT8", int_contents=[0, 128])), "int_contents has a value outside INT8 (-128 to 127)"),
-        (request(x("UINT16", uint_contents=[0, 2**16])), "outside UINT16 (0 to 65535)"),
         (request(x("FP8")), "datatype 'FP8' is not one of"),
         (request(x(fp32_contents=[1, 2]), raw=(b"12345678",)), "typed contents in a message with raw contents"),
         (request(x(), raw=(b"1234567",)), "FP32 [2] needs 8 bytes, 7 were given"),
-        (request(x(shape=(2**30, 2**29)), raw=(b"12345678",)), "needs 2305843009213693952 bytes"),
         (request(x(), raw=(b"12345678", b"")), "1 inputs have 2 raw contents"),
-        (request(raw=(b"1",)), "0 inputs have 1 raw contents"),
         (request(x(), x(), raw=(b"12345678", b"12345678")), "input 'x' is given more than once"),
         (request(x("BYTES", (1,)), raw=(b"\x05\0\0\0abcd",)), "BYTES element 0 says 5 bytes, 4 are left"),
-        (request(x("BYTES", (2**59,)), raw=(b"\0" * 8,)), "cannot hold"),
         (request(parameters={"a": {}}), "parameter 'a' has no value"),
         (request(parameters={"triton_x": {"bool_param": True}}), "names that start with triton_ are reserved"),
         (request(outputs=[{"name": "y", "parameters": {"classification": {"bool_param": True}}}]), "number of classes"),
@@ -159,15 +148,3 @@ def test_response_is_raw() -> None:
     message = grpc.encode_infer(InferResponse(model_name="m", outputs=[tensor("y", np.float32([1, 2]))]))
     assert not message.outputs[0].HasField("contents")
     assert list(message.raw_output_contents) == [np.float32([1, 2]).tobytes()]
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_decode_or_are_refused(wire: bytes) -> None:
-    try:
-        grpc.decode_infer(v2_pb2.ModelInferRequest.FromString(wire))
-    except (DecodeError, BadMessage):
-        pass
-    try:
-        grpc.decode_infer_response(v2_pb2.ModelInferResponse.FromString(wire))
-    except (DecodeError, BadMessage):
-        pass

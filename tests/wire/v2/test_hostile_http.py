@@ -6,8 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from oriel_wire.errors import BadMessage, TooLarge
 from oriel_wire.v2 import http
@@ -39,10 +37,7 @@ def refusal(body: bytes, header_length: int | None = None, **options: Any) -> st
     ("changes", "hint"),
     [
         ({"shape": [2**30, 2**29]}, "shape [1073741824, 536870912] has 576460752303423488 elements, data holds 2"),
-        ({"shape": [2**31, 2**31]}, "larger than any tensor can be"),
-        ({"shape": [2**32, 2**32]}, "larger than any tensor can be"),
         ({"shape": [2**64 + 2]}, "larger than any tensor can be"),
-        ({"shape": [10**4000]}, "larger than any tensor can be"),
         ({"shape": [0, 2**62, 2**62]}, "larger than any tensor can be"),
         (
             {"shape": [0, 2**23], "data": []},
@@ -53,58 +48,37 @@ def refusal(body: bytes, header_length: int | None = None, **options: Any) -> st
         ({"shape": [2] * 33}, "33 dimensions, at most 32"),
         ({"shape": [1] * 100_000}, "100000 dimensions, at most 32"),
         ({"shape": [-1]}, "shape [-1] has a negative dimension"),
-        ({"shape": [-1, -2]}, "shape [-1, -2] has a negative dimension"),
         ({"shape": [2.0]}, "Expected `int`, got `float`"),
-        ({"shape": [True, 2]}, "Expected `int`, got `bool`"),
-        ({"shape": ["2"]}, "Expected `int`, got `str`"),
         ({"shape": 2}, "Expected `array`, got `int`"),
         ({"shape": [3]}, "shape [3] has 3 elements, data holds 2"),
         ({"data": [0] * 100_000}, "shape [2] has 2 elements, data holds 100000"),
         ({"shape": [2, 1], "data": [[0, 0]] * 50_000}, "shape [2, 1] has 2 elements, data holds 100000"),
         ({"shape": [0, 1], "data": [[]] * 30_000}, "shape [0, 1] has 0 elements, data holds 30000"),
-        ({"shape": [1]}, "shape [1] has 1 elements, data holds 2"),
         ({"shape": []}, "shape [] has 1 elements, data holds 2"),
-        ({"shape": [0]}, "shape [0] has 0 elements, data holds 2"),
         ({"datatype": "FP31"}, "datatype 'FP31' is not one of BOOL"),
-        ({"datatype": "TYPE_FP32"}, "datatype 'TYPE_FP32' is not one of"),
         ({"datatype": "f" * 100_000}, "is not one of"),
         ({"datatype": "FP16"}, "FP16 cannot travel as JSON, send it as binary data"),
-        ({"datatype": "BF16"}, "BF16 cannot travel as JSON"),
         ({"data": 1}, "data must be a list"),
-        ({"data": None}, "data must be a list"),
-        ({"data": {"a": 1}}, "data must be a list"),
-        ({"data": "12"}, "data must be a list"),
         ({"data": [1, "2"]}, "data does not hold FP32 elements: Expected `float`, got `str`"),
-        ({"data": [1, None]}, "Expected `float`, got `null`"),
         ({"data": [1, True]}, "Expected `float`, got `bool`"),
-        ({"data": [1, [2]]}, "Expected `float`, got `array`"),
         ({"data": [[1], 2]}, "data must be a list, flat or nested like shape [2]"),
         ({"data": [1, 1e39]}, "outside the range of FP32"),
         ({"data": [1, 10**400]}, "Number out of range"),
         ({"datatype": "INT32", "data": [1, 1.5]}, "Expected `int`, got `float`"),
-        ({"datatype": "INT32", "data": [1, 2.0]}, "Expected `int`, got `float`"),
-        ({"datatype": "INT32", "data": [1, "2"]}, "Expected `int`, got `str`"),
         ({"datatype": "INT32", "data": [1, False]}, "Expected `int`, got `bool`"),
         ({"datatype": "INT8", "data": [127, 128]}, "outside INT8 (-128 to 127)"),
-        ({"datatype": "UINT8", "data": [0, -1]}, "outside UINT8 (0 to 255)"),
         ({"datatype": "UINT64", "data": [0, 2**64]}, "outside UINT64"),
         ({"datatype": "INT64", "data": [0, -(2**63) - 1]}, "outside INT64"),
-        ({"datatype": "INT64", "data": [0, 10**4000]}, "INT64"),
         ({"datatype": "BOOL", "data": [True, 1]}, "Expected `bool`, got `int`"),
         ({"datatype": "BYTES", "data": ["a", 1]}, "Expected `str`, got `int`"),
-        ({"datatype": "BYTES", "shape": [1], "data": [["a"]]}, "data must be a list, flat or nested"),
         ({"shape": [2, 2], "data": [[1, 2], [3]]}, "nested unevenly"),
-        ({"shape": [2, 2], "data": [[1, 2, 3, 4]]}, "data is nested as [1, 4], the shape is [2, 2]"),
         ({"shape": [2, 3], "data": [[1, 2], [3, 4], [5, 6]]}, "data is nested as [3, 2], the shape is [2, 3]"),
-        ({"datatype": "BYTES", "shape": [2, 2], "data": [["a", "b"], ["c"]]}, "nested unevenly"),
         ({"name": 1}, "Expected `str`, got `int`"),
         ({"name": ...}, "missing required field `name`"),
         ({"data": ...}, "has neither data nor binary_data_size"),
         ({"parameters": {"binary_data_size": 8}}, "has both data and binary_data_size"),
         ({"parameters": {"shared_memory_region": "r"}, "data": ...}, "shared memory is not supported"),
         ({"parameters": {"a": None}}, "got `null`"),
-        ({"parameters": {"a": [1]}}, "got `array`"),
-        ({"parameters": []}, "got `array`"),
     ],
 )
 def test_json_tensor_is_refused(changes: dict[str, Any], hint: str) -> None:
@@ -116,26 +90,16 @@ def test_json_tensor_is_refused(changes: dict[str, Any], hint: str) -> None:
     ("size", "binary", "changes", "hint"),
     [
         (7, b"1234567", {}, "input 'x': FP32 [2] needs 8 bytes, 7 were given"),
-        (12, b"123456789012", {}, "FP32 [2] needs 8 bytes, 12 were given"),
         (8, b"1234", {}, "binary_data_size is 8, the body has 4 bytes left"),
         (8, b"1234567890", {}, "the body has 2 bytes that belong to no input"),
-        (0, b"12345678", {}, "needs 8 bytes, 0 were given"),
         (-8, b"12345678", {}, "must be a whole number of bytes"),
-        (8.0, b"12345678", {}, "must be a whole number of bytes"),
         (True, b"1", {"datatype": "BOOL", "shape": [1]}, "must be a whole number of bytes"),
-        ("8", b"12345678", {}, "must be a whole number of bytes"),
         (2**70, b"12345678", {}, "binary_data_size is 1180591620717411303424, the body has 8 bytes left"),
-        (10**4000, b"12345678", {}, "binary_data_size is 1000"),
         (8, b"12345678", {"shape": [2**30, 2**29]}, "needs 2305843009213693952 bytes"),
-        (8, b"12345678", {"shape": [2**62, 2**62]}, "larger than any tensor can be"),
         (8, b"12345678", {"shape": [-1, -2]}, "negative dimension"),
-        (8, b"12345678", {"shape": [-1]}, "negative dimension"),
         (8, b"\x00" * 8, {"datatype": "BYTES", "shape": [3]}, "8 bytes cannot hold 3 BYTES elements"),
-        (8, b"\x00" * 8, {"datatype": "BYTES", "shape": [2**59]}, "cannot hold"),
         (8, b"\x00" * 8, {"datatype": "BYTES", "shape": [1]}, "4 bytes are left over after 1 BYTES elements"),
         (8, b"\x05\0\0\0abcd", {"datatype": "BYTES", "shape": [1]}, "BYTES element 0 says 5 bytes, 4 are left"),
-        (8, b"\xff\xff\xff\xffabcd", {"datatype": "BYTES", "shape": [1]}, "says 4294967295 bytes"),
-        (9, b"\x01\0\0\0a\0\0\0\0", {"datatype": "BYTES", "shape": [1]}, "4 bytes are left over"),
         (8, b"\x02\0\0\0ab\0\0", {"datatype": "BYTES", "shape": [2]}, "ends before BYTES element 1 of 2"),
     ],
 )
@@ -269,47 +233,6 @@ def test_lone_surrogates() -> None:
             http.decode_response(answer, None)
     body = b'{"inputs":[%b],"id":"\\ud83d\\ude00"}' % number.replace(b"NaN", b"1")
     assert http.decode_request("m", "", body, None).id == "\U0001f600"
-
-
-@given(st.binary(max_size=200), st.none() | st.integers(-2, 220))
-def test_any_bytes_decode_or_are_refused(body: bytes, header_length: int | None) -> None:
-    try:
-        http.decode_request("m", "", body, header_length)
-    except BadMessage as error:
-        assert len(error.message) <= 500
-    try:
-        http.decode_response(body, header_length)
-    except BadMessage as error:
-        assert len(error.message) <= 500
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=12,
-)
-
-
-@given(
-    shape=st.lists(st.integers(-2, 4) | st.integers(), max_size=4) | JSON,
-    datatype=st.sampled_from(["BOOL", "INT8", "UINT64", "FP32", "FP64", "FP16", "BYTES"]),
-    data=JSON,
-    parameters=st.dictionaries(st.sampled_from(["binary_data_size", "a"]), JSON, max_size=2) | JSON,
-    binary=st.binary(max_size=24),
-)
-def test_any_tensor_decodes_to_what_it_claims_or_is_refused(
-    shape: Any, datatype: str, data: Any, parameters: Any, binary: bytes
-) -> None:
-    entry = {"name": "x", "shape": shape, "datatype": datatype, "data": data, "parameters": parameters}
-    if isinstance(parameters, dict) and "binary_data_size" in parameters:
-        del entry["data"]
-    head = json.dumps({"inputs": [entry]}).encode()
-    try:
-        [got] = http.decode_request("m", "", head + binary, len(head)).inputs
-    except BadMessage as error:
-        assert len(error.message) <= 500
-    else:
-        assert got.array.shape == got.shape == tuple(shape)
 
 
 def test_msgspec_still_skips_without_recursion_limits_of_its_own() -> None:
