@@ -39,7 +39,6 @@ from oriel_gateway.pools.upstream_answers import DENIED
 from oriel_gateway.routing.targets import Target
 from oriel_policies.waiting.shares import Holding
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable, UpstreamUnread
-from oriel_wire.h2.grpc import DEADLINE_EXCEEDED
 
 __all__ = ["GatewayCall"]
 
@@ -66,7 +65,7 @@ class GatewayCall(Call):
         self.protocol = side.protocol
         self.gate = gate
         gate.calls += 1
-        self.endpoints = side.endpoints_of(gate)
+        self.endpoints = gate.grpc if side.grpc else gate.endpoints
         self.target = target
         self.tenant = target.tenant
         self.deadline = deadline
@@ -383,7 +382,7 @@ class GatewayCall(Call):
             old.bytes.release(before)
             life.holding = after
         gate.calls += 1
-        self.gate, self.target, self.endpoints = gate, target, self.side.endpoints_of(gate)
+        self.gate, self.target, self.endpoints = gate, target, gate.endpoints_for(grpc=self.side.grpc)
         self.lines = None  # they say that it was sent on
         self.life.shorten_hold(self, now)
         return True
@@ -426,7 +425,8 @@ class GatewayCall(Call):
                 note_answer(self.endpoints, endpoint, head, now, now - self.sent_s, self.target.sought)
             if complete and self.elsewhere(endpoint, head, data, now):
                 return
-        self.no_copy()
+        if trouble is not None:
+            trouble.end()
         self.state = ANSWERING
         self.status = status
         self._body = None
@@ -443,7 +443,7 @@ class GatewayCall(Call):
             self.grant.move(self.bytes_out, now)
         close = client.write_answer(self, head, data, complete, now)
         if complete:
-            self.finish(_ANSWERED, "", now)
+            self.life.finish(self, _ANSWERED, "", now)
             client.answered(close=close, now=now)
             return
         if (stream := self.stream) is not None and stream.unbounded:
@@ -486,11 +486,4 @@ class GatewayCall(Call):
         self.life.refuse(self, refused)
 
     def finish(self, outcome: Outcome, error: str = "", now: float = 0.0) -> None:
-        if self.state == DONE:
-            return
-        answer = self.answer
-        if answer is not None and answer.code and outcome is _ANSWERED:
-            error = answer.passed_on()[0]
-            if answer.code == DEADLINE_EXCEEDED:
-                outcome = Outcome.DEADLINE_EXCEEDED
         self.life.finish(self, outcome, error, now)

@@ -61,10 +61,6 @@ class Side:
         """Return whether the request can still go to another pool."""
         return True
 
-    def endpoints_of(self, gate: PoolGate) -> EndpointSet[Any]:
-        """Return the endpoints of a pool that speak this protocol."""
-        raise NotImplementedError
-
     def requested_until(self, call: "Call") -> float:
         """Return the deadline that the caller asked for; infinite if it asked for none."""
         return requested_until(call.received_s, call.head.timeout)

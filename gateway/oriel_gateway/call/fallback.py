@@ -43,7 +43,7 @@ def leave_late_pool(call: Call) -> bool:
     """Send a call on that would be late in its own pool. Returns whether it went on or was refused."""
     gate, target, now = call.gate, call.target, monotonic()
     left_s = call.deadline - now
-    if not call.side.endpoints_of(gate).usable:
+    if not gate.endpoints_for(grpc=call.side.grpc).usable:
         # its queue's times do not matter then: the call goes on, or is held, at the moment when it has to wait
         return False
     try:
@@ -72,7 +72,9 @@ def spill(call: Call, reason: Outcome, now: float, *, sent: bool = False) -> boo
         gate = call.gateway.pools.get(further.pool)
         if gate is None or size > gate.pool.max_body_bytes:
             continue
-        why = hindrance(gate.prospect(further, tenant, size, usable=bool(call.side.endpoints_of(gate).usable)), left_s)
+        why = hindrance(
+            gate.prospect(further, tenant, size, usable=bool(gate.endpoints_for(grpc=call.side.grpc).usable)), left_s
+        )
         if why is not None:
             passed.append(Spill(further.pool, why.value))
         elif sent and not call.gate.retries.spend(now):

@@ -1,16 +1,14 @@
 """The gRPC side of a call: one message there, and one back. `grpc_stream` has that of a stream of messages."""
 
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
 from oriel_gateway.call.contracts import SENDING, Call, Side
 from oriel_gateway.call.fallback import SENT_ON
 from oriel_gateway.call.grpc_head import GrpcRequest, passed_on, sent_on
 from oriel_gateway.call.late import deadline_passed
 from oriel_gateway.clock import requested_until
-from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.grpc_answers import WHOLE_BYTES, GrpcAnswer, GrpcExchange
-from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.pools.upstream_answers import AnswerKind
 from oriel_wire.h2.grpc import encode_timeout, prefix
 from oriel_wire.h2.hpack import LENGTHS, literal
@@ -42,9 +40,6 @@ class GrpcSide(Side):
     protocol = "grpc"
     grpc = True
     __slots__ = ()
-
-    def endpoints_of(self, gate: PoolGate) -> EndpointSet[Any]:
-        return gate.grpc
 
     def requested_until(self, call: Call) -> float:
         return requested_by(call)

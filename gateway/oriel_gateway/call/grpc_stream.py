@@ -8,16 +8,14 @@ answer; then the tier bounds how long the stream may be silent in both direction
 import asyncio
 from collections.abc import Collection
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
 from oriel_gateway.call.contracts import ANSWERING, DONE, Call, Side
 from oriel_gateway.call.grpc import encoded_head, requested_by, schedule_of, take_trailers
 from oriel_gateway.call.stream import AnswerStream
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits import StreamGrant
-from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.grpc_answers import GrpcAnswer, GrpcExchange
-from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.pools.upstream_answers import DENIED, AnswerKind
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
@@ -76,9 +74,6 @@ class GrpcStreamSide(Side):
     @property
     def may_move(self) -> bool:
         return not self._messages
-
-    def endpoints_of(self, gate: PoolGate) -> EndpointSet[Any]:
-        return gate.grpc
 
     def requested_until(self, call: Call) -> float:
         return requested_by(call)

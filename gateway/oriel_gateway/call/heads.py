@@ -1,13 +1,33 @@
 """Builds the heads that a call writes, to the upstream and to the client."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from oriel_gateway.call.answers import with_retry_after
 from oriel_gateway.call.cors import dressed
+from oriel_gateway.routing.targets import Target
+from oriel_policies.documents import ApiKey, Snapshot
 from oriel_wire.h1.request import RequestHead
 from oriel_wire.h1.response import ResponseHead
 
-__all__ = ["answer_lines", "answer_start", "head_lines"]
+__all__ = ["Known", "answer_lines", "answer_start", "head_lines"]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The sender and the target of all heads of one shape with the same credentials, by one snapshot of the documents.
+
+    lines: the header lines that an upstream gets for such a head, without those that differ from head to head; None if
+    they are written anew for each. varies: whether some differ. fronted: whether browsers or proxies have to be asked
+    about the client.
+    """
+
+    snapshot: Snapshot
+    key: ApiKey
+    target: Target
+    lines: bytes | None
+    varies: bool
+    fronted: bool
 
 
 def head_lines(

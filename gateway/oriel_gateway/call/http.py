@@ -4,10 +4,8 @@ from typing import Any, Final
 
 from oriel_gateway.call.contracts import SMALL_BYTES, Call, Side
 from oriel_gateway.call.fallback import SENT_ON
-from oriel_gateway.call.heads import head_lines
+from oriel_gateway.call.heads import Known, head_lines
 from oriel_gateway.identity.named_models import naming_another
-from oriel_gateway.pools.endpoints import EndpointSet
-from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.pools.upstream_answers import AnswerKind, classify_answer
 
 __all__ = ["HTTP"]
@@ -21,9 +19,6 @@ class HttpSide(Side):
     def lines_for_others(self, call: Call, left_out: tuple[bytes, ...]) -> bytes | None:
         tenant_lines = call.gateway.targets.tenant_lines(call.tenant)
         return head_lines(call.head, tenant_lines, left_out + call.target.left_out)
-
-    def endpoints_of(self, gate: PoolGate) -> EndpointSet[Any]:
-        return gate.endpoints
 
     def rename(self, call: Call, model: str) -> bool:
         """Let the body name another model; False if it does not name exactly one."""
@@ -40,10 +35,7 @@ class HttpSide(Side):
         """Write the whole request. A body of up to `SMALL_BYTES` is kept: it may have to be sent again."""
         mark, lines = call.mark, call.lines
         if lines is None:
-            lines = head_lines(call.head, call.gateway.targets.tenant_lines(call.tenant), call.target.left_out)
-            if call.target.spills:
-                lines = b"%b\r\n%b: true" % (lines, SENT_ON.encode())
-            call.lines = lines
+            lines = call.lines = _lines(call)
         remaining_ms = int((call.deadline - now) * 1000.0)
         tail = (
             f"x-oriel-timeout-ms: {remaining_ms if remaining_ms > 0 else 1}\r\nx-request-id: {mark.request_id}\r\n"
@@ -71,6 +63,17 @@ class HttpSide(Side):
             connection.transport.writelines((b"\r\n".join((line, host, lines, more, b"")), *pieces))
             call._body = None
         connection.request_done = True
+
+
+def _lines(call: Call) -> bytes:
+    """Return the header lines that are the same whenever the request is sent."""
+    head, target = call.head, call.target
+    known: Known | None = head.decision
+    # the lines that are known name the tier of the target that is known
+    if known is not None and known.lines is not None and known.target.tenant is call.tenant and not target.spills:
+        return b"\r\n".join((known.lines, *head.varying)) if known.varies else known.lines
+    lines = head_lines(head, call.gateway.targets.tenant_lines(call.tenant), target.left_out)
+    return b"%b\r\n%b: true" % (lines, SENT_ON.encode()) if target.spills else lines
 
 
 HTTP: Final = HttpSide()

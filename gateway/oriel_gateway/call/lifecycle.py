@@ -42,6 +42,7 @@ from oriel_gateway.pools.stream_slots import StreamSlot
 from oriel_policies.waiting.flows import Ticket
 from oriel_policies.waiting.shares import Holding
 from oriel_wire.engine.upstream import ResponseSink
+from oriel_wire.h2.grpc import DEADLINE_EXCEEDED
 from oriel_wire.observe.semantics import NOWHERE
 
 LEAST_S: Final = 0.001  # with less left a call is not sent: the next hop gets the rest in whole milliseconds
@@ -243,10 +244,16 @@ class Lifecycle:
             client.answered(close=client.must_close)
 
     def finish(self, call: Call, outcome: Outcome, error: str, now: float) -> None:
-        """Record the end of the call, and give back everything that it holds."""
+        """Record the end of the call, once, and give back everything that it holds."""
+        state, answer = call.state, call.answer
+        if state == DONE:
+            return
+        if answer is not None and answer.code and outcome is _ANSWERED:
+            error = answer.passed_on()[0]
+            if answer.code == DEADLINE_EXCEEDED:
+                outcome = Outcome.DEADLINE_EXCEEDED
         if call.side.streams:
             call.side.finishing(call)
-        state = call.state
         call.state = DONE
         call.outcome = outcome
         gateway, gate, stream, trouble = call.gateway, call.gate, call.stream, self.trouble
@@ -257,7 +264,7 @@ class Lifecycle:
             gateway.clock.unwatch(call, call.slot)
         now = now or monotonic()
         unbounded = stream is not None and stream.unbounded
-        call.beside = gate.streams.at_servers
+        call.beside = (gate.admission.inflight + gate.streams.working) or 1
         if call.extras is not None and outcome is not _ANSWERED:
             call.extras.cut_off(call)
         if trouble is not None:
@@ -318,8 +325,9 @@ class Lifecycle:
         else:
             slot.finish(now)
             worked_s, share_s = slot.worked_s, slot.share_s
+        messages = call.side.messages if call.side.streams else 1
         cost_s = call.cost_us * 1e-6 if call.cost_us >= 0 else share_s
-        charge_s = gate.charge(call.target, call.tenant, worked_s, share_s, cost_s, call.side.messages)
+        charge_s = gate.charge(call.target, call.tenant, worked_s, share_s, cost_s, messages)
         if self.ticket is not None:
             gate.settle(self.ticket, charge_s)
         if good:

@@ -172,12 +172,12 @@ class GrpcClient(Stream):
         view.note_message(message)
         call = judge(view)
         assert call is not None
+        view.hand_over(call)
         self.call, target, name = call, call.target, view.name
         if target.kind == "model":
             message = naming(message, name, view.version or (target.version if name == target.name else ""))
         if isinstance(side := call.side, GrpcStreamSide):
             side.closing = self.connection.web or self.incoming.over
-        view.message = None
         call.whole(message, view.now_s)
 
     async def _decompressed(self, message: Message) -> None:

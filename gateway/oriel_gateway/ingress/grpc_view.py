@@ -82,7 +82,7 @@ class GrpcView(View):
         watch: Callable[[], None],
     ) -> None:
         mark = connection.gateway.marks.of(rpc.request_id, rpc.traceparent, rpc.tracestate)
-        super().__init__(connection.gateway, client, mark, connection.arrived_s)
+        super().__init__(connection.gateway, client, mark, connection.arrived_s, GRPC)
         self.connection = connection
         self.stream: Stream | None = stream
         self.rpc = rpc
@@ -109,6 +109,10 @@ class GrpcView(View):
         """Note the call's first message, without its prefix."""
         self.message, self.size_bytes = message, message_bytes(message)
         self.whole, self.now_s = True, monotonic()
+        assert self.line is not None
+        self.head = GrpcRequest(self.line, self.rpc, self.served_at)
+        if self.streams:
+            self.side = GrpcStreamSide()
 
     def identify_again(self) -> Tenant:
         """Return whose key it is now: it may have been revoked while a message was awaited. Raises Refused."""
@@ -213,19 +217,14 @@ class GrpcView(View):
         elif self.size_bytes > self.granted_bytes:  # it was compressed
             grant.move(self.size_bytes - self.granted_bytes, self.now_s)
 
-    def open(self, gate: PoolGate, target: Target, deadline: float) -> GatewayCall:
-        line = self.line
-        assert line is not None
-        side = GrpcStreamSide() if self.streams else GRPC
-        self.head = GrpcRequest(line, self.rpc, self.served_at)
-        call = GatewayCall(self.gateway, self, side, gate, target, deadline)
-        self.call = call
-        if self.gate is not gate:
+    def hand_over(self, call: GatewayCall) -> None:
+        """Give the call what was reserved for it while its message came."""
+        self.call, self.message = call, None
+        if self.gate is not call.gate:
             self.release()
         holding, self.holding, self.gate, self.grant = self.holding, None, None, None
         if holding is not None:
             call.adopt_bytes(holding)
-        return call
 
     # Refusals --------------------------------------------------------------------------------------------------
 

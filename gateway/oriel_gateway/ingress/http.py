@@ -10,7 +10,7 @@ from oriel_gateway.call.answers import refusal_body, refusal_bytes
 from oriel_gateway.call.call import GatewayCall
 from oriel_gateway.call.contracts import Call
 from oriel_gateway.call.cors import cors_lines, dressed
-from oriel_gateway.call.heads import answer_lines, answer_start, head_lines
+from oriel_gateway.call.heads import Known, answer_lines, answer_start, head_lines
 from oriel_gateway.call.kept_open import rest_of
 from oriel_gateway.call.stream import begin_stream
 from oriel_gateway.call.unread import NOTED_BYTES
@@ -21,7 +21,7 @@ from oriel_gateway.ingress.grpc import GrpcClient
 from oriel_gateway.ingress.grpc_web import GrpcWebOverH1
 from oriel_gateway.ingress.h2 import Http2Connection
 from oriel_gateway.ingress.http_view import HttpView
-from oriel_gateway.ingress.judging import NO_MARK, Known, judge, turn_away
+from oriel_gateway.ingress.judging import judge, turn_away
 from oriel_gateway.ingress.own_answers import NOT_QUEUED
 from oriel_gateway.ingress.tls_pieces import InPieces
 from oriel_gateway.observe.record import RefusedRecord
@@ -51,7 +51,7 @@ class _Http1View(HttpView):
     __slots__ = ("_connection",)
 
     def __init__(self, connection: "ClientConnection") -> None:
-        super().__init__(connection.gateway, connection, NO_MARK, 0.0)
+        super().__init__(connection.gateway, connection, 0.0)
         self._connection: ClientConnection | None = connection
 
     def lost(self) -> None:

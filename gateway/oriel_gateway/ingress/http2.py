@@ -16,7 +16,7 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.http_status import STATUS
 from oriel_gateway.ingress.h2_connection import PublicConnection
 from oriel_gateway.ingress.http_view import HttpView
-from oriel_gateway.ingress.judging import NO_MARK, judge, turn_away
+from oriel_gateway.ingress.judging import judge, turn_away
 from oriel_gateway.ingress.own_answers import NOT_QUEUED
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.routing.targets import Target
@@ -50,7 +50,7 @@ class Http2Client(HttpView):
     __slots__ = ("_noted", "_unknown", "call", "connection", "cors", "forwarded", "stream")
 
     def __init__(self, connection: PublicConnection, stream: Stream) -> None:
-        super().__init__(connection.gateway, None, NO_MARK, connection.arrived_s)
+        super().__init__(connection.gateway, None, connection.arrived_s)
         self.connection = connection
         self.stream = stream
         self.call: GatewayCall | None = None

@@ -1,32 +1,32 @@
 """The view of a request that HTTP/1.1 and HTTP/2 share: both read the same head and write the same answers."""
 
 from abc import abstractmethod
-from typing import Final
 
-from oriel_gateway.call.call import GatewayCall
+from oriel_gateway.call.contracts import Client
 from oriel_gateway.call.cors import cors_lines, is_preflight
 from oriel_gateway.call.http import HTTP
+from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity.named_models import judge_head
 from oriel_gateway.ingress.forwarded import forwarded_for
-from oriel_gateway.ingress.judging import View
+from oriel_gateway.ingress.judging import NO_MARK, View
 from oriel_gateway.ingress.own_answers import is_own, own_page, page_answer, preflight_answer, unpaid_bytes
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Target
-from oriel_gateway.shared.model_list import ACCEPT_JSON, ModelList
 from oriel_policies.documents import ApiKey
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.h1.request import RequestHead
 
 __all__ = ["HttpView"]
 
-_LISTS: Final = ("list", "entry")
-
 
 class HttpView(View):
     """A request of HTTP. head: None before it was read. client: waits for the answer; None once it has left."""
 
     __slots__ = ()
+
+    def __init__(self, gateway: Gateway, client: Client | None, received_s: float) -> None:
+        super().__init__(gateway, client, NO_MARK, received_s, HTTP)
 
     def note_head(self, head: RequestHead, received_s: float, now_s: float) -> None:
         """Note the head of the request. received_s, now_s: when it came and when it is read, monotonic seconds."""
@@ -118,21 +118,6 @@ class HttpView(View):
             judge_head(head, target.names)
         if self.size_bytes > bound:
             raise Refused(Outcome.TOO_LARGE, f"the body is larger than {bound} bytes")
-
-    def open(self, gate: PoolGate, target: Target, deadline: float) -> GatewayCall:
-        head, known, tenant, gateway = self.head, self.known, target.tenant, self.gateway
-        lines = None
-        # the lines that are known name the tier of the target that is known
-        if known is not None and (lines := known.lines) is not None:
-            if known.target.tenant is not tenant:
-                lines = None
-            elif known.varies:
-                lines = b"\r\n".join((lines, *head.varying))
-        call = GatewayCall(gateway, self, HTTP, gate, target, deadline)
-        call.lines = lines
-        if target.names in _LISTS:
-            call.lines, call.receiver = ACCEPT_JSON + gateway.targets.tenant_lines(tenant), ModelList()
-        return call
 
     @property
     def v2(self) -> bool:

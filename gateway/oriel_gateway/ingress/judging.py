@@ -12,13 +12,13 @@ message, so `judge` is called with its metadata, and again when the message is h
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from math import inf
 from time import monotonic
 from typing import Final
 
 from oriel_gateway.call.call import GatewayCall
-from oriel_gateway.call.contracts import Client, Request
+from oriel_gateway.call.contracts import Client, Request, Side
+from oriel_gateway.call.heads import Known
 from oriel_gateway.clock import deadline_of, requested_until
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Refused
@@ -31,38 +31,23 @@ from oriel_gateway.overload import too_busy
 from oriel_gateway.pools.holding import hold, judge_request
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Target, chosen
+from oriel_gateway.shared.model_list import ACCEPT_JSON, ModelList
 from oriel_gateway.shared.special import attach
-from oriel_policies.documents import ApiKey, Snapshot, Tenant
+from oriel_policies.documents import ApiKey, Tenant
 from oriel_wire.observe.semantics import NOWHERE
 
-__all__ = ["NO_MARK", "Known", "View", "judge", "turn_away"]
+__all__ = ["NO_MARK", "View", "judge", "turn_away"]
 
 NO_MARK: Final = Mark("", "", "", "")
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """The sender and the target of all heads of one shape with the same credentials, by one snapshot of the documents.
-
-    lines: the header lines that an upstream gets for such a head, without those that differ from head to head; None if
-    they are written anew for each. varies: whether some differ. fronted: whether browsers or proxies have to be asked
-    about the client.
-    """
-
-    snapshot: Snapshot
-    key: ApiKey
-    target: Target
-    lines: bytes | None
-    varies: bool
-    fronted: bool
+_LISTS: Final = ("list", "entry")
 
 
 class View(Request, ABC):
     """A request on its way to become a call: the view of it that its protocol supplies, and what is known of it so far.
 
     mark: the ids of the request, `NO_MARK` before it was read. tenant: the sender by the tier that serves the request,
-    None while the sender is not known. target: None while it is not known. now_s: monotonic seconds at which it is
-    judged. timeout_ms, timeout_s: the time that its client allows, in the words
+    None while the sender is not known. target: None while it is not known. side: the one of the call that it becomes.
+    now_s: monotonic seconds at which it is judged. timeout_ms, timeout_s: the time that its client allows, in the words
     of HTTP and of gRPC. size_bytes: of its body, 0 if that is not known. whole: its body is here. streams: more
     messages follow, so that its size does not tell how long it takes. grant: what the limits have granted for its
     beginning. later: its refusal is written in a later turn of the loop, when there is time for it.
@@ -70,13 +55,14 @@ class View(Request, ABC):
 
     protocol = "http"
     __slots__ = (
-        *("gateway", "grant", "known", "later", "now_s", "size_bytes"),
+        *("gateway", "grant", "known", "later", "now_s", "side", "size_bytes"),
         *("streams", "target", "tenant", "timeout_ms", "timeout_s", "whole"),
     )
 
-    def __init__(self, gateway: Gateway, client: Client | None, mark: Mark, received_s: float) -> None:
+    def __init__(self, gateway: Gateway, client: Client | None, mark: Mark, received_s: float, side: Side) -> None:
         super().__init__(client, None, mark, received_s)
         self.gateway = gateway
+        self.side = side
         self.tenant: Tenant | None = None
         self.target: Target | None = None
         self.known: Known | None = None
@@ -122,10 +108,6 @@ class View(Request, ABC):
     @abstractmethod
     def fits(self, gate: PoolGate, target: Target) -> None:
         """Check the form and the size of the request for its pool. Raises Refused."""
-
-    @abstractmethod
-    def open(self, gate: PoolGate, target: Target, deadline: float) -> GatewayCall:
-        """Make the call."""
 
     @abstractmethod
     def count_unknown(self, *, at_fault: bool) -> None:
@@ -188,9 +170,11 @@ def judge(view: View) -> GatewayCall | None:
         grant = gateway.limiter.acquire(tenant, target, view.size_bytes, view.now_s)
     if gate.slow_s == inf and not (target.fallbacks or view.whole):
         deadline = _held(view, gate, deadline, grant)
-    call = view.open(gate, target, deadline)
+    call = GatewayCall(gateway, view, view.side, gate, target, deadline)
     if grant is not None:
         call.limited(grant)
+    if target.names and target.names in _LISTS:
+        call.lines, call.receiver = ACCEPT_JSON + gateway.targets.tenant_lines(tenant), ModelList()
     if target.special:
         attach(call, gateway.routing, streaming=view.streams)
     return call

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from math import ceil, inf
 from time import monotonic
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.pools.cold_start import PoolColdStart
@@ -160,6 +160,10 @@ class PoolGate:
         """Whole seconds after which the pool probably takes calls again."""
         return (self.cold_start and self.cold_start.retry_after_s()) or self.admission.retry_after_s()
 
+    def endpoints_for(self, *, grpc: bool) -> EndpointSet[Any]:
+        """Return the endpoints that speak a protocol: gRPC, or HTTP."""
+        return self.grpc if grpc else self.endpoints
+
     @property
     def speaks_grpc(self) -> bool:
         """Return whether the documents name endpoints for gRPC."""
@@ -302,9 +306,11 @@ class PoolGate:
         cost_s: the cost that the server reported; `share_s` if it reported none.
         messages: the messages of a stream; the cost of one of them is learned.
         """
-        # No turn is free, or a tenant whose calls report no cost would get all of them; and the charge has an upper
-        # bound.
-        fair_s = min(max(cost_s, LEAST_CHARGE * share_s), MOST_CHARGE * worked_s)
+        fair_s = cost_s
+        if cost_s != share_s:
+            # No turn is free, or a tenant whose calls report no cost would get all of them; and the charge has an upper
+            # bound.
+            fair_s = min(max(cost_s, LEAST_CHARGE * share_s), MOST_CHARGE * worked_s)
         self.charges.learn(target.route, tenant.name, fair_s if messages <= 1 else fair_s / messages)
         return fair_s
 
