@@ -2,37 +2,34 @@ from typing import Any
 
 import httpx
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from starlette.applications import Starlette
 
 from oriel_cli import probe
 from oriel_cli.main import main
-from oriel_cli.watch.traces import REQUEST_ID, StoredSpan, TraceStore, decode, routes
+from oriel_cli.watch.traces import REQUEST_ID, TraceStore, decode, routes
+from oriel_cli.watch.traces import Span as StoredSpan
 from oriel_wire.observe.otel_settings import resource_of
 from oriel_wire.observe.otlp import ProtobufEncoder
 from oriel_wire.observe.trace import Span, child, new_trace
 
 
-def span(
-    trace: int, number: int, parent: int = 0, *, request: str = "", start_ns: int = 0, name: str = "n"
-) -> StoredSpan:
-    return StoredSpan(
-        trace_id=f"{trace:032x}",
-        span_id=f"{number:016x}",
-        parent_id=f"{parent:016x}" if parent else "",
-        name="n",
-        unit="gateway",
-        start_ns=start_ns,
-        end_ns=start_ns + 1,
-        error="",
-        attributes={REQUEST_ID: request} if request else {},
-    )
+def span(trace: int, number: int, parent: int = 0, *, request: str = "", start_ns: int = 0) -> tuple[str, StoredSpan]:
+    return f"{trace:032x}", {
+        "name": "n",
+        "unit": "gateway",
+        "span_id": f"{number:016x}",
+        "parent_id": f"{parent:016x}" if parent else "",
+        "start_ns": start_ns,
+        "end_ns": start_ns + 1,
+        "error": "",
+        "attributes": {REQUEST_ID: request} if request else {},
+    }
 
 
 def numbers(store: TraceStore, request_id: str) -> list[int]:
     found = store.find(request_id)
     assert found is not None
-    return [int(span.span_id, 16) for span in found[2]]
+    return [int(span["span_id"], 16) for span in found[2]]
 
 
 def test_a_request_is_its_spans_and_all_below_in_the_order_they_began() -> None:
@@ -62,11 +59,10 @@ def test_the_oldest_trace_goes_when_there_are_too_many() -> None:
 
 
 def test_bytes_are_bounded_and_given_back() -> None:
-    one = span(1, 1, request="r")
-    store = TraceStore(max_bytes=10 * one.size_bytes)
+    store = TraceStore(max_bytes=6000)
     for number in range(1, 200):
         store.add([span(number, number, request=f"r{number}")])
-        assert store.size_bytes <= 10 * one.size_bytes
+        assert store.size_bytes <= 6000
     assert store.find("r199") and store.find("r1") is None and len(store) <= 10
 
 
@@ -103,10 +99,11 @@ def test_spans_of_a_unit_are_decoded() -> None:
         failed=True,
         error="it broke",
     )
-    (got,) = decode(exported(sent))
-    assert (got.trace_id, got.parent_id) == (f"{root.trace_id:032x}", f"{root.span_id:016x}")
-    assert (got.unit, got.name, got.error, got.end_ns - got.start_ns) == ("gateway", "gateway.request", "it broke", 5e8)
-    assert got.attributes == {REQUEST_ID: "a", "rows": 3, "share": 0.5, "hit": True, "long": "x" * 256}
+    ((trace_id, got),) = decode(exported(sent))
+    assert (trace_id, got["parent_id"]) == (f"{root.trace_id:032x}", f"{root.span_id:016x}")
+    assert (got["unit"], got["name"], got["error"]) == ("gateway", "gateway.request", "it broke")
+    assert got["end_ns"] - got["start_ns"] == 5e8
+    assert got["attributes"] == {REQUEST_ID: "a", "rows": 3, "share": 0.5, "hit": True, "long": "x" * 256}
 
 
 def test_an_error_without_a_description_is_named_by_its_type() -> None:
@@ -119,8 +116,8 @@ def test_an_error_without_a_description_is_named_by_its_type() -> None:
         attributes={"error.type": "queue_full"},
         failed=True,
     )
-    (got,) = decode(exported(sent))
-    assert got.error == "queue_full"
+    ((_, got),) = decode(exported(sent))
+    assert got["error"] == "queue_full"
 
 
 async def test_the_receiver_takes_spans_and_gives_traces() -> None:
@@ -143,10 +140,6 @@ async def test_the_receiver_refuses_nonsense_and_too_much(body: bytes, status: i
     async with httpx.AsyncClient(transport=transport, base_url="http://buffer") as client:
         assert (await client.post("/v1/traces", content=body)).status_code == status
     assert len(store) == 0
-
-
-def test_an_empty_export_is_fine() -> None:
-    assert list(decode(ExportTraceServiceRequest().SerializeToString())) == []
 
 
 def test_a_trace_of_a_gateway_without_a_supervisor_comes_from_its_decisions(

@@ -1,29 +1,21 @@
 """Results of checks."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 EXPIRY_WARNING_S = 30 * 86400.0
 MAX_SKEW_S = 30.0  # half of what a token may be off
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """check: name of the check; what: a sentence; fix: what to do, "" if nothing."""
 
-    check: str
     status: Literal["ok", "warn", "fail"]
+    check: str
     what: str
     fix: str = ""
 
 
-def good(check: str, what: str) -> Finding:
-    return Finding(check=check, status="ok", what=what)
-
-
-def warn(check: str, what: str, fix: str) -> Finding:
-    return Finding(check=check, status="warn", what=what, fix=fix)
-
-
-def fail(check: str, what: str, fix: str) -> Finding:
-    return Finding(check=check, status="fail", what=what, fix=fix)
+good, warn, fail = partial(Finding, "ok"), partial(Finding, "warn"), partial(Finding, "fail")

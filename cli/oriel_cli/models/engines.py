@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
     if args.action not in ("build", "pull") and not root.is_dir():
         if args.artefact_folder is not None:
             raise CommandFailed(f"{str(root)!r} is not a folder")
-        return _print(args, [], ["no artefacts"])
+        return _print(args, [])
     try:
         actions = {"ls": _ls, "build": _build, "verify": _verify, "push": _push, "pull": _pull, "rm": _rm}
         return actions[args.action](folder, args)
@@ -141,7 +141,7 @@ def _ls(folder: Folder, args: argparse.Namespace) -> int:
     stored = {each.fingerprint: each for each in folder.stored()}
     lines = [_line(folder, fingerprint, stored.get(fingerprint)) for fingerprint in _known(folder)]
     if not lines:
-        return _print(args, lines, ["no artefacts"])
+        return _print(args, [])
     heading = ("FINGERPRINT", "MODEL", "COMPILER", "BYTES", "AGE", "STATE", "REASON")
     rows = [
         (
@@ -200,7 +200,7 @@ def _build(folder: Folder, args: argparse.Namespace) -> int:
         for each in lines
     ]
     wrong = any(each["state"] in ("failed", "refused", "elsewhere") for each in lines)
-    return _print(args, lines, texts or ["no model asks for an artefact"]) or int(wrong)
+    return _print(args, lines, texts, "no model asks for an artefact") or int(wrong)
 
 
 def _elsewhere(compilation: Any, targets: Sequence[Target]) -> list[tuple[str, str]]:
@@ -251,14 +251,7 @@ def _verify(folder: Folder, args: argparse.Namespace) -> int:
             if one.fingerprint in wanted or not args.fingerprints:
                 found.pop(one.fingerprint, None)
                 found[f"{one.fingerprint} {name}"] = {"fingerprint": one.fingerprint, **_verified(name, one)}
-    lines = list(found.values())
-    texts = [
-        f"{each['fingerprint'][:SHOWN_DIGITS]}: {each['state']}, {each['reason']}"
-        + (f"; {each['advice']}" if each["advice"] else "")
-        for each in lines
-    ]
-    wrong = any(each["state"] in ("damaged", "disagrees", "failed") for each in lines)
-    return _print(args, lines, texts or ["no artefacts"]) or int(wrong)
+    return _print_states(args, found.values(), "damaged", "disagrees", "failed")
 
 
 def _verified(name: str, one: Any) -> dict[str, str]:
@@ -291,7 +284,7 @@ def _push(folder: Folder, args: argparse.Namespace) -> int:
             await client.close()
             await writer.close()
 
-    return _print_copied(args, asyncio.run(copy()))
+    return _print_states(args, map(asdict, asyncio.run(copy())), "damaged")
 
 
 def _pull(folder: Folder, args: argparse.Namespace) -> int:
@@ -308,16 +301,18 @@ def _pull(folder: Folder, args: argparse.Namespace) -> int:
         finally:
             await client.close()
 
-    return _print_copied(args, asyncio.run(copy()))
+    return _print_states(args, map(asdict, asyncio.run(copy())), "damaged")
 
 
-def _print_copied(args: argparse.Namespace, copied: Sequence[Any]) -> int:
-    lines = [asdict(each) for each in copied]
+def _print_states(args: argparse.Namespace, found: Iterable[dict[str, Any]], *wrong: str) -> int:
+    lines = list(found)
     texts = [
-        f"{each['fingerprint'][:SHOWN_DIGITS]}: {each['state']}" + (f", {each['reason']}" if each["reason"] else "")
+        f"{each['fingerprint'][:SHOWN_DIGITS]}: {each['state']}"
+        + (f", {each['reason']}" if each["reason"] else "")
+        + (f"; {each['advice']}" if each.get("advice") else "")
         for each in lines
     ]
-    return _print(args, lines, texts or ["no artefacts"]) or int(any(each["state"] == "damaged" for each in lines))
+    return _print(args, lines, texts) or int(any(each["state"] in wrong for each in lines))
 
 
 def _rm(folder: Folder, args: argparse.Namespace) -> int:
@@ -328,9 +323,7 @@ def _rm(folder: Folder, args: argparse.Namespace) -> int:
     if args.refused:
         chosen = sorted({*chosen, *folder.refused()})
     lines = [{"fingerprint": each, "state": "removed"} for each in chosen if folder.remove(each)]
-    return _print(
-        args, lines, [f"{each['fingerprint'][:SHOWN_DIGITS]} is removed" for each in lines] or ["no artefacts"]
-    )
+    return _print(args, lines, [f"{each['fingerprint'][:SHOWN_DIGITS]} is removed" for each in lines])
 
 
 def _line(folder: Folder, fingerprint: str, stored: StoredArtefact | None) -> dict[str, Any]:
@@ -400,8 +393,10 @@ def _bounds(args: argparse.Namespace) -> Any:
     return BuildBounds(seconds=args.artefact_build_secs, memory_bytes=args.artefact_build_memory)
 
 
-def _print(args: argparse.Namespace, lines: Sequence[dict[str, Any]], texts: Sequence[str]) -> int:
-    print(json.dumps(list(lines)) if args.json else "\n".join(texts))
+def _print(
+    args: argparse.Namespace, lines: Sequence[dict[str, Any]], texts: Sequence[str] = (), none: str = "no artefacts"
+) -> int:
+    print(json.dumps(list(lines)) if args.json else "\n".join(texts or [none]))
     return 0
 
 

@@ -137,7 +137,6 @@ class ScaledUnit:
             delay_s = min(delay_s * 2, self._timings.longest_delay_s)
 
     async def _again(self, unit: Unit, ended: str, delay_s: float) -> None:
-        unit.restarts += 1
         self._say(f"{unit.name} {ended}; starting it again in {delay_s:.1f} s")
         self._note()
         await asyncio.sleep(delay_s)

@@ -114,7 +114,6 @@ class Supervisor:
             self._say(f"{unit.name} {ended}; starting it again in {delay_s:.1f} s")
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, self._timings.longest_delay_s)
-            unit.restarts += 1
             try:
                 await unit.start()
             except StartFailed:

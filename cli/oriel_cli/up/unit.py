@@ -42,7 +42,6 @@ class Unit:
         self.spec = spec
         self.name = spec.name
         self._resting = self.state = "asleep" if spec.pool else "stopped"
-        self.restarts = 0
         self._environ = {**environ, **spec.environ}
         self._lifeline = lifeline
         self._timings = timings

@@ -102,8 +102,7 @@ def _export(args: argparse.Namespace, usage: Usage) -> int:
         if not prices:
             raise CommandFailed("--format focus needs --prices FILE|DIR, with a [prices.NAME] for each class of device")
         rows = list(formats.focus(groups, prices, account=args.account))
-        names = list(rows[0]) if rows else [*formats.FOCUS, *formats.FOCUS_MORE]
-        return _write(args, formats.write_csv(rows, names))
+        return _write(args, formats.write_csv(rows, formats.focus_columns(prices)))
     rows, names = list(formats.records(groups, prices)), formats.columns(by, priced=bool(prices))
     if args.format == "parquet":
         if args.out is None:

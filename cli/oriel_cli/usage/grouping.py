@@ -23,7 +23,6 @@ class Group:
     device_class, day: what the price depends on.
     sums: counter -> number.
     estimated: True if some of it is an estimate.
-    ids: the lines that it was made of, at most one if `single`.
     """
 
     keys: dict[str, str]
@@ -31,8 +30,6 @@ class Group:
     day: str
     sums: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTERS, 0))
     estimated: bool = False
-    begin: str = ""
-    end: str = ""
 
     def priced(self, prices: Sequence[Price]) -> tuple[Price, Amounts] | None:
         """Return the price that applies and what is to be paid; None without a price."""
@@ -61,8 +58,7 @@ def group(lines: Iterable[UsageLine], by: Sequence[str], *, idle: str = "") -> l
         at = (*keys.values(), line.device_class, day)
         known = found.get(at)
         if known is None:
-            known = found[at] = Group(keys, line.device_class, day, begin=line.minute, end=line.minute)
-        known.begin, known.end = min(known.begin, line.minute), max(known.end, line.minute)
+            known = found[at] = Group(keys, line.device_class, day)
         known.estimated |= line.estimated
         for name, value in counted(line, outer).items():
             known.sums[name] += value
@@ -134,7 +130,7 @@ def _idle(groups: list[Group], lines: Iterable[UsageLine], by: Sequence[str], ho
                 each.sums["device_ns"] += share
             continue
         keys = {name: IDLE if name == "tenant" else day if name == "day" else "" for name in by}
-        shown = Group(keys, device_class, day, begin=f"{day}T00:00", end=f"{day}T23:59")
+        shown = Group(keys, device_class, day)
         shown.sums["device_ns"] = max(0, ns)
         groups.append(shown)
 

@@ -74,15 +74,15 @@ async def kept(host: str, port: int, request_id: str) -> dict[str, Any]:
     return {"trace_id": decision["trace_id"], "spans": spans}
 
 
-async def fetch(base: str, request_id: str, *, patience_s: float = PATIENCE_S) -> dict[str, Any]:
+async def fetch(base: str, request_id: str) -> dict[str, Any]:
     """The trace of `request_id` from the buffer at `base`, as its JSON document.
 
-    Late spans are waited for, at most `patience_s`. Raises CommandFailed when the buffer does not know the request or
+    Late spans are waited for, at most `PATIENCE_S`. Raises CommandFailed when the buffer does not know the request or
     does not answer.
     """
     address = urlsplit(base)
     host, port = address.hostname or "127.0.0.1", address.port or 0
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         answer = await probe.get(host, port, f"/traces/{quote(request_id, safe='')}", timeout_s=PATIENCE_S)
         late = time.monotonic() >= deadline

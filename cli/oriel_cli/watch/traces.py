@@ -31,49 +31,12 @@ MAX_TEXT = 256
 MAX_ATTRIBUTES = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredSpan:
-    """One span; ids are lower-case hex, `parent_id` is "" for a root, times are epoch nanoseconds."""
-
-    trace_id: str
-    span_id: str
-    parent_id: str
-    name: str
-    unit: str
-    start_ns: int
-    end_ns: int
-    error: str
-    attributes: dict[str, Scalar]
-
-    @property
-    def size_bytes(self) -> int:
-        """Estimate its memory: a fixed share and its texts."""
-        texts = sum(len(key) + (len(value) if isinstance(value, str) else 8) for key, value in self.attributes.items())
-        return 512 + len(self.name) + len(self.unit) + len(self.error) + 64 * len(self.attributes) + texts
-
-    def as_document(self) -> dict[str, Any]:
-        """The JSON form that `oriel trace --json` prints."""
-        return {
-            "name": self.name,
-            "unit": self.unit,
-            "span_id": self.span_id,
-            "parent_id": self.parent_id,
-            "start_ns": self.start_ns,
-            "end_ns": self.end_ns,
-            "error": self.error,
-            # JSON has no NaN and no infinity.
-            "attributes": {
-                name: value if not isinstance(value, float) or isfinite(value) else str(value)
-                for name, value in self.attributes.items()
-            },
-        }
+Span = dict[str, Any]  # as `oriel trace --json` prints it
 
 
 @dataclass(slots=True)
 class _Trace:
-    spans: deque[StoredSpan] = field(default_factory=deque)
-    request_ids: set[str] = field(default_factory=set)
-    size_bytes: int = 0
+    spans: deque[tuple[Span, int]] = field(default_factory=deque)  # with their sizes
     touched_s: float = 0.0
 
 
@@ -96,83 +59,60 @@ class TraceStore:
         self._max_bytes = max_bytes
         self._clock = clock
         self._traces: OrderedDict[str, _Trace] = OrderedDict()
-        self._by_request: dict[str, str] = {}
         self.size_bytes = 0
 
     def __len__(self) -> int:
         return len(self._traces)
 
-    def add(self, spans: Iterable[StoredSpan]) -> None:
-        """Keep `spans`, whatever order and batches they come in."""
-        for span in spans:
-            trace = self._traces.get(span.trace_id)
-            if trace is None:
-                trace = self._traces[span.trace_id] = _Trace()
-            self._traces.move_to_end(span.trace_id)
+    def add(self, spans: Iterable[tuple[str, Span]]) -> None:
+        """Keep spans, each with the id of its trace, whatever order and batches they come in."""
+        for trace_id, span in spans:
+            trace = self._traces.setdefault(trace_id, _Trace())
+            self._traces.move_to_end(trace_id)
             trace.touched_s = self._clock()
-            trace.spans.append(span)
-            self._grow(trace, span.size_bytes)
-            self._index(trace, span)
+            trace.spans.append((span, _size_bytes(span)))
+            self.size_bytes += trace.spans[-1][1]
             if len(trace.spans) > self._max_trace_spans:
-                self._forget_span(trace)
+                self.size_bytes -= trace.spans.popleft()[1]
             while len(self._traces) > self._max_traces or self.size_bytes > self._max_bytes:
-                self._evict()
+                _, oldest = self._traces.popitem(last=False)
+                self.size_bytes -= sum(size for _, size in oldest.spans)
 
-    def find(self, request_id: str) -> tuple[str, float, list[StoredSpan]] | None:
+    def find(self, request_id: str) -> tuple[str, float, list[Span]] | None:
         """(trace id, seconds since its last span arrived, the request's spans by start), None when unknown.
 
         A client may send many requests in one trace: the request's spans are those that carry its id and all below.
         """
-        trace_id = self._by_request.get(request_id)
-        if trace_id is None:
-            return None
-        trace = self._traces[trace_id]
-        children: dict[str, list[StoredSpan]] = {}
-        for span in trace.spans:
-            children.setdefault(span.parent_id, []).append(span)
-        found: dict[str, StoredSpan] = {}
-        pending = [span for span in trace.spans if span.attributes.get(REQUEST_ID) == request_id]
-        while pending:
-            span = pending.pop()
-            if span.span_id not in found:
-                found[span.span_id] = span
-                pending.extend(children.get(span.span_id, ()))
-        spans = sorted(found.values(), key=lambda span: (span.start_ns, -span.end_ns))
-        return trace_id, self._clock() - trace.touched_s, spans
-
-    def _grow(self, trace: _Trace, size_bytes: int) -> None:
-        trace.size_bytes += size_bytes
-        self.size_bytes += size_bytes
-
-    def _index(self, trace: _Trace, span: StoredSpan) -> None:
-        request_id = span.attributes.get(REQUEST_ID)
-        if isinstance(request_id, str) and request_id:
-            trace.request_ids.add(request_id)
-            self._by_request[request_id] = span.trace_id
-
-    def _forget_span(self, trace: _Trace) -> None:
-        oldest = trace.spans.popleft()
-        self._grow(trace, -oldest.size_bytes)
-        request_id = oldest.attributes.get(REQUEST_ID)
-        if all(span.attributes.get(REQUEST_ID) != request_id for span in trace.spans):
-            self._forget_request(trace, oldest.trace_id, request_id)
-
-    def _forget_request(self, trace: _Trace, trace_id: str, request_id: object) -> None:
-        if not isinstance(request_id, str):
-            return
-        trace.request_ids.discard(request_id)
-        if self._by_request.get(request_id) == trace_id:
-            del self._by_request[request_id]
-
-    def _evict(self) -> None:
-        trace_id, trace = self._traces.popitem(last=False)
-        self.size_bytes -= trace.size_bytes
-        for request_id in tuple(trace.request_ids):
-            self._forget_request(trace, trace_id, request_id)
+        for trace_id, trace in reversed(self._traces.items()):
+            pending = [span for span, _ in trace.spans if span["attributes"].get(REQUEST_ID) == request_id]
+            if not pending:
+                continue
+            children: dict[str, list[Span]] = {}
+            for span, _ in trace.spans:
+                children.setdefault(span["parent_id"], []).append(span)
+            found: dict[str, Span] = {}
+            while pending:
+                span = pending.pop()
+                if span["span_id"] not in found:
+                    found[span["span_id"]] = span
+                    pending.extend(children.get(span["span_id"], ()))
+            spans = sorted(found.values(), key=lambda span: (span["start_ns"], -span["end_ns"]))
+            return trace_id, self._clock() - trace.touched_s, spans
+        return None
 
 
-def decode(body: bytes) -> Iterator[StoredSpan]:
-    """The spans of an OTLP ExportTraceServiceRequest, texts cut to bounds. Raises DecodeError (google.protobuf)."""
+def _size_bytes(span: Span) -> int:
+    """Estimate the memory of a span: a fixed share and its texts."""
+    texts = [*span["attributes"], *span["attributes"].values(), span["name"], span["unit"], span["error"]]
+    return 512 + 64 * len(span["attributes"]) + sum(len(text) if isinstance(text, str) else 8 for text in texts)
+
+
+def decode(body: bytes) -> Iterator[tuple[str, Span]]:
+    """The spans of an OTLP ExportTraceServiceRequest, each with the id of its trace.
+
+    Ids are lower-case hex, that of no parent is "", times are epoch nanoseconds; texts are cut to bounds. Raises
+    DecodeError (google.protobuf).
+    """
     request = ExportTraceServiceRequest.FromString(body)
     for resource_spans in request.resource_spans:
         about = _attributes(resource_spans.resource.attributes)
@@ -180,16 +120,18 @@ def decode(body: bytes) -> Iterator[StoredSpan]:
         for scope_spans in resource_spans.scope_spans:
             for span in scope_spans.spans:
                 attributes = _attributes(span.attributes)
-                yield StoredSpan(
-                    trace_id=span.trace_id[:16].hex(),
-                    span_id=span.span_id[:8].hex(),
-                    parent_id=span.parent_span_id[:8].hex(),
-                    name=span.name[:MAX_TEXT],
-                    unit=unit,
-                    start_ns=span.start_time_unix_nano,
-                    end_ns=span.end_time_unix_nano,
-                    error=_error(span.status.message, attributes) if span.status.code == 2 else "",
-                    attributes=attributes,
+                yield (
+                    span.trace_id[:16].hex(),
+                    {
+                        "name": span.name[:MAX_TEXT],
+                        "unit": unit,
+                        "span_id": span.span_id[:8].hex(),
+                        "parent_id": span.parent_span_id[:8].hex(),
+                        "start_ns": span.start_time_unix_nano,
+                        "end_ns": span.end_time_unix_nano,
+                        "error": _error(span.status.message, attributes) if span.status.code == 2 else "",
+                        "attributes": attributes,
+                    },
                 )
 
 
@@ -216,7 +158,8 @@ def _scalar(value: AnyValue) -> Scalar | None:
         case "int_value":
             return value.int_value
         case "double_value":
-            return value.double_value
+            number = value.double_value
+            return number if isfinite(number) else str(number)  # JSON has no NaN and no infinity
         case "bool_value":
             return value.bool_value
     return None
@@ -242,8 +185,6 @@ def routes(store: TraceStore) -> list[Route]:
         if found is None:
             return JSONResponse({"error": "no trace with this request id is kept"}, status_code=404)
         trace_id, age_s, spans = found
-        return JSONResponse(
-            {"trace_id": trace_id, "age_s": round(age_s, 3), "spans": [span.as_document() for span in spans]}
-        )
+        return JSONResponse({"trace_id": trace_id, "age_s": round(age_s, 3), "spans": spans})
 
     return [Route("/v1/traces", receive, methods=["POST"]), Route("/traces/{request_id}", read)]
