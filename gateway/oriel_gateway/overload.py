@@ -33,24 +33,6 @@ class Overload:
     behind: True while it is overloaded. times: how often it has fallen behind.
     """
 
-    __slots__ = (
-        "_beat_s",
-        "_count",
-        "_ended",
-        "_fronts",
-        "_last_turn_s",
-        "_loop",
-        "_queues",
-        "_rule",
-        "_stood_still",
-        "_stopping",
-        "_turn_s",
-        "_turning",
-        "behind",
-        "lag_s",
-        "times",
-    )
-
     def __init__(self, fronts: Iterable[HttpServer], ended: Callable[[], int]) -> None:
         """fronts: the servers, at any time. ended: tells how many requests have ended so far."""
         self._fronts = fronts

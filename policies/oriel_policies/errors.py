@@ -2,7 +2,6 @@
 
 PolicyError
 ├── BadDocument          a document is invalid; names the file, the path inside it and the reason
-├── DoesNotFit           a replica of a service fits on no kind of node
 └── UnreadableRecords    published records of demand are of another version, or damaged
 """
 
@@ -24,10 +23,6 @@ class BadDocument(PolicyError):
         self.path = path
         self.reason = reason
         self.others: tuple[BadDocument, ...] = ()
-
-
-class DoesNotFit(PolicyError):
-    """A replica of a service fits on no kind of node; see `packing.pack`."""
 
 
 class UnreadableRecords(PolicyError):

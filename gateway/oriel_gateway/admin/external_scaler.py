@@ -166,19 +166,6 @@ class ExternalScaler:
 class ScalerCall(PortCall):
     """One call. Single writer: the loop."""
 
-    __slots__ = (
-        "_connection",
-        "_full",
-        "_messages",
-        "_method",
-        "_plan",
-        "_reader",
-        "_request",
-        "_scaler",
-        "_timer",
-        "_woken",
-    )
-
     def __init__(self, connection: "ScalerConnection", scaler: ExternalScaler) -> None:
         super().__init__()
         self._connection = connection
@@ -336,8 +323,6 @@ class ScalerCall(PortCall):
 
 class ScalerConnection(PortConnection):
     """One connection of the port."""
-
-    __slots__ = ("_scaler",)
 
     def __init__(self, server: HttpServer, scaler: ExternalScaler) -> None:
         super().__init__(server, scaler.limits)

@@ -3,37 +3,11 @@
 A line holds names, sizes, times and outcomes, but no payload, no credential and no address.
 """
 
-import msgspec
+from typing import Any
 
 from oriel_gateway.observe.decisions import stages
 from oriel_gateway.observe.record import Record
 from oriel_wire.observe.line_log import DELAY_S, MAX_QUEUED, LineLog, timestamp
-
-
-class _Line(msgspec.Struct, kw_only=True):
-    """The line of one request.
-
-    ts: when it ended, in UTC.
-    status: the HTTP status; 0 for a gRPC call that was not refused.
-    tenant, tier: "" if the caller could not be identified.
-    route, target: "" if the request was refused before they were known.
-    stages_ms: the time in each stage that it reached, and in all.
-    """
-
-    ts: str
-    trace_id: str
-    request_id: str
-    tenant: str
-    tier: str
-    route: str
-    target: str
-    protocol: str
-    method: str
-    status: int
-    reason: str
-    bytes_in: int
-    bytes_out: int
-    stages_ms: dict[str, float]
 
 
 class AccessLog(LineLog[Record]):
@@ -43,22 +17,22 @@ class AccessLog(LineLog[Record]):
         super().__init__(path, _line, max_queued=max_queued, delay_s=delay_s)
 
 
-def _line(decided: Record, offset_s: float) -> _Line:
+def _line(decided: Record, offset_s: float) -> dict[str, Any]:
     """Build the line of a request. offset_s: seconds from the monotonic clock to the wall clock."""
     tenant, target = decided.tenant, decided.target
-    return _Line(
-        ts=timestamp(decided.ended_s + offset_s),
-        trace_id=decided.mark.trace,
-        request_id=decided.mark.request_id,
-        tenant=tenant.name if tenant is not None else "",
-        tier=tenant.tier.name if tenant is not None else "",
-        route=target.plan.name if target is not None else "",
-        target=target.route if target is not None else "",
-        protocol=decided.protocol,
-        method=decided.method[:32],
-        status=decided.status,
-        reason=decided.outcome.value,
-        bytes_in=decided.bytes_in,
-        bytes_out=decided.bytes_out,
-        stages_ms=stages(decided),
-    )
+    return {
+        "ts": timestamp(decided.ended_s + offset_s),  # when it ended, in UTC
+        "trace_id": decided.mark.trace,
+        "request_id": decided.mark.request_id,
+        "tenant": tenant.name if tenant is not None else "",
+        "tier": tenant.tier.name if tenant is not None else "",
+        "route": target.plan.name if target is not None else "",
+        "target": target.route if target is not None else "",
+        "protocol": decided.protocol,
+        "method": decided.method[:32],
+        "status": decided.status,  # over HTTP; 0 for a gRPC call that was not refused
+        "reason": decided.outcome.value,
+        "bytes_in": decided.bytes_in,
+        "bytes_out": decided.bytes_out,
+        "stages_ms": stages(decided),
+    }

@@ -32,7 +32,7 @@ _ROWS: Final = "SELECT tenant, tier, target, width, start, total, bad FROM slots
 class BudgetFile:
     """Reads the file at the start, and writes it while `run` runs.
 
-    path: None keeps the budgets in memory only. While `run` runs, calls are counted at least every `save_s` seconds.
+    path: None keeps the budgets in memory only. While `run` runs, calls are counted at least every `SAVE_S`.
     """
 
     def __init__(
@@ -40,12 +40,10 @@ class BudgetFile:
         path: Path | None,
         stats: Stats,
         *,
-        save_s: float = SAVE_S,
         clock: Callable[[], float] = time,
     ) -> None:
         self._file = StateFile(path, _SCHEMA, holds="error budgets")
         self._stats = stats
-        self._save_s = save_s
         self._clock = clock
         self._purged_s = 0.0
         self._failing = False
@@ -59,7 +57,7 @@ class BudgetFile:
         """Write what has changed until this is cancelled, then the rest."""
         try:
             while True:
-                await asyncio.sleep(self._save_s)
+                await asyncio.sleep(SAVE_S)
                 await self.save()
         finally:
             await self.save()
@@ -90,7 +88,7 @@ class BudgetFile:
             raise
         except sqlite3.Error as error:
             if not self._failing:
-                _log.warning("error budgets cannot be saved, trying again every %g s: %s", self._save_s, error)
+                _log.warning("error budgets cannot be saved, trying again every %g s: %s", SAVE_S, error)
             self._failing = True
             budgets.give_back(dropped, rows)
         else:

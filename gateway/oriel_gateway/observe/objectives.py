@@ -167,12 +167,8 @@ class Objectives:
         found, self._counts = self._counts, {}
         for key, counts in found.items():
             tenant, tier, _ = key
-            for result, count in (
-                ("met", counts.met),
-                ("late", counts.late),
-                ("missed", counts.missed),
-                ("excused", counts.excused),
-            ):
+            for result in RESULTS:
+                count: int = getattr(counts, result)
                 if count:
                     self.tenants.count(tenant, result, count)
                     self.pairs.count(key, result, count)

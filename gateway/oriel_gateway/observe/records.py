@@ -35,11 +35,6 @@ class Records:
     counted under and cause.
     """
 
-    __slots__ = (
-        *("access_log", "bad_exemplars", "decisions", "exemplars", "kept", "objectives"),
-        *("recall", "scheme", "sink", "stats", "traced"),
-    )
-
     def __init__(self, sink: SpanSink) -> None:
         self.sink = sink
         self.traced = sink.enabled

@@ -196,9 +196,9 @@ class Usage:
             tokens_out=used["tokens_out"],
         )
 
-    def month(self, now: datetime | None = None) -> str:
+    def month(self) -> str:
         """Return the present month in UTC, as "2026-11"."""
-        self._turn(now or datetime.now(UTC))
+        self._turn(datetime.now(UTC))
         return self._month
 
     def take_over(self, sums: Mapping[str, int], *, whole: bool) -> None:

@@ -2,7 +2,7 @@
 
 PSI = sum (p - q) ln(p / q) over the bins, where p is the share of the samples and q that of the reference in one bin.
 Two samples of the same source differ by chance as well: by (bins - 1) x (1 / N + 1 / M) on average for N and M rows,
-which is 9 x (1 / N + 1 / M) for ten bins. A PSI above WATCH deserves attention, one above ACT asks for action.
+which is 9 x (1 / N + 1 / M) for ten bins. A PSI above 0.1 deserves attention, one above ACT asks for action.
 """
 
 import math
@@ -15,7 +15,6 @@ BINS: Final = 10
 FLOOR: Final = 1e-4  # of a share: an empty bin has no logarithm
 MIN_ROWS: Final = 500  # on both sides: the PSI of fewer rows says little
 MIN_BIN_ROWS: Final = 20  # a bin or class of fewer rows is not shown, nor a bin of its own
-WATCH: Final = 0.1
 ACT: Final = 0.25
 
 

@@ -27,18 +27,6 @@ class DemandCounter:
     with the same deadline, every `started` one `ended`; when all calls are gone, all counts are 0.
     """
 
-    __slots__ = (
-        "_curve",
-        "_curve_s",
-        "_held",
-        "_in_flight",
-        "_started_s",
-        "_tiers",
-        "_touched_s",
-        "_woken",
-        "_woken_until_s",
-    )
-
     def __init__(self, now: float) -> None:
         self._tiers: dict[str, _Tier] = {}
         self._started_s = now

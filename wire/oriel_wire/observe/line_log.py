@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -43,7 +43,7 @@ class LineLog(Generic[Note]):
     def __init__(
         self,
         path: str,
-        line: Callable[[Note, float], msgspec.Struct],
+        line: Callable[[Note, float], msgspec.Struct | dict[str, Any]],
         *,
         max_queued: int = MAX_QUEUED,
         delay_s: float = DELAY_S,
@@ -116,7 +116,7 @@ class LineLog(Generic[Note]):
             _log.warning("the access log cannot be written (%s): %d lines lost so far", error.strerror, self.dropped)
 
 
-def json_line(line: msgspec.Struct) -> bytes:
+def json_line(line: msgspec.Struct | dict[str, Any]) -> bytes:
     """Return a line of ASCII with its end. Beyond ASCII there are further line ends and terminal controls."""
     text = _encode(line)
     if not text.isascii():

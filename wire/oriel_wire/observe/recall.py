@@ -48,8 +48,7 @@ class Recaller:
     found, gone: traces of which a server still knew something, and those that came too late or were not answered.
     """
 
-    def __init__(self, *, every_s: float = EVERY_S) -> None:
-        self._every_s = every_s
+    def __init__(self) -> None:
         self._waiting: dict[Address, dict[str, None]] = {}
         self._clients: dict[Address, HttpClient | GrpcClient] = {}
         self._not_ours: dict[Address, float] = {}
@@ -80,7 +79,7 @@ class Recaller:
         try:
             while True:
                 await self._pending.wait()
-                await asyncio.sleep(self._every_s)
+                await asyncio.sleep(EVERY_S)
                 await self.flush()
         finally:
             await self.close()

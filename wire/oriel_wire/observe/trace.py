@@ -47,19 +47,11 @@ def parse_traceparent(value: str | bytes, state: str = "") -> TraceContext | Non
 
     A version above 00 is read by its 00 prefix; version ff, all-zero ids and upper case are invalid.
     """
-    if isinstance(value, bytes):
-        value = value.decode("latin-1")
-    match = _PARENT.match(value)
-    if match is None:
+    found = read_traceparent(value.decode("latin-1") if isinstance(value, bytes) else value, state)
+    if found is None:
         return None
-    version, trace_id, span_id, flags, rest = match.groups()
-    if version == "ff" or (version == "00" and rest):
-        return None
-    trace, span = int(trace_id, 16), int(span_id, 16)
-    if not trace or not span:
-        return None
-    bits = int(flags, 16)
-    return TraceContext(trace, span, bool(bits & 1), bounded_state(state) if state else "", bool(bits & 2))
+    trace, span, flags, state = found
+    return TraceContext(int(trace, 16), int(span, 16), flags in ("01", "03"), state, flags in ("02", "03"))
 
 
 def read_traceparent(value: str, state: str | None = None) -> tuple[str, str, str, str] | None:
@@ -111,9 +103,8 @@ def new_trace(sampled: bool) -> TraceContext:
 def start_trace(sampling: Sampling) -> TraceContext:
     """Start a trace of our own, sampled or not as `sampling` decides by its id."""
     trace_id = random_bits(128) or 1
-    if sampling.keeps(trace_id):
-        return TraceContext(trace_id, random_bits(64) or 1, True, sampling.state, True)
-    return TraceContext(trace_id, random_bits(64) or 1, False, "", True)
+    kept = sampling.keeps(trace_id)
+    return TraceContext(trace_id, random_bits(64) or 1, kept, sampling.state if kept else "", True)
 
 
 def follow_trace(parent: TraceContext, sampling: Sampling) -> TraceContext:

@@ -32,10 +32,9 @@ class UsageFiles:
     instance: a name that never comes twice, letters and digits.
     """
 
-    def __init__(self, folder: Path, instance: str, *, max_open_bytes: int = MAX_OPEN_BYTES) -> None:
+    def __init__(self, folder: Path, instance: str) -> None:
         self._root = folder.joinpath(*ROOT)
         self._instance = instance
-        self._max_open_bytes = max_open_bytes
         self._sequence = 0
         self._file: IO[bytes] | None = None
         self._minute = ""
@@ -48,7 +47,7 @@ class UsageFiles:
 
     def append(self, minute: str, lines: list[UsageLine]) -> None:
         """Write lines of a minute and wait until they are on the disk; seals the segment of the minute before."""
-        if self._file is not None and (minute != self._minute or self._written >= self._max_open_bytes):
+        if self._file is not None and (minute != self._minute or self._written >= MAX_OPEN_BYTES):
             self.seal()
         if not lines:
             if self._file is not None:
@@ -83,7 +82,7 @@ class UsageFiles:
 
     def sealed_segments(self) -> list[Path]:
         """Return the sealed segments, oldest first."""
-        return sorted(self._root.glob("????-??-??/??/*.ndjson.gz"), key=lambda path: (path.parts[-3:-1], path.name))
+        return _sealed(self._root)
 
     def prune(self, max_bytes: int = MAX_KEPT_BYTES) -> int:
         """Delete the oldest sealed segments beyond a size; return how many."""
@@ -136,7 +135,7 @@ def segments(folder: Path, *, with_open: bool = False) -> Iterator[tuple[str, Pa
     """Yield (name, path) of every segment below a state folder, oldest first; an open one only if it is not sealed."""
     root = folder.joinpath(*ROOT)
     seen = set()
-    for path in sorted(root.glob("????-??-??/??/*.ndjson.gz"), key=lambda path: (path.parts[-3:-1], path.name)):
+    for path in _sealed(root):
         name = path.name.removesuffix(".ndjson.gz")
         if parse_segment(name) is not None:
             seen.add(name)
@@ -165,6 +164,10 @@ def lines_since(folder: Path, day: str, *, but: str = "") -> Iterator[UsageLine]
 def minute_of(now_s: float) -> str:
     """Return the minute of a time as the ledger writes it."""
     return time.strftime("%Y-%m-%dT%H:%M", time.gmtime(now_s))
+
+
+def _sealed(root: Path) -> list[Path]:
+    return sorted(root.glob("????-??-??/??/*.ndjson.gz"), key=lambda path: (path.parts[-3:-1], path.name))
 
 
 def _lines_of(file: IO[bytes]) -> Iterator[UsageLine]:
