@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ..conftest import Run
-from .harness import Workspace, default_tree
+from .harness import HERE, Workspace
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -21,8 +21,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def tree() -> Path:
-    """The folder terraform/ of this checkout, or the copy that ORIEL_TERRAFORM_TREE names."""
-    return default_tree()
+    """The folder terraform/ of this checkout."""
+    return HERE.parents[1] / "terraform"
 
 
 @pytest.fixture(scope="session")
@@ -35,10 +35,10 @@ def terraform() -> str:
 
 @pytest.fixture
 def workspace(terraform: str, tree: Path, tmp_path: Path) -> Iterator[Callable[..., Workspace]]:
-    """`workspace("aws", edit=..., rules=...)` returns an initialised workspace of its own."""
+    """`workspace("aws", rules=...)` returns an initialised workspace of its own."""
     opened: list[Workspace] = []
 
-    def open_one(root: str | Path, **options: Any) -> Workspace:
+    def open_one(root: str, **options: Any) -> Workspace:
         one = Workspace(root, tmp_path / f"workspace-{len(opened)}", tree=tree, **options)
         opened.append(one)
         one.init()
@@ -50,7 +50,7 @@ def workspace(terraform: str, tree: Path, tmp_path: Path) -> Iterator[Callable[.
 
 
 class Shared:
-    """`shared("aws")` returns one workspace per root and edit for all tests of the process. Tests may plan in it, but
+    """`shared("aws")` returns one workspace per root for all tests of the process. Tests may plan in it, but
     not apply anything.
 
     once: keeps what was planned for all processes of the test run.
@@ -62,12 +62,11 @@ class Shared:
         self._opened: dict[str, Workspace] = {}
         self.once = run.once
 
-    def __call__(self, root: str | Path, edit: Callable[[Path], None] | None = None) -> Workspace:
-        name = f"{root} {edit}"
-        if name not in self._opened:
-            one = self._opened[name] = Workspace(root, self._folders.mktemp("shared"), tree=self._tree, edit=edit)
+    def __call__(self, root: str) -> Workspace:
+        if root not in self._opened:
+            one = self._opened[root] = Workspace(root, self._folders.mktemp("shared"), tree=self._tree)
             one.init()
-        return self._opened[name]
+        return self._opened[root]
 
     def close(self) -> None:
         for one in self._opened.values():

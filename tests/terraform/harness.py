@@ -2,10 +2,9 @@
 
     with Workspace("aws", tmp_path) as workspace:
         workspace.init()
-        plan = workspace.plan_known(gpu_enabled=False)    # infrastructure applied, platform planned: everything known
-        objects = plan.objects()                          # what the carrier chart is handed
+        plan = workspace.plan(gpu_enabled=False)
 
-`tree` is where terraform/ is read from: the checkout's, or what ORIEL_TERRAFORM_TREE names, for mutations.
+`tree` is where terraform/ is read from.
 """
 
 import json
@@ -13,7 +12,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -29,10 +28,6 @@ HERE = Path(__file__).parent
 PROVIDERS = ("aws", "google", "azurerm", "kubernetes", "helm")
 # Far more than any command here takes: a hanging one becomes a failed test, not a hanging suite.
 COMMAND_S = 120
-
-
-def default_tree() -> Path:
-    return Path(os.environ.get("ORIEL_TERRAFORM_TREE") or HERE.parents[1] / "terraform").resolve()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +93,7 @@ class Plan:
     def releases(self) -> dict[str, list[dict[str, Any]]]:
         """Return address -> objects, for each release of the carrier chart.
 
-        Raises ValueError for a release whose values are not known yet: apply the infrastructure first (`plan_known`).
+        Raises ValueError for a release whose values are not known yet: apply the infrastructure first.
         """
         found = {}
         for address, values in self.resources("helm_release").items():
@@ -160,41 +155,24 @@ class State:
 class Workspace:
     """A copy of the tree in `folder`; commands run in its root.
 
-    root: "aws", "modules/platform", or the path of another folder, which is copied beside them.
-    edit: changes the copy, for mutations.
+    root: "aws", "modules/platform".
     rules: type -> rule, which take precedence over those of tests/terraform/rules.
     """
 
-    root: str | Path
+    root: str
     folder: Path
     rules: Mapping[str, dict[str, Any]] | None = None
-    edit: Callable[[Path], None] | None = None
-    tree: Path = field(default_factory=default_tree)
-    schemas: Mapping[str, str] = field(default_factory=dict)  # {"aws": "aws-5"}: not the newest version
-    mirror: Path | None = None  # a filesystem mirror of real providers
-    real: Collection[str] = ()  # providers that are taken from it; the others are stand-ins all the same
+    tree: Path = HERE.parents[1] / "terraform"
     calls: list[Call] = field(default_factory=list)  # of the last command
     history: list[Call] = field(default_factory=list)  # of all commands
     path: Path = field(init=False)  # where the commands run
     _servers: Servers = field(init=False)
-    _environment: dict[str, str] = field(init=False)
     _count: int = 0
-    _infrastructure: str | None = None
 
     def __post_init__(self) -> None:
         shutil.copytree(self.tree, self.folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".terraform*"))
         self.path = self.folder / self.root
-        if Path(self.root).is_absolute():
-            self.path = self.folder / Path(self.root).name
-            shutil.copytree(self.root, self.path, dirs_exist_ok=True)
-        if self.edit is not None:
-            self.edit(self.folder)
-        self._servers = Servers(providers(self.folder, dict(self.schemas), self.rules, without=self.real))
-        self._environment = dict(self._servers.environment)
-        if self.mirror is not None:
-            config = self.folder / "mirror.tfrc"
-            config.write_text(f'provider_installation {{ filesystem_mirror {{ path = "{self.mirror}" }} }}\n')
-            self._environment["TF_CLI_CONFIG_FILE"] = str(config)
+        self._servers = Servers(providers(self.folder, self.rules))
 
     def __enter__(self) -> "Workspace":
         return self
@@ -235,24 +213,12 @@ class Workspace:
         self._run("apply", "-json", "-input=false", "-auto-approve", *only, *self._given(variables))
         return self.state()
 
-    def plan_known(self, **variables: Any) -> Plan:
-        """Return the plan of the platform in which all values of the infrastructure are known.
-
-        The infrastructure is applied once for the same variables, except `platform` and those of the images.
-        """
-        own = {key: each for key, each in variables.items() if key not in ("platform", "image_tag", "image_registry")}
-        if self._infrastructure != json.dumps(own, sort_keys=True):
-            self.apply(**own, deploy_platform=False)
-            self._infrastructure = json.dumps(own, sort_keys=True)
-        return self.plan(**variables, deploy_platform=True)
-
     def destroy(self, *, refresh: bool = True, **variables: Any) -> State:
         """Destroy everything and return the state that is left. Raises TerraformFailed. refresh: read everything
         before, including data sources.
         """
         only = [] if refresh else ["-refresh=false"]
         self._run("destroy", "-json", "-input=false", "-auto-approve", *only, *self._given(variables))
-        self._infrastructure = None
         return self.state()
 
     def test(self) -> list[dict[str, Any]]:
@@ -263,10 +229,6 @@ class Workspace:
             for each in lines
             if each.get("type") == "test_run" and each["test_run"].get("progress", "complete") == "complete"
         ]
-
-    def graph(self) -> str:
-        """Return in the language of Graphviz what depends on what."""
-        return self._run("graph", "-type=plan", printed_json=False)[1]
 
     def state(self) -> State:
         file = self.path / "terraform.tfstate"
@@ -317,25 +279,12 @@ class Workspace:
         return subprocess.run(
             ["terraform", *arguments],
             cwd=self.path,
-            env=kept | own | self._environment,
+            env=kept | own | self._servers.environment,
             capture_output=True,
             text=True,
             timeout=COMMAND_S,
             stdin=subprocess.DEVNULL,
         )
-
-
-def without_version_six(folder: Path) -> None:
-    """Remove from a copy of the tree what only version 6.9 and later of the AWS provider has; accept any version."""
-    for file, text, instead in (
-        ("cluster.tf", r"(?m)^  deletion_protection +=.*\n", ""),
-        ("versions.tf", r'(source += "hashicorp/aws"\n +version += )".*"', r'\1">= 5"'),
-    ):
-        path = folder / "aws" / file
-        changed, count = re.subn(text, instead, path.read_text())
-        if count != 1:
-            raise ValueError(f"{file}: {text} is there {count} times")
-        path.write_text(changed)
 
 
 def name_of(address: str) -> str:
@@ -352,30 +301,19 @@ def used_types(folder: Path) -> set[str]:
     return found
 
 
-def providers(
-    folder: Path,
-    versions: dict[str, str],
-    more: Mapping[str, dict[str, Any]] | None = None,
-    without: Collection[str] = (),
-) -> list[schema.Provider]:
-    """Return all providers but some, each with the types that the files use; more would be sent at every command."""
+def providers(folder: Path, more: Mapping[str, dict[str, Any]] | None = None) -> list[schema.Provider]:
+    """Return all providers, each with the types that the files use; more would be sent at every command."""
     used = used_types(folder)
     extra = json.dumps(dict(more)) if more else ""
-    return [
-        _provider(versions.get(name, name), name, frozenset(used), extra) for name in PROVIDERS if name not in without
-    ]
+    return [_provider(name, frozenset(used), extra) for name in PROVIDERS]
 
 
 @cache
-def _provider(file_name: str, name: str, used: frozenset[str], more: str) -> schema.Provider:
-    folder = Path(os.environ.get("ORIEL_TERRAFORM_SCHEMAS") or HERE / "schemas")
-    found = folder.glob(f"{file_name}[.-]*.json")
-    files = sorted(found, key=lambda file: [int(n) for n in re.findall(r"\d+", file.name)])
-    if not files:
-        raise FileNotFoundError(f"{folder}/{file_name}*.json")
+def _provider(name: str, used: frozenset[str], more: str) -> schema.Provider:
+    (schemas,) = (HERE / "schemas").glob(f"{name}-*.json")
     file = HERE / "rules" / f"{name}.toml"
     known = rules.load(file) if file.exists() else {}
-    return schema.load(files[-1], known | (rules.read(json.loads(more)) if more else {}), used)
+    return schema.load(schemas, known | (rules.read(json.loads(more)) if more else {}), used)
 
 
 def _resources(module: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

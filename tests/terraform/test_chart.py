@@ -2,9 +2,6 @@
 
 import json
 import re
-import shutil
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,42 +76,6 @@ def test_out_comes_what_went_in(tree, found) -> None:
 def test_out_come_all_of_the_platforms_objects(tree, shared) -> None:
     found = objects.objects(shared, keda={"enabled": True}, model_groups=objects.NAMED, observability=objects.WATCHED)
     assert documents(rendered((tree / TEMPLATE).read_text(), found)) == found
-
-
-def test_a_template_with_anything_else_is_not_understood(tree) -> None:
-    with pytest.raises(AssertionError, match="not known here"):
-        rendered((tree / TEMPLATE).read_text().replace("toJson .", "toYaml . | nindent 0"), NASTY)
-
-
-GO = """package main
-import ("encoding/json"; "os"; "text/template")
-func main() {
-    text, _ := os.ReadFile(os.Args[1])
-    var values any
-    if json.NewDecoder(os.Stdin).Decode(&values) != nil { panic("values") }
-    toJson := func(v any) string { b, err := json.Marshal(v); if err != nil { return "" }; return string(b) }
-    own := template.FuncMap{"toJson": toJson}
-    t := template.Must(template.New("t").Option("missingkey=zero").Funcs(own).Parse(string(text)))
-    if err := t.Execute(os.Stdout, map[string]any{"Values": values}); err != nil { panic(err) }
-}
-"""
-
-
-@pytest.mark.skipif(shutil.which("go") is None, reason="go is not on PATH: the engine Helm renders with")
-def test_gos_own_engine_renders_the_same(tree, shared, tmp_path: Path) -> None:
-    (tmp_path / "main.go").write_text(GO)
-    found = [*NASTY, *objects.objects(shared, observability=objects.WATCHED)]
-    done = subprocess.run(
-        ["go", "run", "main.go", str(tree / TEMPLATE)],
-        cwd=tmp_path,
-        input=json.dumps({"objects": found}),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == rendered((tree / TEMPLATE).read_text(), found)
-    assert documents(done.stdout) == found
 
 
 # --- the releases ---------------------------------------------------------------------------------------------------

@@ -1,14 +1,13 @@
 """Who reaches whom, on every port that anything listens on: exactly the pairs of the table, everything else refused."""
 
 import itertools
-import re
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from . import objects
-from .reach import Network, Peer, selects
+from .reach import Network, Peer
 
 PORTS = (
     22,
@@ -179,55 +178,6 @@ def test_nothing_is_public_but_the_gateway(shared, gpu, zero, keda) -> None:
         assert "externalIPs" not in service["spec"]
 
 
-@pytest.mark.parametrize(("gpu", "zero", "keda"), objects.MATRIX)
-def test_every_pod_is_under_a_policy_of_both_directions(shared, gpu, zero, keda) -> None:
-    found = objects.at(shared, gpu, zero, keda)
-    deny = objects.of(found, "NetworkPolicy")["default-deny"]["spec"]
-    assert deny == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
-    templates = objects.pods(found)
-    for name, policy in objects.of(found, "NetworkPolicy").items():
-        if name != "default-deny":
-            chosen = [
-                pod
-                for pod, each in templates.items()
-                if selects(policy["spec"]["podSelector"], each["metadata"]["labels"])
-            ]
-            assert chosen, f"{name} selects nobody"
-            assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
-
-
-@pytest.mark.parametrize("through", [False, True], ids=["direct", "through the gateway"])
-def test_what_the_units_are_told_to_ask_they_may_ask(shared, through) -> None:
-    """Addresses in arguments, environment and documents: each names a Service whose pods the policies let through."""
-    found = objects.at(
-        shared,
-        True,
-        True,
-        True,
-        infrastructure={"redis_url": None, "redis_auth_secret_ref": None},
-        logic={"through_gateway": through},
-    )
-    network = Network(objects.of(found, "NetworkPolicy").values())
-    services, named = objects.of(found, "Service"), {each.name: each for each in peers(found)}
-    asked = 0
-    routes = objects.of(found, "ConfigMap")["policies"]["data"]["routes.toml"]
-    for pod, template in objects.pods(found).items():
-        for container in template["spec"]["containers"]:
-            said = [*container.get("args", []), *(each.get("value", "") for each in container.get("env", []))]
-            text = " ".join(said) + (" " + routes if pod == "gateway" else "")
-            for host, port in re.findall(
-                r"\b(?:https?://|rediss?://|dns:)?([a-z][a-z0-9-]*)(?:\.oriel\.svc[a-z.]*)?:(\d+)\b", text
-            ):
-                if host not in services:
-                    continue
-                selector = services[host]["spec"]["selector"]
-                for target, each in named.items():
-                    if each.namespace == "oriel" and target != "neighbour" and objects.matches(selector, each.labels):
-                        assert network.allowed(named[pod], each, int(port)), (pod, target, port)
-                        asked += 1
-    assert asked >= (11 if through else 12)  # one gateway instead of two model groups
-
-
 @pytest.mark.parametrize(
     ("url", "endpoint", "port"),
     [
@@ -250,23 +200,6 @@ def test_stores_and_collectors_on_other_ports_are_reached(shared, url, endpoint,
     address = urlsplit(endpoint)
     assert ("collector", "internet", address.port or {"http": 80, "https": 443}[address.scheme]) in asked
     assert ("logic", "internet", port) not in asked
-
-
-def test_the_evaluator_sees_a_hole(shared) -> None:
-    """A policy that lets everybody in, and one without its selector: both show up in the table."""
-    found = objects.at(shared, True, True, False)
-    before = reached(found)
-    holes = [dict(each) for each in found]
-    for number, each in enumerate(holes):
-        if each["kind"] == "NetworkPolicy" and each["metadata"]["name"] == "inference":
-            holes[number] = each | {
-                "spec": each["spec"] | {"ingress": [{"ports": [{"port": 8000, "protocol": "TCP"}]}]}
-            }
-    assert ("internet", "inference-gpu", 8000) in reached(holes) - before
-    fewer = [each for each in found if each["metadata"]["name"] != "default-deny"]
-    assert ("stranger", "anchor", 22) in reached(fewer) - before
-    with pytest.raises(ValueError, match="not known"):
-        selects({"matchLabel": {}}, {})
 
 
 def public_warnings(shared, **gateway) -> list[str]:

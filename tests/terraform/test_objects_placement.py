@@ -104,13 +104,6 @@ def test_a_cpu_pod_prefers_the_gpu_node_that_is_paid_for_then_the_cpu_pool(clust
         assert place(pod, [system, cpu, gpu]) is gpu
 
 
-def test_what_finds_no_room_beside_the_gpu_pod_spills_to_cpu_nodes(cluster: Cluster) -> None:
-    nodes = [cluster.running(cpu_node("cpu-1")), cluster.running(gpu_node())]
-    assert place(cluster.pod("inference-gpu"), nodes) is nodes[1]
-    went = [place(cluster.pod("inference-cpu"), nodes) for _ in range(3)]
-    assert went == [nodes[1], nodes[0], None]
-
-
 def test_a_gpu_pod_displaces_cpu_pods_and_nobody_displaces_it(cluster: Cluster) -> None:
     node = cluster.running(gpu_node())
     gpu, cpu, gateway = cluster.pod("inference-gpu"), cluster.pod("inference-cpu"), cluster.pod("gateway")
@@ -159,18 +152,6 @@ def test_the_anchor_is_on_every_node_without_a_gpu_and_costs_next_to_nothing(clu
     full.has["cpu"] = cluster.pod("logic").requests()["cpu"]
     full.pods.append(cluster.pod("logic"))
     assert [pod.name for pod in victims(anchor, full) or []] == ["logic"]
-
-
-def test_a_gpu_pod_fits_gpu_nodes_only(cluster: Cluster) -> None:
-    pod = cluster.pod("inference-gpu")
-    assert why_not(pod, gpu_node()) == ""
-    for node in (cpu_node(), system_node()):
-        node.has["nvidia.com/gpu"] = 1
-        assert why_not(pod, node) == "node selector oriel.dev/pool"
-    taken = gpu_node()
-    taken.pods.append(cluster.pod("inference-gpu"))
-    assert why_not(pod, taken) == "not enough nvidia.com/gpu"
-    assert pod.spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
 
 
 @pytest.mark.parametrize("variables", [{"placement": {"share_gpu_nodes": False}}, {"gpu_enabled": False}])

@@ -1,16 +1,10 @@
 """The stand-in's modules one by one: what it refuses as the providers do, its wire format, the converter of schemas."""
 
-import io
-import json
-import tarfile
-
 import pytest
 
 from .harness import HERE
-from .schemas.convert import converted
 from .standin import rules, schema, wire
 from .standin.checks import out_of_order, unsettable, wrong
-from .standin.faults import Faults
 from .standin.planning import made, planned
 
 
@@ -71,11 +65,6 @@ def test_what_is_not_known_yet_is_not_judged(aws):
     assert list(wrong(aws.types["aws_vpc"], {"cidr_block": wire.UNKNOWN})) == []
 
 
-def test_a_rules_word_that_nobody_knows_is_an_error():
-    with pytest.raises(ValueError, match="enums"):
-        rules.read({"aws_vpc": {"enums": {}}})
-
-
 def test_planned_with_defaults_and_unknowns_then_made(aws):
     vpc = aws.types["aws_vpc"]
     proposed = dict.fromkeys(vpc.block["attributes"]) | {"cidr_block": "10.0.0.0/16"}
@@ -106,99 +95,3 @@ def test_values_go_over_the_wire_and_come_back():
     assert wire.parsed(body) == {1: [b"text"], 2: [300], 3: [b""]}
     with pytest.raises(ValueError, match="wire type"):
         wire.parsed(bytes([1 << 3 | 5, 0, 0, 0, 0]))
-
-
-def test_a_fault_strikes_once_and_where_it_was_wanted():
-    faults = Faults()
-    faults.add("aws_subnet", 2, half_done=True)
-    assert [faults.strikes("aws_subnet", "create") for _ in range(3)] == [None, "half done", None]
-    assert faults.strikes("aws_subnet", "delete") is None
-
-
-JS = """
-class Thing extends cdktf.TerraformResource {
-    // port - computed: true, optional: true, required: false
-    get size() {
-        return this.getNumberAttribute('size');
-    }
-    static x = { terraformResourceType: 'acme_thing' };
-    synthesizeHclAttributes() {
-        const attrs = {
-            name: {
-                value: cdktf.stringToHclTerraform(this._name),
-                isBlock: false,
-                type: "simple",
-                storageClassType: "string",
-            },
-            labels: {
-                value: cdktf.listMapperHcl(cdktf.stringToHclTerraform, false)(this._labels),
-                isBlock: false,
-                type: "set",
-                storageClassType: "stringList",
-            },
-            rule: {
-                value: cdktf.listMapperHcl(thingRuleToHclTerraform, true)(this._rule.internalValue),
-                isBlock: true,
-                type: "list",
-                storageClassType: "ThingRuleList",
-            },
-        };
-    }
-}
-function thingRuleToHclTerraform(struct) {
-    const attrs = {
-        port: {
-            value: cdktf.numberToHclTerraform(struct.port),
-            isBlock: false,
-            type: "simple",
-            storageClassType: "number",
-        },
-    };
-}
-"""
-DTS = """
-export interface ThingConfig extends cdktf.TerraformMetaArguments {
-    readonly name: string;
-    readonly labels?: string[];
-    readonly rule?: ThingRule[];
-}
-export interface ThingRule {
-    readonly port: number;
-}
-"""
-
-
-def test_a_package_becomes_a_schema(tmp_path):
-    about = {
-        "name": "@cdktf/provider-acme",
-        "version": "1.2.3",
-        "license": "MPL-2.0",
-        "cdktf": {"provider": {"name": "registry.terraform.io/acme/acme", "version": "4.5.6"}},
-    }
-    package = tmp_path / "package.tgz"
-    texts = {
-        "package.json": json.dumps(about),
-        "lib/thing/index.js": JS,
-        "lib/thing/index.d.ts": DTS,
-        "lib/other/index.js": JS.replace("acme_thing", "acme_other"),
-    }
-    with tarfile.open(package, "w:gz") as archive:
-        for name, text in texts.items():
-            member = tarfile.TarInfo(f"package/{name}")
-            member.size = len(text.encode())
-            archive.addfile(member, io.BytesIO(text.encode()))
-    document = converted(package, {"acme_thing"})
-    assert document["source"] == {
-        "npm": "@cdktf/provider-acme@1.2.3",
-        "provider_version": "4.5.6",
-        "license": "MPL-2.0",
-    }
-    types = document["provider_schemas"]["registry.terraform.io/acme/acme"]["resource_schemas"]
-    assert set(types) == {"acme_thing"}
-    block = types["acme_thing"]["block"]
-    assert block["attributes"]["name"] == {"type": "string", "required": True}
-    assert block["attributes"]["labels"] == {"type": ["set", "string"], "optional": True}
-    assert block["attributes"]["size"] == {"type": "number", "computed": True}
-    rule = block["block_types"]["rule"]
-    assert rule["nesting_mode"] == "list"
-    assert rule["block"]["attributes"]["port"] == {"type": "number", "required": True}

@@ -22,9 +22,7 @@ sys.path.insert(0, str(HERE.parents[1]))  # tests/
 from terraform.harness import used_types  # noqa: E402
 from terraform.schemas.convert import converted  # noqa: E402
 
-# The AWS provider twice: the constraint of the roots reaches over two major versions.
 PACKAGES = (
-    ("aws", "20.1.0"),
     ("aws", "21.22.1"),
     ("google", "16.12.1"),
     ("azurerm", "14.23.1"),
@@ -34,8 +32,8 @@ PACKAGES = (
 
 
 def wanted() -> set[str]:
-    """The types of terraform/ and of the roots that tests bring."""
-    return used_types(HERE.parents[2] / "terraform") | used_types(HERE.parent / "roots")
+    """The types of terraform/."""
+    return used_types(HERE.parents[2] / "terraform")
 
 
 def written(document: dict[str, Any]) -> str:
