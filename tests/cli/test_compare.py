@@ -70,22 +70,6 @@ def test_compilers_are_compared_on_demand_and_one_that_refuses_says_why(
     assert found["int8"]["median_ms"] == {} and found["int8"]["absolute"] is None
 
 
-def test_one_that_cannot_be_loaded_is_listed_and_the_others_are_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = {"oriel.compile": "openvino", "oriel.compile.threads": "many"}
-    config = "".join(
-        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in given.items()
-    )
-    put(tmp_path, 2.0, config=DOUBLE + config)
-    variant(tmp_path, "fp16", 2.0)
-    assert main(["models", "compare", "double", "--repository", str(tmp_path), *QUICK, "--json"]) == 0
-    fp32, fp16, openvino = json.loads(capsys.readouterr().out)["variants"]
-    assert fp32["provider"] == fp16["provider"] == "CPUExecutionProvider" and fp16["state"] == "agrees"
-    assert (openvino["name"], openvino["state"], openvino["provider"]) == ("openvino", "failed", "")
-    assert "parameters['oriel.compile.threads']: must be a number" in openvino["reason"]
-
-
 @pytest.mark.parametrize(("error", "state"), [(OutsideProfile, "agrees"), (BackendFailed, "failed")])
 def test_one_that_does_not_run_a_batch_size_is_timed_with_the_others(
     tmp_path: Path, error: type[InferenceError], state: str

@@ -1,6 +1,5 @@
 """The command line as a person meets it."""
 
-import hashlib
 import os
 import re
 import subprocess
@@ -74,9 +73,7 @@ def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> N
     ("words", "meant"),
     [
         ("versoin", "version"),
-        ("plicies check", "policies"),
         ("logic nwe x", "logic new"),
-        ("logic deb .", "logic dev"),
         ("loigc new x", "logic new"),
     ],
 )
@@ -118,13 +115,6 @@ def test_the_version_is_printed_with_the_build(capsys: pytest.CaptureFixture[str
     assert main(["--version"]) == 0
 
 
-def test_a_new_key_comes_with_the_hash_that_accepts_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["keys", "new"]) == 0
-    printed = capsys.readouterr().out
-    key, digest = re.findall(r"oriel_\S+|[0-9a-f]{64}", printed)
-    assert hashlib.sha256(key.encode()).hexdigest() == digest and len(key) >= 43
-
-
 def test_good_documents_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["policies", "check", str(ROOT / "policies" / "examples")]) == 0
     assert capsys.readouterr().out.startswith("good: 3 tenants")
@@ -141,12 +131,6 @@ def test_a_price_of_devices_without_a_class_is_told(
     (tmp_path / "prices.toml").write_text(text)
     assert main(["policies", "check", str(tmp_path)]) == 0
     assert capsys.readouterr().out.count("prices.x0: device_hour without a class is only for servers") == hints
-
-
-def test_a_bad_document_is_named_with_path_and_reason(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "tenants.toml").write_text('[tenants.a]\ntier = "platinum"\nkeys = []\n')
-    assert main(["policies", "check", str(tmp_path)]) == 1
-    assert capsys.readouterr() == ("", "tenants.toml: tenants.a.tier: no tier is named 'platinum'\n")
 
 
 def test_a_folder_without_documents_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

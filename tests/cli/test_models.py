@@ -122,6 +122,7 @@ async def test_a_load_with_files_and_either_form_of_configuration(
         (["unload", "absent"], "unknown model: 'absent' is not loaded"),
         (["stats", "absent"], "unknown model: 'absent' is not found"),
         (["load", "double", "--file", "model.onnx"], "the form is VERSION/PATH=LOCAL"),
+        (["load", "double", "--file", "1/a=/dev/null"], "--file needs --config"),
         (["load", "double", "--file", "1/model.onnx=/absent"], "/absent cannot be read: No such file"),
         (["load", "double", "--config", "/absent"], "/absent cannot be read: No such file"),
         (["load", "double", "--config", "/proc/self/environ"], "environ"),
@@ -130,17 +131,6 @@ async def test_a_load_with_files_and_either_form_of_configuration(
 async def test_what_cannot_be_done_is_one_line(unit: Unit, oriel: Run, words: list[str], said: str) -> None:
     code, line = await oriel(unit, *words)
     assert code == 1 and line.startswith("oriel: ") and said in line
-
-
-async def test_files_need_a_configuration(unit: Unit, oriel: Run, repository: Path) -> None:
-    code, line = await oriel(unit, "load", "double", "--file", f"1/a={repository / 'double/config.pbtxt'}")
-    assert code == 1 and "--file needs --config" in line
-
-
-async def test_a_server_in_another_mode_says_which_flag(settings: Settings, oriel: Run) -> None:
-    async with open_unit(replace(settings, control_mode="none")) as unit:
-        code, line = await oriel(unit, "load", "double")
-    assert code == 1 and "not allowed" in line and "--model-control-mode" in line
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from oriel_wire.errors import StartFailed
 from oriel_wire.process.process import listen
 
 from ..waiting import pipe_gate, until
-from .supervised import QUICK, alive, check_killed, gone, spec
+from .supervised import QUICK, alive, gone, spec
 
 WAITING = re.compile(r"waiting for two, at most \d+ s more: it is stopping, 2 call\(s\) under way")
 
@@ -215,26 +215,6 @@ async def test_a_failed_preparation_is_a_refusal_to_start() -> None:
     stage = Stage(spec("one", prepare=(sys.executable, "-S", "-c", "raise SystemExit(3)")))
     with pytest.raises(StartFailed, match="one could not be prepared"):
         await stage.run()
-
-
-KILLED = """
-import asyncio, os, sys
-sys.path[:0] = {path!r}
-from oriel_cli import probe
-from oriel_cli.up.supervisor import Supervisor
-from tests.cli.supervised import spec
-
-async def main():
-    supervisor = Supervisor([spec("one"), spec("two")], say=print, environ=os.environ)
-    async def ready():
-        print(*(unit.pid for unit in supervisor.units), flush=True)
-    await supervisor.run(asyncio.Event(), ready)
-asyncio.run(main())
-"""
-
-
-async def test_units_stop_when_the_supervisor_is_killed() -> None:
-    await check_killed(KILLED)
 
 
 def test_every_busy_port_is_named_in_one_line_with_its_flag() -> None:

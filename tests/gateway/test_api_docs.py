@@ -204,27 +204,6 @@ async def test_pages_are_only_read(up: Upstream, path: str) -> None:
         assert up.seen == []
 
 
-async def test_a_page_between_two_calls_leaves_them_as_they_are(up: Upstream) -> None:
-    up.answer = up.ok
-    async with gateway(documents([up.port])) as (port, _), Client(port) as client:
-        for _ in range(3):
-            assert (await client.ask("/v2/models/digits/infer", b"{}")).body == b"ok"
-            assert (await get(client, "/docs", GOLD)).status == 200
-            assert (await get(client, "/v1/services", GOLD)).status == 200
-        assert len(up.seen) == 3
-
-
-async def test_whoever_does_not_read_pages_gets_no_more_of_them(up: Upstream) -> None:
-    async with gateway(documents([up.port])) as (port, gate), Client(port) as client:
-        asked = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\nx-api-key: %b\r\n\r\n" % GOLD.encode()
-        client.writer.write(asked * 900)
-        await until(lambda: gate.unread.bytes)  # the kernel's buffers are full
-        (front,) = gate.fronts
-        (connection,) = front.connections
-        assert connection.transport.get_write_buffer_size() < 128 * 1024
-        assert (await client.reply()).status == 200
-
-
 async def test_what_pools_say_is_asked_beside_the_calls_and_kept(up: Upstream) -> None:
     publisher = Publisher(described("digits"), ("digits",))
     up.answer = publisher
@@ -277,15 +256,6 @@ async def test_pages_of_named_origins_may_read_them(up: Upstream) -> None:
                 "access-control-expose-headers"
             ]
         )
-
-
-async def test_a_pool_that_is_away_keeps_its_description(up: Upstream) -> None:
-    async with gateway(documents([up.port])) as (port, gate), Client(port) as client:
-        await turn(gate)
-        publisher, up.answer = up.answer, up.ok  # the upstream answers with something that is no description
-        await turn(gate)
-        assert {"/v1/services/digits", "/v2/models/mlp/infer"} <= (await paths(client, GOLD)).keys()
-        up.answer = publisher
 
 
 async def test_a_service_that_only_its_route_names_is_listed(up: Upstream) -> None:

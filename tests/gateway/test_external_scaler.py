@@ -10,7 +10,6 @@ import grpc
 import pytest
 
 from oriel_cli.up.units import free_ports
-from oriel_gateway.admin import external_scaler
 from oriel_gateway.admin.external_scaler import ExternalScaler, client_certificates
 from oriel_policies.documents import compile_documents
 from oriel_policies.scaling.members import MISSING_S, Members
@@ -54,25 +53,6 @@ async def test_true_comes_again_while_calls_wait_and_nobody_is_usable() -> None:
                 client.send(INFER, b"x", headers=WAITING)
                 await until(lambda: all_of.operator.states.get("p", []).count(True) >= 3)
             planning.cancel()
-
-
-async def test_a_new_stream_says_the_state_at_once() -> None:
-    with nobody() as closed:
-        async with stack(closed) as all_of, Client(all_of.port) as client:
-            client.send(INFER, b"x", headers=WAITING)
-            await until(lambda: all_of.core.scaled.plans["p"].latest.active)
-            async with all_of.operator.listening("p"):
-                await until(lambda: all_of.operator.states.get("p"))
-                assert all_of.operator.states["p"][0] is True
-
-
-async def test_streams_end_with_ok_when_the_gateway_stops() -> None:
-    with nobody() as closed:
-        async with stack(closed) as all_of, all_of.operator.listening("p", "p"):
-            await until(lambda: all_of.listeners() == 2)
-            await all_of.scaler.close()
-            await until(lambda: all_of.operator.ended == [grpc.StatusCode.OK] * 2)
-            assert all_of.listeners() == 0
 
 
 async def test_a_stream_ends_with_ok_after_a_while_but_not_while_a_call_waits() -> None:
@@ -170,13 +150,6 @@ async def test_a_call_whose_message_does_not_come_is_given_up() -> None:
             assert not all_of.scaler.calls
 
 
-def test_the_bounds_of_the_scaler_are_as_the_page_says() -> None:
-    chosen = external_scaler.LIMITS
-    assert (chosen.head_timeout_s, chosen.idle_timeout_s, chosen.max_connections) == (10.0, 60.0, 256)
-    assert external_scaler.PINGS_S == (20.0, 10.0) and external_scaler.STREAM_S == (210.0, 270.0)
-    assert (external_scaler.MOST_STREAMS, external_scaler.MOST_CALLS) == (2048, 4096)
-
-
 async def test_after_a_minute_without_data_nothing_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     with nobody() as closed:
         async with stack(closed) as all_of:
@@ -230,13 +203,6 @@ async def test_with_an_authority_only_its_clients_are_answered(tmp_path: Path) -
             await scaler.close()
             with pytest.raises(StartFailed, match="--scaler-client-ca cannot be read"):
                 client_certificates(chain, key, tmp_path / "none")
-
-
-async def test_a_port_that_is_taken_is_an_error() -> None:
-    with nobody() as closed:
-        async with stack(closed) as all_of:
-            with pytest.raises(StartFailed, match=f"port {closed} on 127.0.0.1 is in use"):
-                await ExternalScaler(all_of.core.scaled).open("127.0.0.1", closed)
 
 
 async def test_a_gateway_serves_the_port_and_ends_its_streams_well(tmp_path: Path) -> None:

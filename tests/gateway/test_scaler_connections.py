@@ -135,24 +135,6 @@ async def test_an_idle_stream_is_never_silent_for_what_lies_between() -> None:
             assert it.operator.states["p"] == [False] and it.listeners() == 1 and not it.operator.ended
 
 
-async def test_sixty_pools_over_one_connection_are_told_apart() -> None:
-    with nobody() as closed:
-        pools = "".join(
-            f'[pools.p{n}]\nprobe = "/"\ndiscover = "dns:127.0.0.1:{closed}"\n'
-            f"[pools.p{n}.scaling]\nminimum = 0\nmaximum = 9\n"
-            f'[[routes]]\nservice = "s{n}"\npool = "p{n}"\n'
-            for n in range(60)
-        )
-        names = [f"p{n}" for n in range(60)]
-        async with stack(closed, more=pools) as it, it.operator.listening(*names), Client(it.port) as client:
-            await until(lambda: len(it.operator.states) == 60 and all(it.operator.states.values()))
-            client.send("/v1/services/s7", b"x", headers=WAITING)
-            await until(lambda: True in it.operator.states["p7"])
-            assert await it.operator.poll("p7") == (1.0, 1.0, True)
-            assert await it.operator.poll("p8") == (1.0, 0.0, False)
-            assert [name for name in names if it.operator.states[name] != [False]] == ["p7"]
-
-
 class Balancer:
     """A client that speaks HTTP/2 itself, as a balancer does that opens connections of its own.
 

@@ -132,20 +132,6 @@ async def test_a_late_request_is_kept_and_its_server_is_asked() -> None:
         assert asked == [(up.port, f"{hop.context.trace_id:032x}")]
 
 
-async def test_a_deadline_of_the_clients_own_keeps_no_trace() -> None:
-    async def never(_: Seen) -> bytes:
-        await asyncio.Event().wait()
-        return b""
-
-    async with upstream() as up, gateway(documents([up.port]), sampling=NEVER) as (port, core):
-        up.answer = never
-        async with Client(port) as client:
-            assert (await client.ask("/v2/nothing", b"x")).status in (400, 404)
-            assert not spans(core)
-            assert (await client.ask(INFER, b"x", headers="x-request-timeout-ms: 20\r\n")).status == 504
-            assert not spans(core)
-
-
 async def test_the_trace_of_a_refusal_that_breaks_the_promise_is_kept() -> None:
     async with gateway(documents([1]), sampling=NEVER) as (port, core):
         core.refusing = True

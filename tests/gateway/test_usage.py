@@ -175,21 +175,6 @@ def test_a_stream_whose_trailers_were_lost_is_estimated_but_not_billed(used: str
     )
 
 
-def test_of_a_batch_only_calls_that_were_sent_for_their_own_tenant_are_cut_off() -> None:
-    """A service's model call is part of its own call, and one that was not sent has used nothing."""
-    usage = Usage(NOON)
-    ended = {"status": 0, "ended_s": 2.5, "answered_s": 2.5}
-    others = (
-        call(outcome=LEFT, **ended | {"sent_s": 0.0}),
-        call(tenant("a", caller="service"), outcome=LEFT, **ended),
-        call(outcome=BROKEN, **ended | {"response_s": 2.1, "status": 200}),
-        call(outcome=LATE, **ended | {"response_s": 2.1, "status": 503}),
-    )
-    count(usage, [*others, call(outcome=LEFT, **ended), *others])
-    day = usage.of("a", NOON)["day"]
-    assert (day["requests"], day["bytes_in"], day["device_ns"]) == (1, 10, 500_000_000)
-
-
 def test_days_and_months_begin_at_midnight_utc() -> None:
     usage = Usage(NOON)
     note(usage, "a", "m", "dev=500;cpu=0;class=h100")

@@ -18,7 +18,7 @@ from oriel_policies.documents import compile_documents
 
 from ..waiting import until
 from .keda import keda
-from .scaled import SCALING, gateways, scaled
+from .scaled import SCALING, scaled
 from .stack import gateway, nobody
 
 TOKEN = "an-operators-token"
@@ -70,13 +70,6 @@ async def test_an_operator_wakes_a_pool_for_a_while() -> None:
             assert not plan.latest.active and not plan.latest.wanted
 
 
-async def test_without_a_body_one_replica_is_woken_for_the_keep_alive() -> None:
-    with nobody() as closed:
-        async with empty(closed) as core, operator(core) as client:
-            answer = (await client.post("/pools/p/wake")).json()
-            assert (answer["floor"], answer["for_ms"]) == (1, 300_000)
-
-
 async def test_keda_is_told_at_once_that_an_operator_wakes_a_pool() -> None:
     with nobody() as closed:
         async with empty(closed) as core, operator(core) as client:
@@ -90,19 +83,6 @@ async def test_keda_is_told_at_once_that_an_operator_wakes_a_pool() -> None:
                         assert await kube.poll() == (1.0, 3.0, True)
             finally:
                 await scaler.close()
-
-
-async def test_all_gateways_know_what_an_operator_asked_one_of_them() -> None:
-    with nobody() as closed:
-        async with gateways(2, scaled(closed)) as ((_, one), (_, two)), operator(one) as client:
-            for core in (one, two):
-                await until(lambda core=core: core.pools["p"].endpoints.looked_up)  # type: ignore[misc]
-                core.pools["p"].endpoints.assign([])
-            listener = asyncio.Event()
-            two.scaled.plans["p"].listeners.add(listener.set)
-            await client.post("/pools/p/wake", json={"replicas": 2})
-            await listener.wait()
-            assert two.scaled.plans["p"].latest.wanted == 2
 
 
 @pytest.mark.parametrize(

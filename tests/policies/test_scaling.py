@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oriel_policies.scaling.counter import DemandCounter
-from oriel_policies.scaling.forecast import expected_rate
 from oriel_policies.scaling.members import Demand, Members, State
 from oriel_policies.scaling.planner import Plan, Planner, reported_value
 from oriel_policies.scaling.records import PoolRecord, TierRecord
@@ -97,42 +96,6 @@ def test_the_autoscaler_follows_the_reported_value(exactly_a_tenth_counts: bool,
         assert after == wanted
     else:
         assert wanted <= after <= replicas and after - wanted <= 0.1 * replicas
-
-
-@pytest.mark.parametrize(
-    ("replicas", "wanted", "value"),
-    [
-        (10, 11, 11.01),
-        (11, 12, 12.11),
-        (20, 22, 22.01),
-        (30, 32, 33.01),
-        (10, 9, 8.99),
-        (30, 28, 30.0),
-        (30, 27, 26.99),
-        (10, 8, 8.0),
-        (0, 3, 3.0),
-    ],
-)
-def test_small_changes_are_reported_beyond_the_tolerance(replicas: int, wanted: int, value: float) -> None:
-    assert reported_value(replicas, wanted) == pytest.approx(value)
-
-
-def test_a_half_full_window_has_no_slope() -> None:
-    """After a restart of all gateways the first half of the window is empty, although the rate has not changed."""
-    counter, members, now = DemandCounter(0.0), Members(0.0), 0.0
-    for number in range(4500):
-        now = number / 100.0
-        counter.arrived("gold", now)
-    members.read({"a": (counter.record(now), 0.0)}, now)
-    demand = members.demand(now)
-    expected = expected_rate(
-        demand.total.tiers["gold"].arrivals,
-        observed_s=demand.total.observed_s,
-        continuous=demand.continuous,
-        target_s=0.5,
-        start_s=20.0,
-    )
-    assert not demand.continuous and expected == pytest.approx(100.0, rel=0.03)
 
 
 class Course:

@@ -5,7 +5,7 @@ from math import inf, nextafter, sqrt
 import pytest
 
 from oriel_policies.scaling.counter import DemandCounter
-from oriel_policies.scaling.forecast import expected_rate, rate
+from oriel_policies.scaling.forecast import expected_rate
 from oriel_policies.scaling.keep_alive import IdleGaps
 from oriel_policies.scaling.members import Members, State
 from oriel_policies.scaling.records import PoolRecord, TierRecord, deadline_class, due_by, later
@@ -145,13 +145,6 @@ def test_a_sum_is_partial_after_10_s_of_silence_and_unavailable_after_60(
     assert (found.state, found.total.held, found.continuous) == (state, held, continuous)
 
 
-@pytest.mark.parametrize(("age_s", "held"), [(0.0, 2.0), (10.0, 2.0), (10.5, 1.0), (59.5, 1.0)])
-def test_waiting_calls_of_a_silent_gateway_do_not_count(age_s: float, held: float) -> None:
-    it = Members(0.0)
-    it.read({"a": (report(), 0.0), "b": (report(), age_s)}, 200.0)
-    assert it.demand(200.0).total.held == held
-
-
 @pytest.mark.parametrize(("after_s", "state"), [(0.0, State.PARTIAL), (59.5, State.PARTIAL), (60.0, State.COMPLETE)])
 @pytest.mark.parametrize("how", ["left", "old", "outage"])
 def test_a_sum_is_partial_for_a_minute_after_a_gateway_was_lost(how: str, after_s: float, state: State) -> None:
@@ -228,11 +221,6 @@ def test_the_planned_batch_is_the_largest_within_half_of_the_target(
 
 
 # Forecasts ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_rate_is_of_whole_seconds() -> None:
-    arrivals = [float(age) for age in range(61)]
-    assert rate(arrivals, 2) == 1.5 and rate(arrivals, 3, skip=2) == 4.0
 
 
 def forecast(arrivals: list[float], *, start_s: float = 20.0, target_s: float = 0.5, **more: float) -> float:

@@ -85,31 +85,6 @@ def test_a_window_is_read_as_it_is_shown(window: Window) -> None:
         assert read_window(begins, ends, zone, 1) == window
 
 
-def test_office_hours_follow_the_clocks_of_their_zone() -> None:
-    office = read_window("Mon-Fri 08:00", "18:00", BERLIN, 2)
-    assert str(office) == "Mon-Fri 08:00 to 18:00 Europe/Berlin"
-    for day, hour in (("2026-03-27", 7), ("2026-03-30", 6), ("2026-10-23", 6), ("2026-10-26", 7)):  # UTC
-        begins = at(f"{day}T0{hour}:00:00")
-        assert [office.includes(begins + step) for step in (-1.0, 0.0, 10 * HOUR_S - 1.0, 10 * HOUR_S)] == [
-            False,
-            True,
-            True,
-            False,
-        ]
-    assert not office.includes(at("2026-03-28T12:00:00"))
-
-
-def test_a_window_is_open_through_a_skipped_and_a_repeated_hour() -> None:
-    early = read_window("Sun 02:00", "03:00", BERLIN, 1)
-    assert early.includes(at("2026-10-25T02:30:00", BERLIN)) and early.includes(
-        at("2026-10-25T02:30:00", BERLIN, fold=1)
-    )
-    into_it = read_window("Sat 22:00", "02:30", BERLIN, 1)
-    assert into_it.includes(at("2026-03-29T01:59:00", BERLIN)) and not into_it.includes(
-        at("2026-03-29T04:00:00", BERLIN)
-    )
-
-
 def test_a_night_goes_on_over_midnight_and_a_weekend_over_the_end_of_the_week() -> None:
     night = read_window("Sat,Sun 22:00", "06:00", "UTC", 1)
     assert str(night) == "Sat,Sun 22:00 to 06:00 UTC"

@@ -269,12 +269,6 @@ def test_what_cannot_be_simulated_is_refused(stream: dict[str, Any], why: str) -
         simulated(scenario(stream, rate=1.0), BATCHED)
 
 
-@pytest.mark.parametrize(("key", "why"), [("silver", "belongs to no tenant"), ("", "has no key, .*: pass --key")])
-def test_calls_of_nobody_are_refused(key: str, why: str) -> None:
-    with pytest.raises(CommandFailed, match=why):
-        simulated(scenario({"key": key}, rate=1.0), snapshot=documents())
-
-
 @pytest.mark.parametrize(
     ("text", "why"),
     [

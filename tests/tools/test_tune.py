@@ -1,6 +1,5 @@
 """`oriel tune` from beginning to end, with a tiny model on a server of its own, and what it refuses."""
 
-import asyncio
 import json
 import shutil
 import signal
@@ -159,22 +158,6 @@ def test_ctrl_c_ends_a_search_that_does_not_wait_and_the_server_with_it(
     assert events == ["double"] and signal.getsignal(signal.SIGINT) is before
     with pytest.raises(URLError, match="refused"):
         urlopen(f"{urls[0]}/v2/health/live")
-
-
-def test_ctrl_c_while_it_waits_ends_what_was_started(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[str] = []
-
-    async def calibrating(options: object, say: object) -> None:
-        try:
-            asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(0)
-            events.append("server stopped")
-
-    monkeypatch.setattr("oriel_tools.tune.command.tuned", calibrating)
-    assert main(["tune", "double", "--repository", str(repository), *GOAL]) == 130
-    assert events == ["server stopped"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oriel_tools.load.tally import Outcome, Tally
 from oriel_tools.simulate.profile import Size
 from oriel_tools.tune.calibration import affordable
 from oriel_tools.tune.machine import profile_s, seconds_within
@@ -129,12 +128,6 @@ def test_a_present_setting_that_is_good_is_kept() -> None:
     assert found.chosen.setting == found.present.setting and found.chosen.met and not found.worths
 
 
-def test_a_delay_that_is_too_long_is_removed_where_a_shorter_one_brings_nothing_more() -> None:
-    found = plan(subject("max_queue_delay_microseconds: 90000"), "p95 <= 60 ms at 50/s", FLAT)
-    assert not found.present.met and found.chosen.met and found.chosen.setting.delay_us == 0
-    assert [worth.fields for worth in found.worths] == [("delay_us",)]
-
-
 def test_executions_that_hardly_pause_are_what_limits_and_else_calls_that_come_together() -> None:
     model, alone = subject(), simulator("p50 <= 200 ms at 95/s", ALONE)
     busy, calm = alone.trial(model.present, 400), alone.trial(model.present, 400, 0.4)
@@ -164,21 +157,6 @@ def test_what_is_rare_is_sent_more_often_at_the_cost_of_two_percent(
         if each.rate > 0.1 * max(rates):
             assert sent[each.name] == part * each.rate, "what is not rare is sent as it comes"
         assert sent[each.name] * seconds <= max(100.0, part * each.rate * seconds) * (1.0 + 1e-9)
-
-
-def test_rates_far_apart_are_judged_by_calls_of_both_without_a_load_of_hours() -> None:
-    """Without more calls, 100 of the rarer ones take 1000 s and a million of the others."""
-    gold, bronze = parse("p99 <= 50 ms for gold at 1000/s"), parse("p99 <= 900 ms for bronze at 0.1/s")
-    load = Load(model="m", objectives=[gold, bronze])
-    seconds = load.seconds(800)
-    assert seconds * load.rate < 6000 and load.rates(seconds)["bronze"] * seconds == pytest.approx(100.0)
-    assert load.rates(3.0)["bronze"] * 3.0 > 50.0, "of a short measurement"
-    answered = [Tally(scheduled=count) for count in (900, 100)]
-    for tally in answered:
-        for _ in range(90):
-            tally.ended(Outcome("good"), 0.01, 0.01, 0.05)
-    found = load.judged(answered)
-    assert [each.goodput for each in found] == [pytest.approx(100.0), pytest.approx(0.09)], "at the objective's rate"
 
 
 # Measurements -------------------------------------------------------------------------------------------------------

@@ -123,13 +123,6 @@ def test_a_second_instance_is_preferred_to_another_precision() -> None:
     assert found.chosen.met and found.chosen.setting == subject().present.on(ENGINES[1])
 
 
-def test_a_compiler_is_chosen_where_the_model_itself_is_too_slow(tmp_path: Path) -> None:
-    true = {ENGINES[0]: FLAT, replace(ENGINES[0], compiler="openvino"): times(0.3, FLAT)}
-    found, _, _ = tuned_on(tmp_path, "p95 <= 9 ms at 20/s", true, compilers=["openvino"])
-    assert found.plan.chosen.setting.compiler == "openvino" and found.confirmed and found.chosen.met
-    assert 'parameters { key: "oriel.compile" value: { string_value: "openvino" } }' in found.text
-
-
 def test_an_artefact_that_does_not_serve_is_left_out_with_the_reason(tmp_path: Path) -> None:
     """Else the times of the model's own file would be taken for those of the variant."""
     true = {ENGINES[0]: FLAT, replace(ENGINES[0], variant="int8"): times(0.3, FLAT)}

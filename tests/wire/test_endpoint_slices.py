@@ -276,17 +276,6 @@ async def test_a_watch_that_sends_byte_after_byte_is_given_up(api: tuple[Kuberne
         await until(lambda: server.send(b" ") or hosts(follower.slices.found) == ["10.0.0.2"])
 
 
-async def test_slow_bytes_of_a_line_are_put_together(api: tuple[KubernetesApi, Following]) -> None:
-    server, following = api
-    async with following() as follower:
-        await until(lambda: server.watching)
-        line = event("ADDED", "200", piece("a", endpoint("10.0.0.1")))
-        for n in range(len(line)):
-            server.send(line[n : n + 1])
-            await asyncio.sleep(0)
-        await follower.sees("10.0.0.1")
-
-
 @pytest.mark.parametrize("bad", [b"x" * (MAX_LINE_BYTES + 1), b"no JSON\n", b'{"type":"ADDED","object":3}\n'])
 async def test_what_cannot_be_read_ends_the_watch_and_takes_nothing_away(
     api: tuple[KubernetesApi, Following], bad: bytes

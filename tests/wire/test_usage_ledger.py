@@ -53,13 +53,6 @@ def test_a_minute_is_on_the_disk_before_it_is_sealed_and_added_up_when_it_is(tmp
     assert list((tmp_path / "usage/v1/open").iterdir()) == []
 
 
-def test_a_minute_without_use_writes_nothing(tmp_path: Path) -> None:
-    files = UsageFiles(tmp_path, "a1")
-    files.append(MINUTE, [])
-    files.seal()
-    assert everything(tmp_path, with_open=True) == []
-
-
 CRASHES = """
     import sys
     from pathlib import Path
@@ -273,22 +266,6 @@ async def test_a_folder_that_cannot_be_written_delays_lines_and_loses_none(tmp_p
     await server.ledger.write()
     assert sum(line.device_ns for _, line in everything(blocked, with_open=True)) == 11
     await server.ledger.close()
-
-
-async def test_what_is_known_of_the_loss_by_a_crash_is_said_and_no_more(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Minutes in which nothing ran were reported as usage that is not recovered."""
-    files = UsageFiles(tmp_path, "dead")
-    files.append(MINUTE, [use(5)])
-    (open_one,) = (tmp_path / "usage/v1/open").glob("*.ndjson")
-    left_for(open_one, 600.0)
-    crash(files)
-    server = Server(tmp_path)
-    await server.ledger.write()
-    await server.ledger.close()
-    (said,) = [record.getMessage() for record in caplog.records if "crashed" in record.getMessage()]
-    assert "recovered to its last write, 600." in said and "wrote each second" in said and "but not" not in said
 
 
 async def test_lines_beyond_the_bound_are_lost_counted_and_reported_once(

@@ -1,7 +1,6 @@
 """Answers that count as failures of a load although their status is good, judged one by one and in a whole load."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -209,16 +208,3 @@ async def test_a_grpc_stream_with_an_error_in_it_has_failed(
     async with grpc_server(handler) as port:
         found = await counts(f"grpc://127.0.0.1:{port}/{SERVICE}/ModelStreamInfer", body=str(body))
     assert (found["good"], found["failed"], found["refused"]) == (good, failed, refused)
-
-
-async def test_a_good_status_with_an_error_in_the_body_has_failed() -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        body = json.dumps({"error": {"message": "no room", "reason": "queue_full"}}).encode()
-        writer.write(f"HTTP/1.1 200 OK\r\n{JSON}\r\n{CLOSE}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    found = await counts(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x")
-    server.close()
-    assert (found["good"], found["failed"]) == (0, {"200 queue_full": 10})
