@@ -252,32 +252,6 @@ def test_gpu_nodes_and_endpoints_are_where_they_are_offered(terraform, tree, tmp
         workspace.plan(**given, gpu_enabled=False)
 
 
-def test_images_keep_their_tags_and_are_scanned(applied):
-    repositories = of_type(applied, "aws_ecr_repository")
-    assert {each["name"] for each in repositories.values()} == {
-        f"oriel/oriel-{unit}" for unit in ("gateway", "logic", "inference")
-    }
-    for each in repositories.values():
-        assert each["image_tag_mutability"] == "IMMUTABLE"
-        assert each["image_scanning_configuration"] == [{"scan_on_push": True}]
-        assert each["repository_url"].startswith(applied.state.outputs["registry_url"] + "/")
-    for policy in of_type(applied, "aws_ecr_lifecycle_policy").values():
-        assert [rule["selection"]["tagStatus"] for rule in json.loads(policy["policy"])["rules"]] == ["untagged"]
-
-
-def test_add_ons_enforce_network_policies_and_stay_on_the_system_pool(applied):
-    addons = of_type(applied, "aws_eks_addon").values()
-    texts = {each["addon_name"]: each["configuration_values"] for each in addons}
-    settings = {name: json.loads(text) for name, text in texts.items() if text.startswith("{")}
-    system = {"nodeSelector": {"oriel.dev/pool": "system"}}
-    assert settings.pop("vpc-cni") == {"enableNetworkPolicy": "true"}
-    assert settings.pop("coredns") == system
-    assert settings.pop("aws-ebs-csi-driver") == {"controller": system}
-    assert not settings
-    assert {"eks-pod-identity-agent", "kube-proxy"} < set(texts)
-    assert all(each["addon_version"] for each in addons)
-
-
 def test_pods_cannot_take_the_nodes_role(applied):
     for template in of_type(applied, "aws_launch_template").values():
         (options,) = template["metadata_options"]

@@ -1,6 +1,5 @@
 """terraform/azure, applied to the stand-in: what is encrypted, public, allowed, and made after what."""
 
-import base64
 import ipaddress
 import json
 from collections.abc import Iterator
@@ -271,24 +270,6 @@ def test_empty_nodes_leave_though_they_hold_scratch_and_cluster_services(applied
 def test_the_device_plugin_is_installed_and_metrics_server_is_not(applied):
     charts = {each["chart"] for each in applied.state.resources("helm_release").values()}
     assert "nvidia-device-plugin" in charts and "metrics-server" not in charts
-
-
-def test_the_command_that_prints_a_token(applied):
-    auth = applied.state.outputs["cluster_auth"]
-    assert (auth["api_version"], auth["command"]) == ("client.authentication.k8s.io/v1beta1", "kubelogin")
-    assert auth["args"][0] == "get-token"
-    flags = dict(zip(auth["args"][1::2], auth["args"][2::2], strict=True))
-    # The same application for every AKS cluster with managed Entra ID.
-    assert flags == {
-        "--server-id": "6dae42f8-4368-4678-94ff-3960e28e3630",
-        "--login": "azurecli",
-        "--tenant-id": TENANT,
-    }
-    config = applied.made["azurerm_kubernetes_cluster.this"]["kube_config"][0]
-    assert applied.state.outputs["cluster_endpoint"] == config["host"]
-    pem = base64.b64decode(config["cluster_ca_certificate"]).decode()
-    assert applied.state.outputs["cluster_ca_certificate"] == pem
-    assert not any(each.get("sensitive") for each in applied.state.document["outputs"].values())
 
 
 def test_the_gateways_address_and_name(applied):

@@ -1,6 +1,5 @@
 """terraform/gcp, applied to the stand-in: what is encrypted, public, allowed, and made after what."""
 
-import base64
 import json
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -231,18 +230,6 @@ def test_shielded_nodes_and_the_ways_in_that_are_shut(applied):
         (shield,) = pool["node_config"][0]["shielded_instance_config"]
         assert shield == {"enable_integrity_monitoring": True, "enable_secure_boot": name != "gpu"}
         assert pool["node_config"][0]["metadata"] == {"disable-legacy-endpoints": "true"}
-
-
-def test_the_command_that_prints_a_token(applied):
-    assert applied.state.outputs["cluster_auth"] == {
-        "api_version": "client.authentication.k8s.io/v1beta1",
-        "command": "gke-gcloud-auth-plugin",
-        "args": ["--use_application_default_credentials"],
-        "env": {},
-    }
-    assert applied.state.outputs["cluster_endpoint"] == "https://10.42.0.2"
-    pem = applied.made["google_container_cluster.this"]["master_auth"][0]["cluster_ca_certificate"]
-    assert applied.state.outputs["cluster_ca_certificate"] == base64.b64decode(pem).decode()
 
 
 def test_the_gateways_address_and_name(applied):

@@ -7,7 +7,7 @@ generator cancels the ticket first; then it reports nothing.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from oriel_tools.load.answers import MAX_JUDGED_BYTES, Body, body_of, http_reason, shown, stream_fault
 from oriel_tools.load.bodies import Prepared
@@ -30,16 +30,6 @@ class Ticket:
     sent_s: float
     ended: Callable[["Ticket", Outcome], None]
     handle: Any = None
-
-
-class Sender(Protocol):
-    def send(self, ticket: Ticket) -> None:
-        """Send now; `ticket.ended` is called once, never before this returns."""
-
-    def cancel(self, ticket: Ticket) -> None:
-        """Stop waiting for it, so that the server sees the departure."""
-
-    async def close(self) -> None: ...
 
 
 class HttpSender:
@@ -190,6 +180,11 @@ class GrpcSender:
             ticket.ended(ticket, Outcome("failed", outcome.reason) if begun else outcome)
         else:
             ticket.ended(ticket, Outcome("failed", f"OK {fault}") if fault else GOOD)
+
+
+# `send` sends at once, and `ended` of its ticket is called once, never before `send` returns; `cancel` stops waiting,
+# so that the server sees the departure.
+Sender = HttpSender | GrpcSender
 
 
 def _grpc_refusal(error: Any) -> Outcome:
