@@ -46,7 +46,7 @@ class House:
 
     def members(self) -> int:
         """Return how many callers wait for an answer to an equal call."""
-        return sum(len(flight.members) for flight in self.core.routing.flights._open.values())
+        return sum(len(flight.members) for flight in self.core.routing.flights.values())
 
     def idle(self) -> bool:
         return (
@@ -56,7 +56,7 @@ class House:
             )
             and all(e.outstanding == 0 for gate in self.core.pools.values() for e in gate.endpoints)
             and not len(self.core.clock)
-            and not len(self.core.routing.flights)
+            and not self.core.routing.flights
             and not self.core.routing.detached
             and not self.core.routing.shadows
         )

@@ -69,7 +69,7 @@ async def test_many_callers_of_one_flight_are_told_some_at_a_time(status: str, m
         for client in clients:
             client.send(INFER, b"x")
         await until(lambda: it.members() == 8 and len(it.ups[0].seen) == 1)
-        (flight,) = it.core.routing.flights._open.values()
+        (flight,) = it.core.routing.flights.values()
         # The caller that leads gets the answer itself. If that is an error, one of the others leads again.
         told = list(flight.members)[1 if status == "200 OK" else 2 :]
         waiting: list[int] = []  # how many callers still wait, in each turn of the loop

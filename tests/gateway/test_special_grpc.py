@@ -47,7 +47,7 @@ class House:
         gates = self.core.pools.values()
         return (
             all(g.admission.inflight == 0 and not len(g.admission.queue) and not g.held_bytes for g in gates)
-            and not len(self.core.routing.flights)
+            and not self.core.routing.flights
             and not self.core.routing.detached
             and not self.core.routing.shadows
         )
@@ -147,8 +147,8 @@ async def test_equal_calls_are_made_once_and_kept() -> None:
         backend, requested_s = it.backends[0], monotonic()
         backend.hold = asyncio.Event()
         asking = [asyncio.ensure_future(it.infer(x_request_id=f"r{n}")) for n in range(4)]
-        await until(lambda: bool(backend.seen) and len(it.core.routing.flights._open) == 1)
-        flight = next(iter(it.core.routing.flights._open.values()))
+        await until(lambda: bool(backend.seen) and len(it.core.routing.flights) == 1)
+        flight = next(iter(it.core.routing.flights.values()))
         await until(lambda: len(flight.members) == 4)
         backend.hold.set()
         answers = await asyncio.gather(*asking)
@@ -184,7 +184,7 @@ async def test_a_founder_that_leaves_fails_nobody_and_an_error_is_its_own() -> N
         backend.hold = asyncio.Event()
         founder = asyncio.ensure_future(it.infer())
         await until(lambda: bool(backend.seen))
-        flight = next(iter(it.core.routing.flights._open.values()))
+        flight = next(iter(it.core.routing.flights.values()))
         follower = asyncio.ensure_future(it.infer())
         await until(lambda: len(flight.members) == 2)
         founder.cancel()
@@ -195,7 +195,7 @@ async def test_a_founder_that_leaves_fails_nobody_and_an_error_is_its_own() -> N
         backend.hold = asyncio.Event()
         failing = [asyncio.ensure_future(it.infer(model="broken")) for _ in range(2)]
         await until(lambda: len(backend.seen) == 2)
-        flight = next(iter(it.core.routing.flights._open.values()))
+        flight = next(iter(it.core.routing.flights.values()))
         await until(lambda: len(flight.members) == 2)
         backend.hold.set()
         for outcome in await asyncio.gather(*failing, return_exceptions=True):
@@ -205,12 +205,12 @@ async def test_a_founder_that_leaves_fails_nobody_and_an_error_is_its_own() -> N
         # One of the calls that waited leads once more, and after that each is made for itself.
         failing = [asyncio.ensure_future(it.infer(model="broken")) for _ in range(5)]
         await until(lambda: len(backend.seen) == 4)
-        flight = next(iter(it.core.routing.flights._open.values()))
+        flight = next(iter(it.core.routing.flights.values()))
         await until(lambda: len(flight.members) == 5)
         hold, backend.hold = backend.hold, asyncio.Event()
         hold.set()
         await until(lambda: len(backend.seen) == 5)
-        flight = next(iter(it.core.routing.flights._open.values()))
+        flight = next(iter(it.core.routing.flights.values()))
         await until(lambda: len(flight.members) == 4)
         backend.hold.set()
         await asyncio.gather(*failing, return_exceptions=True)

@@ -28,8 +28,8 @@ from oriel_gateway.call.attempts import note_answer
 from oriel_gateway.call.call import GatewayCall
 from oriel_gateway.call.contracts import ANSWERING, COLLECT, DONE, JOINED, Call, Request
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.shared.state import KEPT_BYTES, KeptAnswer, Member, RoutingState
-from oriel_policies.upstreams.flights import Flight
+from oriel_gateway.pools.pool import PoolGate
+from oriel_gateway.shared.state import KEPT_BYTES, KeptAnswer, RoutingState
 
 ABOUT_THE_CLIENT = ("user-agent",)
 VARYING = frozenset(  # fields that a shared answer may vary by: they reach the upstream exactly as the key has them
@@ -42,6 +42,8 @@ _TURN = 64  # the most members that are answered in one turn of the loop, with a
 _TURN_BYTES = 1024 * 1024
 _OURS = (b"age:", b"x-oriel-cache:", b"x-oriel-route:")
 _NOT_FOR_OTHERS = frozenset({"no-store", "no-cache", "private"})
+# Hash of equal calls, band, pool: the name of a pool may have stood for two, one after the other.
+Place = tuple[bytes, int, PoolGate]
 
 
 def answer_key(call: Call, body: bytes) -> bytes | None:
@@ -104,36 +106,42 @@ def operator_lines(call: Call) -> list[bytes]:
     return [f"x-oriel-route: {target.plan.name}; {which}".encode("ascii", "replace")]
 
 
+class Member:
+    """A call that waits in a flight."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.flight: Flight | None = None
+
+
 def join(member: Member, routing: RoutingState, key: bytes, body: bytes, *, again: bool = False) -> None:
     """Join the flight for `key`, and start its work if there is none. again: after a flight that failed."""
     call = member.call
-    place = (key, call.tenant.tier.band, call.gate)  # the same name may have stood for two pools, one after the other
+    place = (key, call.tenant.tier.band, call.gate)
     call.state = JOINED
     call.queued_s = call.queued_s or monotonic()
-    flight, founded = routing.flights.join(place, member)
-    member.flight = flight
-    if founded:
-        work = _Work(member, routing, flight, key, again)
-        member.work = work
-        work.start(body)
+    flight: Flight | None = routing.flights.get(place)
+    if flight is not None:
+        flight.join(member)
     else:
-        member.work = next(iter(flight.members)).work
-        assert member.work is not None
-        member.work.last_until(call.deadline)
+        flight = routing.flights[place] = Flight(member, routing, place, again)
+        flight.start(body)
 
 
-class _Work:
-    """Makes the one call for all members of a flight, and receives its answer.
+class Flight:
+    """Makes the one call for all its members, and receives its answer.
 
     The call is not counted as a request and not traced: its members are. It comes from no address: they may be several.
+    It is open until it lands or the last member has left; then the next call founds another one. members: oldest first.
     """
 
-    def __init__(self, founder: Member, routing: RoutingState, flight: Flight[Member], key: bytes, again: bool) -> None:
+    def __init__(self, founder: Member, routing: RoutingState, place: Place, again: bool) -> None:
         first = founder.call
+        self.members = {founder: None}
+        founder.flight = self
         self._founder = founder
         self._routing = routing
-        self._flight = flight
-        self._key = key
+        self._place = place
         self._again = again
         self._head: Any | None = None
         self._body: list[bytes] = []
@@ -149,12 +157,21 @@ class _Work:
         """Ask for a permit."""
         self._call.whole(body)
 
-    def last_until(self, deadline: float) -> None:
-        """A member waits until `deadline`, perhaps longer than all before it."""
-        call = self._call
+    def join(self, member: Member) -> None:
+        """Take a member, which may wait for longer than all before it."""
+        self.members[member] = None
+        member.flight = self
+        call, deadline = self._call, member.call.deadline
         if deadline > call.deadline:
             call.deadline = deadline
             call.watch_until(deadline)
+
+    def leave(self, member: Member) -> None:
+        """A member that is over leaves, unless the flight has landed. Nobody waits for the call after the last one."""
+        if member in self.members:
+            del self.members[member]
+            if not self.members:
+                self.cancel()
 
     def cost_of_leaving(self, member: Member, now: float) -> tuple[bool, float]:
         """Return whether the call was sent, and the seconds that `member` has to pay when it leaves now.
@@ -164,13 +181,14 @@ class _Work:
         call = self._call
         if not call.sent_s:
             return False, 0.0
-        pays = self._founder is member if call.state == DONE else len(self._flight.members) == 1
+        pays = self._founder is member if call.state == DONE else len(self.members) == 1
         return True, (now - call.permit_s) / call.gate.streams.at_servers if pays else 0.0
 
     def cancel(self) -> None:
-        """Drop the work, because no caller wants the answer any more or the gateway closes."""
+        """Drop the call, because no caller wants the answer any more or the gateway closes."""
+        members = self._land()
         self._call.client_left()
-        for member in self._land():
+        for member in members:
             member.call.client_left()
 
     def response(self, call: Call, head: Any, data: bytes, complete: bool) -> bool:
@@ -224,7 +242,7 @@ class _Work:
         )
         if plan.cache_s:
             owner = "" if plan.cache_shared else call.tenant.name
-            routing.cache.put(self._key, owner, answer, answer.size_bytes, call.response_s, plan.cache_s)
+            routing.cache.put(self._place[0], owner, answer, answer.size_bytes, call.response_s, plan.cache_s)
         members = self._land()
         self._hand_over(members[0].call, head, body, True)
 
@@ -256,12 +274,18 @@ class _Work:
         """Go on after a failure: the oldest leads and the others follow, or all go alone if that was tried."""
 
         def follow(member: Member) -> None:
-            join(member, self._routing, self._key, member.call.body(), again=True)
+            join(member, self._routing, self._place[0], member.call.body(), again=True)
 
         _in_turns(members, _alone if self._again or len(members) < 2 else follow)
 
     def _land(self) -> list[Member]:
-        return self._routing.flights.land(self._flight)
+        """Close the flight; return the members, each of them once."""
+        flights = self._routing.flights
+        if flights.get(self._place) is self:
+            del flights[self._place]
+        members = list(self.members)
+        self.members.clear()
+        return members
 
     def _hand_over(self, taker: Call, head: Any, data: bytes, complete: bool) -> None:
         """Give the work to `taker`, which from now on has the permit and reads the answer."""

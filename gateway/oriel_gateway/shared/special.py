@@ -17,8 +17,8 @@ from oriel_gateway.limits.error_text import token_headers
 from oriel_gateway.routing.targets import Target
 from oriel_gateway.shared.answer_tokens import AnswerTokens
 from oriel_gateway.shared.shadow import Fingerprint, send_copy, share_of_copies
-from oriel_gateway.shared.single_flight import answer_from, answer_key, join, operator_lines
-from oriel_gateway.shared.state import REPLAY_BYTES, Member, RoutingState
+from oriel_gateway.shared.single_flight import Member, answer_from, answer_key, join, operator_lines
+from oriel_gateway.shared.state import REPLAY_BYTES, RoutingState
 from oriel_policies.bounds.kinds import Counts
 from oriel_policies.bounds.tokens import MAX_NAME, prompt_tokens, reserved, wanted
 from oriel_policies.upstreams.assignment import unit
@@ -219,11 +219,11 @@ class Extras:
             call.used = with_tokens(call.used, tokens.tokens_in, tokens.tokens_out)
 
     def abandoned(self, call: Call, now: float) -> tuple[bool, float]:
-        """Return what `FlightWork.cost_of_leaving` says of a call that ends before its flight does."""
+        """Return what `Flight.cost_of_leaving` says of a call that ends before its flight does."""
         member = self._member
-        return (
-            member.work.cost_of_leaving(member, now) if member is not None and member.work is not None else (False, 0.0)
-        )
+        if member is None or member.flight is None:
+            return False, 0.0
+        return member.flight.cost_of_leaving(member, now)
 
     def finished(self, call: Call) -> None:
         """The call is over, however it ended."""
@@ -233,11 +233,10 @@ class Extras:
             if target.plan.rollback is not None:
                 routing.canaries.finished(target, call.judged)
         if member is not None:
-            flight, work = member.flight, member.work
-            # breaks the cycle of references between the work and its founder
-            self._member = member.flight = member.work = None
-            if flight is not None and work is not None and routing.flights.leave(flight, member):
-                work.cancel()
+            flight = member.flight
+            self._member = member.flight = None  # breaks the cycle of references between the flight and its founder
+            if flight is not None:
+                flight.leave(member)
         comparable = call.outcome is Outcome.ANSWERED and not target.spills
         if self._copied is not None and self._seen is not None and comparable:
             send_copy(call, routing, self._copied, self._seen)

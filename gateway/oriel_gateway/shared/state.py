@@ -1,14 +1,13 @@
 """State that special routes share in one gateway: kept answers, open flights, copies on their way, and counters."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from oriel_gateway.call.contracts import Call
 from oriel_gateway.shared.agreement import Agreement
 from oriel_gateway.shared.canaries import Canaries
 from oriel_policies.documents import Tenant
 from oriel_policies.upstreams.answer_cache import AnswerCache
-from oriel_policies.upstreams.flights import Flight, Flights
 
 CACHE_BYTES = 64 * 1024 * 1024  # of kept answers, over all routes
 KEPT_BYTES = 1024 * 1024  # of one answer that is kept or given to more than one caller
@@ -21,25 +20,6 @@ class Detached(Protocol):
 
     def cancel(self) -> None:
         """End the call: nobody waits for it, or the gateway closes."""
-
-
-class FlightWork(Detached, Protocol):
-    """The one call that is made for all members of a flight."""
-
-    def last_until(self, deadline: float) -> None:
-        """A member joined that waits until `deadline`."""
-
-    def cost_of_leaving(self, member: "Member", now: float) -> tuple[bool, float]:
-        """Return whether the call was sent, and the seconds that `member` has to pay when it leaves now."""
-
-
-class Member:
-    """A call that waits in a flight."""
-
-    def __init__(self, call: Call) -> None:
-        self.call = call
-        self.flight: Flight[Member] | None = None
-        self.work: FlightWork | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +40,7 @@ class RoutingState:
     """Single writer: the gateway's loop. The counters' keys are label values."""
 
     cache: AnswerCache[KeptAnswer]
-    flights: Flights[Member] = field(default_factory=Flights)
+    flights: dict[Hashable, Any] = field(default_factory=dict)  # open ones, see `single_flight`
     detached: dict[Detached, None] = field(default_factory=dict)  # calls without a client, to be ended at close
     shadows: int = 0
     shadow_tenants: dict[Tenant, Tenant] = field(default_factory=dict)  # the same tenants in the lowest band
