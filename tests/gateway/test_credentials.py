@@ -104,18 +104,17 @@ def test_a_token_is_what_no_key_is_and_what_authorization_brings(name: str, valu
     verified: list[tuple[str, bytes]] = []
     of_token = ApiKey(tenant=TENANT, expires_at=None, of_token=True)
 
-    class Verifier:
-        def verify(self, token: str, digest: bytes) -> ApiKey | None:
-            verified.append((token, digest))
-            return of_token
+    def verify(token: str, digest: bytes) -> ApiKey | None:
+        verified.append((token, digest))
+        return of_token
 
     sent = [(name, f"Bearer {value}" if name == "authorization" else value)]
     key = SNAPSHOT.keys.get(digest := sha256(value.encode()).digest())
     if expected := of_token if asked else key:
-        assert identify(sent, SNAPSHOT, Verifier()) is expected
+        assert identify(sent, SNAPSHOT, verify) is expected
     else:
         with pytest.raises(Refused, match="the key or token is not valid"):
-            identify(sent, SNAPSHOT, Verifier())
+            identify(sent, SNAPSHOT, verify)
     assert verified == ([(value, digest)] if asked else [])
     if key is None:
         with pytest.raises(Refused, match="the key or token is not valid"):
