@@ -5,7 +5,7 @@ batch, at least once a second: a budget is exceeded by what is used until then, 
 """
 
 import logging
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from oriel_policies.documents import Snapshot, Tenant
 from oriel_policies.metering.budgets import Use, spent
 from oriel_wire.usage.lines import UsageLine
 
-__all__ = ["MAX_SHOWN", "Fill", "Spending", "TokensLeft"]
+__all__ = ["MAX_SHOWN", "Fill", "Spending"]
 
 _log = logging.getLogger(__name__)
 MAX_SHOWN = 50  # budgets, and token limits, in metrics: those of which the largest share is spent
@@ -26,21 +26,13 @@ MAX_KNOWN = 500  # tenants among which these are looked for
 
 
 class Fill(NamedTuple):
-    """How much of one budget is spent: a share of it, which may be above 1."""
+    """How much of one budget, or of the burst of one token limit, is spent: a share of it, which may be above 1."""
 
     tenant: str
     budget: str
     ratio: float
-    warn: float
-    stop: bool
-
-
-class TokensLeft(NamedTuple):
-    """How much of one token limit is left: a share of its burst, at least 0."""
-
-    tenant: str
-    limit: str
-    ratio: float
+    warn: float = 1.0
+    stop: bool = True
 
 
 class Spending:
@@ -88,40 +80,35 @@ class Spending:
 
     def fills(self) -> list[Fill]:
         """Return the fullest budgets, the fullest first."""
-        found: list[Fill] = []
-        for name in list(self._fullest):
-            tenant = self.snapshot.tenants.get(name)
-            fills = [] if tenant is None else self._fills(tenant)
-            if not fills:
-                del self._fullest[name]
-                continue
-            self._fullest[name] = max(fill.ratio for fill in fills)
-            found += fills
-        return sorted(found, key=lambda fill: -fill.ratio)[:MAX_SHOWN]
+        return self._most(self._fullest, self._fills)
 
     def used_tokens(self, tenant: Tenant) -> None:
         """Note that a tenant has used tokens, which may be limited."""
         tenant = self.snapshot.tenants.get(tenant.name, tenant)
-        if found := self._tokens_left(tenant):
-            _note(self._most_tokens, tenant.name, 1.0 - min(left.ratio for left in found))
+        if found := self._tokens(tenant):
+            _note(self._most_tokens, tenant.name, max(each.ratio for each in found))
 
-    def tokens_left(self) -> list[TokensLeft]:
-        """Return the token limits of which the least is left, the least first."""
-        found: list[TokensLeft] = []
-        for name in list(self._most_tokens):
+    def tokens(self) -> list[Fill]:
+        """Return the token limits of which the most is used, the fullest first."""
+        return self._most(self._most_tokens, self._tokens)
+
+    def _most(self, known: dict[str, float], read: Callable[[Tenant], list[Fill]]) -> list[Fill]:
+        """Return what `read` tells of the known tenants, the fullest first; those of whom it tells nothing go."""
+        found: list[Fill] = []
+        for name in list(known):
             tenant = self.snapshot.tenants.get(name)
-            left = [] if tenant is None else self._tokens_left(tenant)
-            if not left:
-                del self._most_tokens[name]
+            fills = [] if tenant is None else read(tenant)
+            if not fills:
+                del known[name]
                 continue
-            self._most_tokens[name] = 1.0 - min(each.ratio for each in left)
-            found += left
-        return sorted(found, key=lambda each: each.ratio)[:MAX_SHOWN]
+            known[name] = max(fill.ratio for fill in fills)
+            found += fills
+        return sorted(found, key=lambda fill: -fill.ratio)[:MAX_SHOWN]
 
-    def _tokens_left(self, tenant: Tenant) -> list[TokensLeft]:
+    def _tokens(self, tenant: Tenant) -> list[Fill]:
         now = monotonic()
         return [
-            TokensLeft(tenant.name, bound.name, max(0.0, left / bound.limit))
+            Fill(tenant.name, bound.name, 1.0 - left / bound.limit)
             for allowance in tenant.allowances
             if allowance.counts_tokens
             for bound, left, _ in self._limiter.left(tenant.name, allowance, now)
