@@ -68,22 +68,13 @@ def test_any_other_text_is_refused_in_one_line_that_shows_the_form(text: str) ->
     [
         ("", "a percentile such as 'p99 <=', or a share such as '99 % within', is expected. The form is"),
         ("p99 < 50 ms at 300/s", "objective 'p99 < 50 ms at 300/s': write <= in place of <. The form is"),
-        (
-            "p99 50 ms at 300/s",
-            "a percentile such as 'p99 <=', or a share such as '99 % within', is expected. The form is",
-        ),
-        ("99 % within50 ms at 300/s", "a percentile such as 'p99 <='"),
         ("p99 <= 50 at 300/s", "a bound such as '50 ms' or '0.05 s' is expected, not '50 at 300/s'"),
-        ("p99 <= 50 min at 300/s", "a bound such as"),
         ("p99 <= 50 ms for  at 300/s", "the calls per second, such as 'at 300/s', and nothing after it, is expected"),
         ("p99 <= 50 ms for gold! at 300/s", "the name of a tier"),
         ("p99 <= 50 ms for gold", "the calls per second, such as 'at 300/s', and nothing after it, is expected. The"),
-        ("p99 <= 50 ms at 300/min", "the calls per second"),
-        ("p99 <= 50 ms at 300/s please", "the calls per second"),
         ("p100 <= 50 ms at 300/s", "the percentile is 1 to 99.99"),
         ("p99 <= 0 ms at 300/s", "the bound in ms is 0.1 to 600000"),
         ("p99 <= 50 ms at 0/s", "the rate is 0.01 to 100000"),
-        ("p99 <= 123456789 ms at 1/s", "a bound such as"),
     ],
 )
 def test_a_mistake_is_named_where_it_is(text: str, why: str) -> None:
