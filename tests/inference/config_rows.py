@@ -310,7 +310,10 @@ ROWS = [
         "(m)",
     ),
     warned("response_cache.enable", "response_cache { enable: true }", "there is no cache"),
-    refused("metric_tags", 'metric_tags { key: "a b" value: "c" }', "must be a label name"),
+    refused("metric_tags", 'metric_tags { key: "a-b" value: "c" }', "metric_tags['a-b']: the key must be a label name"),
+    refused("metric_tags", 'metric_tags { key: "_a" value: "c" }', "metric_tags['_a']: the key must be a label name"),
+    refused("metric_tags", f'metric_tags {{ key: "a" value: "{129 * "c"}" }}', "['a']: the value has 129 characters"),
+    refused("metric_tags", "".join(f'metric_tags {{ key: "a{n}" value: "" }} ' for n in range(17)), "has 17 tags"),
     refused(
         "model_metrics.metric_control.metric_identifier.family",
         "model_metrics { metric_control { } }",

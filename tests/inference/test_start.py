@@ -22,6 +22,7 @@ from oriel_inference.catalog import Entry
 from oriel_inference.model import ModelState
 from oriel_inference.models.start_report import MAX_ROWS, models_table, ports_table
 from oriel_inference.repository.defaults import LoadDefaults
+from oriel_inference.repository.load import LoadedVersion
 from oriel_inference.settings import Settings
 from oriel_wire.errors import StartFailed
 from oriel_wire.observe.trace import ListSink
@@ -30,6 +31,7 @@ from ..waiting import until, wait_until
 from . import models
 from .clients import client_of
 from .gated import INFER, ROW
+from .hostile_models import load
 
 LONG = "broken/1/model.onnx is not a whole ONNX file: a field is longer than the file, the upload may be incomplete"
 
@@ -129,17 +131,15 @@ async def test_python_models_may_have_to_be_complete_too(settings: Settings, tmp
     assert entry.reason == "code/config.pbtxt: input: is missing, and --disable-auto-complete-config is given"
 
 
-@pytest.mark.parametrize(("size", "dims"), [(1, [-1, -1]), (16, [-1, -1]), (0, [-1, -1])])
-async def test_the_operator_says_how_large_auto_completed_batches_are(
-    settings: Settings, size: int, dims: list[int]
-) -> None:
-    async with open_unit(
-        replace(settings, load_defaults=LoadDefaults(max_batch_size=size, intra_op_threads=1))
-    ) as unit:
-        pair = unit.catalog.get("pair")
-        assert pair.config.max_batch_size == size and pair.config.HasField("dynamic_batching") == (size > 1)
-        assert [*([-1] if size else []), *pair.spec.inputs[0].dims] == dims
-        assert pair.batcher.units == 1
+@pytest.mark.parametrize("size", [1, 16, 0])
+def test_the_operator_says_how_large_auto_completed_batches_are(tmp_path: Path, size: int) -> None:
+    models.put(tmp_path, "double", models.two_inputs(), None)
+    (pair,) = load(tmp_path, defaults=LoadDefaults(max_batch_size=size, intra_op_threads=1)).values()
+    assert isinstance(pair, LoadedVersion)
+    assert pair.config.max_batch_size == size and pair.config.HasField("dynamic_batching") == (size > 1)
+    assert [*([-1] if size else []), *pair.spec.inputs[0].dims] == [-1, -1]
+    assert pair.units == 1
+    pair.close()
 
 
 # --- a process of its own -----------------------------------------------------------------------------------------

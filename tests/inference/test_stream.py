@@ -14,7 +14,6 @@ import pytest
 import tritonclient.grpc
 import tritonclient.grpc.aio
 from fake_backend import AHEAD
-from tritonclient.utils import InferenceServerException
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress.http import serve_public
@@ -295,20 +294,3 @@ async def test_many_streams_at_once_each_get_their_own(unit: Unit, channel: grpc
     async with asyncio.TaskGroup() as group:
         for base in range(0, 400, 20):
             group.create_task(one(base))
-
-
-async def test_tritonclient_error_status(unit: Unit) -> None:
-    answers: queue.Queue[Any] = queue.Queue()
-
-    def go() -> None:
-        with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{unit.grpc_port}") as client:
-            client.start_stream(
-                callback=lambda result, error: answers.put(error), headers={"triton_grpc_error": "true"}
-            )
-            given = tritonclient.grpc.InferInput("x", [1, 4], "FP32")
-            given.set_data_from_numpy(np.zeros((1, 4), np.float32))
-            client.async_stream_infer("absent", [given])
-            error = answers.get(timeout=60)
-            assert isinstance(error, InferenceServerException) and error.status() == "StatusCode.NOT_FOUND"
-
-    await asyncio.to_thread(go)

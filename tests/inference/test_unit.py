@@ -1,7 +1,6 @@
-"""The inference server as a whole: callers that leave, long batches, stopping, failed starts, the process."""
+"""The inference server as a whole: stopping, failed starts, the process."""
 
 import asyncio
-import json
 import os
 import re
 import signal
@@ -21,7 +20,7 @@ from fake_backend import FakeBackend
 
 from oriel_cli.up.units import free_ports
 from oriel_inference.app import open_unit
-from oriel_inference.errors import Outcome, ServerStopping
+from oriel_inference.errors import ServerStopping
 from oriel_inference.servers.repository_api import GrpcRepository
 from oriel_inference.settings import Settings
 from oriel_wire.engine import listener
@@ -35,59 +34,6 @@ from .clients import client_of
 from .gated import INFER, ROW, gated
 
 OWN = (("grpc.use_local_subchannel_pool", 1),)
-
-
-async def test_expired_request_is_answered_while_a_long_batch_holds_the_device(
-    tmp_path: Path, fake: FakeBackend
-) -> None:
-    async with gated(tmp_path, fake) as (unit, client), asyncio.TaskGroup() as group:
-        long = group.create_task(client.post(INFER, json=ROW))
-        await asyncio.to_thread(fake.gate.wait_for_runs, 1)
-        late = await client.post(INFER, json=ROW, headers={"x-oriel-timeout-ms": "20"})
-        assert late.status_code == 504
-        assert "queue;dur=" in late.headers["server-timing"]
-        assert unit.catalog.get("double").batcher.running == 1
-        fake.gate.open()
-        assert (await long).status_code == 200
-    # three warm-up runs, one request: the expired one was never executed
-    assert fake.sessions[0].batches == [1] * 4
-
-
-async def test_client_that_disconnects_frees_its_place(tmp_path: Path, fake: FakeBackend) -> None:
-    async with gated(tmp_path, fake) as (unit, client), asyncio.TaskGroup() as group:
-        batcher = unit.catalog.get("double").batcher
-        long = group.create_task(client.post(INFER, json=ROW))
-        await asyncio.to_thread(fake.gate.wait_for_runs, 1)
-        body = json.dumps(ROW).encode()
-        _, writer = await asyncio.open_connection("127.0.0.1", unit.http_port)
-        writer.write(b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (INFER.encode(), len(body), body))
-        await until(lambda: batcher.pending == 1)
-        writer.close()
-        await until(lambda: batcher.pending == 0)
-        assert batcher.statistics.failures[Outcome.CALLER_LEFT] == 1
-        fake.gate.open()
-        assert (await long).status_code == 200
-    assert fake.sessions[0].batches == [1] * 4
-
-
-async def test_full_queue_refuses_with_retry_after(tmp_path: Path, fake: FakeBackend) -> None:
-    async with gated(tmp_path, fake, max_queue_items=1) as (unit, client), asyncio.TaskGroup() as group:
-        first = group.create_task(client.post(INFER, json=ROW))
-        await asyncio.to_thread(fake.gate.wait_for_runs, 1)
-        waiting = group.create_task(client.post(INFER, json=ROW))
-        await until(lambda: unit.catalog.get("double").batcher.pending == 1)
-        for refused in await asyncio.gather(*(client.post(INFER, json=ROW) for _ in range(2))):
-            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-            assert refused.json()["reason"] == "queue_full"
-        fake.gate.open()
-        assert (await first).status_code == (await waiting).status_code == 200
-
-
-async def test_headers_of_untrusted_peers_count_for_nothing(tmp_path: Path, fake: FakeBackend) -> None:
-    async with gated(tmp_path, fake, trusted_peers=("10.0.0.0/8",)) as (_, client):
-        fake.gate.open()
-        answer = await client.post(INFER, json=ROW, headers={"x-oriel-timeout-ms": "0"})
-        assert answer.status_code == 200
 
 
 async def test_stopping_answers_what_is_in_flight(tmp_path: Path, fake: FakeBackend) -> None:
