@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import ssl
+import subprocess
 import sys
 import tomllib
 import warnings
@@ -20,6 +21,9 @@ import pytest
 import uvloop
 
 from oriel_wire.engine import listener
+from oriel_wire.process import start
+
+from .warm import Starter
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -101,6 +105,25 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def own_state(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keep what servers record out of the home folder, and apart from what other test processes record."""
     os.environ["ORIEL_STATE"] = str(tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_children() -> Iterator[Starter | None]:
+    """Fork the child processes of servers in this process from processes that have imported what they need."""
+    if not hasattr(os, "pidfd_open"):
+        yield None
+        return
+    starter = Starter()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(start, "subprocess", starter)
+        yield starter
+    starter.close()
+
+
+@pytest.fixture
+def cold_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start child processes as servers do: for tests about the start itself."""
+    monkeypatch.setattr(start, "subprocess", subprocess)
 
 
 @pytest.fixture(scope="session", autouse=True)

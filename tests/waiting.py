@@ -41,6 +41,14 @@ def wait_until(check: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> Any:
     return found
 
 
+def gone(pid: int) -> bool:
+    """Return whether the process has ended; whoever started it may still have to notice."""
+    try:
+        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return True
+
+
 @contextmanager
 def pipe_gate(path: Path, passes: int = 1) -> Iterator[Callable[[], None]]:
     """Make `path` a named pipe at which other processes wait: for them `open(path, "rb", 0).read(1)` blocks.

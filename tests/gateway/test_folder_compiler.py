@@ -56,7 +56,9 @@ async def test_too_many_documents_are_refused(tmp_path: Path) -> None:
         await compile_folder(tmp_path)
 
 
-async def test_a_compiler_that_hangs_or_dies_is_named_and_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_compiler_that_hangs_or_dies_is_named_and_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cold_children: None
+) -> None:
     write(tmp_path, documents([1]))
     with FolderCompiler(tmp_path, timeout_s=0.001) as folder, pytest.raises(BadDocument, match="took more than"):
         await folder.compile()
@@ -68,7 +70,9 @@ async def test_a_compiler_that_hangs_or_dies_is_named_and_gone(tmp_path: Path, m
         await compile_folder(tmp_path)
 
 
-async def test_reloading_that_is_cancelled_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reloading_that_is_cancelled_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cold_children: None
+) -> None:
     write(tmp_path, documents([1]))
     started: list[Helper] = []
 

@@ -83,7 +83,9 @@ def silent(phase: str, seconds: float) -> None:
         (BuildBounds(artefact_bytes=16), "too_large"),
     ],
 )
-def test_a_build_beyond_its_bounds_ends_and_is_remembered(tmp_path: Path, bounds: BuildBounds, kind: str) -> None:
+def test_a_build_beyond_its_bounds_ends_and_is_remembered(
+    tmp_path: Path, cold_children: None, bounds: BuildBounds, kind: str
+) -> None:
     put(tmp_path / "models", 2.0, config=models.DOUBLE + COMPILE)
     folder, one = ArtefactFolder(tmp_path / "a", max_bytes=1 << 30), compilation(tmp_path / "models")
     with pytest.raises(ArtefactRefused) as first:

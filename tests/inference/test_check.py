@@ -44,7 +44,7 @@ def test_one_process_is_reused_and_ends(tmp_path: Path) -> None:
     assert check.pids == [] and not stands(pid)
 
 
-def test_a_crash_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cold_children: None) -> None:
     path, check = put(tmp_path, models.double()), CheckPool(60)
     check.check(path, "m", "onnxruntime", OPTIONS)
     (pid,) = check.pids
@@ -90,7 +90,7 @@ def test_a_child_that_is_slow_to_end_holds_up_no_other_check_and_no_stop(
 
 
 def test_a_hang_is_a_reason(tmp_path: Path) -> None:
-    path, check = put(tmp_path, models.double()), CheckPool(0.05)
+    path, check = put(tmp_path, models.endless()), CheckPool(0.05)
     with pytest.raises(LoadFailed, match=r"could not be opened within 0.05 s"):
         check.check(path, "m", "onnxruntime", OPTIONS)
     assert check.pids == []

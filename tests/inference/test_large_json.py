@@ -30,7 +30,7 @@ from oriel_inference.settings import Settings
 from oriel_wire.observe.trace import ListSink
 from oriel_wire.v2.http import decode_request
 
-from ..waiting import until
+from ..waiting import gone, until
 from . import models
 from .clients import client_of
 
@@ -177,7 +177,7 @@ async def test_the_child_is_replaced_when_it_dies(
         (pid,) = kept_unit.large_json.pids
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        await asyncio.to_thread(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        await until(lambda pid=pid: gone(pid))  # type: ignore[misc]
     assert (await http.post(PAIR, json=pair(4))).status_code == 200
     assert converted() == 2
 
@@ -393,7 +393,7 @@ class LateTimers(LoopClock):
         return super().call_at(when_s + 1e6, callback)
 
 
-async def test_memory_of_the_child_is_bounded() -> None:
+async def test_memory_of_the_child_is_bounded(cold_children: None) -> None:
     made = LargeJson(LoopClock(asyncio.get_running_loop()), 64 << 20, memory_bytes=640 << 20)
     body = b'{"inputs":[{"name":"a","shape":[%d],"datatype":"FP32","data":[0%b]}]}' % (
         16 << 20,

@@ -73,7 +73,7 @@ async def http(unit: Unit) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def test_a_model_in_the_documented_style_answers_both_protocols(unit: Unit) -> None:
+async def test_a_model_in_the_documented_style_answers_both_protocols(cold_children: None, unit: Unit) -> None:
     one, two = np.arange(4, dtype=np.float32)[None], np.ones((1, 4), np.float32)
     for kind, port in ((tritonclient.http.aio, unit.http_port), (tritonclient.grpc.aio, unit.grpc_port)):
         async with kind.InferenceServerClient(f"127.0.0.1:{port}") as client:

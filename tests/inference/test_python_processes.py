@@ -31,17 +31,9 @@ from oriel_wire.errors import StartFailed
 from oriel_wire.observe.trace import ListSink
 from oriel_wire.v2.metadata import parse_config_text
 
-from ..waiting import until
+from ..waiting import gone, until
 from .python_calls import BEHAVE, put, say
 from .python_instances import ModelCall, execute, opened
-
-
-def gone(pid: int) -> bool:
-    """Ended; somebody else may still have to take notice."""
-    try:
-        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return True
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from oriel_logic.app import Unit
 from oriel_logic.loading.listing import read_listing, together
 from oriel_logic.loading.sources import handler_files
 from oriel_logic.settings import Settings
-from oriel_logic.workers.launch import ForkServer, start_process
+from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.pool import WorkerPool
 from oriel_logic.workers.worker import PoolLimits
 from oriel_wire.context import CallContext
@@ -28,8 +28,6 @@ from oriel_wire.engine.buffered import Exchange, serve
 from oriel_wire.observe.trace import ListSink, new_trace
 from oriel_wire.v2.http import decode_request, encode_response
 from oriel_wire.v2.messages import InferRequest, InferResponse, tensor
-
-from .warm import WarmProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS: dict[str, dict[str, Any]] = {
@@ -152,26 +150,6 @@ def no_spare_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oriel_logic.workers.keeper.SPARE_FROM_S", float("inf"))
 
 
-@pytest.fixture(scope="session")
-def warm_process() -> Iterator[WarmProcess]:
-    process = WarmProcess()
-    yield process
-    process.close()
-
-
-@pytest.fixture
-def warm_fork_servers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the fork servers of this test start without the imports of a new interpreter."""
-    if hasattr(os, "pidfd_open"):
-        process: WarmProcess = request.getfixturevalue("warm_process")
-
-        def start(python: str, *given: Any) -> Any:
-            chosen = process.start if python == sys.executable else start_process
-            return chosen(python, *given)
-
-        monkeypatch.setattr("oriel_logic.workers.launch.start_process", start)
-
-
 @pytest.fixture
 def services(tmp_path: Path) -> Callable[..., Path]:
     """`services(name="source", ...)` writes handler files and returns their folder."""
@@ -204,7 +182,7 @@ StackMaker = Callable[..., Awaitable[Stack]]
 
 
 @pytest.fixture
-async def stack(inference: FakeInference, warm_fork_servers: None) -> AsyncIterator[StackMaker]:
+async def stack(inference: FakeInference) -> AsyncIterator[StackMaker]:
     """`await stack(folder, **settings)` starts a server in front of `inference`; it is closed after the test."""
     async with contextlib.AsyncExitStack() as opened:
 
@@ -326,9 +304,7 @@ JOBS = """
 
 
 @pytest.fixture
-async def pool(
-    services: Callable[..., Path], warm_fork_servers: None
-) -> AsyncIterator[Callable[..., Awaitable[WorkerPool]]]:
+async def pool(services: Callable[..., Path]) -> AsyncIterator[Callable[..., Awaitable[WorkerPool]]]:
     """`await pool(**limits)` returns a ready pool whose workers know the functions of JOBS."""
     folder = services(jobs=JOBS)
     async with contextlib.AsyncExitStack() as opened:

@@ -9,7 +9,7 @@ import pytest
 
 from oriel_wire.process.start import ChildProcess
 
-from ..waiting import pipe_gate, wait_until
+from ..waiting import gone, pipe_gate, wait_until
 
 # A child that has started another process, prints the ids of both, and waits.
 FAMILY = """
@@ -24,14 +24,6 @@ from oriel_wire.process.start import ChildProcess
 child = ChildProcess([sys.executable, "-c", sys.argv[1]], environment=dict(os.environ), stdout=None)
 time.sleep(600)
 """
-
-
-def gone(pid: int) -> bool:
-    """Ended; whoever started it may still have to notice."""
-    try:
-        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return True
 
 
 @pytest.fixture
