@@ -34,9 +34,7 @@ IMPORTED = {
         (CHECK, "oriel_inference.artefacts.child"),
         (
             *(CHECK, "oriel_inference.artefacts.child", "oriel_inference.artefacts.process", RUNTIME),
-            *("oriel_inference.repository.onnx_files", "oriel_inference.repository.zeros"),
             *("oriel_inference.backends.onnx_runtime", "oriel_inference.backends.compilers"),
-            *("oriel_policies.artefacts.differences", "oriel_policies.artefacts.comparison"),
         ),
     ),
     **dict.fromkeys(

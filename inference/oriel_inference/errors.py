@@ -33,10 +33,12 @@ LoadFailed                  a model version cannot serve; the text is for the op
 
 from collections.abc import Callable, Collection
 from enum import Enum
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from oriel_wire.near_names import did_you_mean
-from oriel_wire.v2.proto import model_config_pb2 as pb
+
+if TYPE_CHECKING:
+    from oriel_wire.v2.proto import model_config_pb2 as pb
 
 MAX_TEXT = 500
 
@@ -252,7 +254,7 @@ class LoadFailed(Exception):
     config: the configuration as far as it was read, None if it was not. Set by the code that loads.
     """
 
-    config: pb.ModelConfig | None = None
+    config: "pb.ModelConfig | None" = None
 
     def __init__(self, reason: str) -> None:
         self.reason = reason if len(reason) <= MAX_TEXT else reason[: MAX_TEXT - 3] + "..."

@@ -10,7 +10,8 @@ import pytest
 
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions
-from oriel_inference.repository.check import NICENESS, CheckPool
+from oriel_inference.repository.check import CheckPool
+from oriel_inference.repository.check_child import NICENESS
 from oriel_wire.process.helper import Helper
 
 from ..waiting import wait_until

@@ -23,8 +23,7 @@ from oriel_policies.documents.packed import pack, pools_of
 from oriel_policies.documents.renewed import renewed, wrong_lines
 from oriel_policies.documents.withdrawn import withdrawn
 from oriel_policies.errors import BadDocument
-from oriel_wire.process.helper import Parts
-from oriel_wire.process.served import Requests
+from oriel_wire.process.served import Parts, Requests
 
 LARGE_BYTES = 4 * 1024 * 1024
 MAX_NAMES = 20  # the most withdrawn names that are logged

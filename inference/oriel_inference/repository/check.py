@@ -23,7 +23,6 @@ __all__ = ["CheckPool", "start_ahead"]
 MAX_CHECKS = 100
 BASE_MEMORY_BYTES = 2 << 30
 MEMORY_PER_BYTE = 4
-NICENESS = 10  # serving goes first
 _CHILD = "oriel_inference.repository.check_child"
 _UNREADABLE = "gave an answer that cannot be read"
 _BUILDS = "TensorrtExecutionProvider"

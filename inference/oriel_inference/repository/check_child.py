@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from oriel_inference.errors import InferenceError, LoadFailed
 from oriel_inference.model import EngineOptions
-from oriel_inference.repository.check import NICENESS
 from oriel_wire.process.served import Requests, bound_memory
 
 if TYPE_CHECKING:
     from oriel_inference.backends import Backend
 
 __all__ = ["main"]
+
+NICENESS = 10  # serving goes first
 
 
 def main() -> None:

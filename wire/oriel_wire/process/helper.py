@@ -11,22 +11,18 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
-from struct import Struct
 from typing import Any
 
 from oriel_wire.process.environment import selected
+from oriel_wire.process.served import HEAD, PIECE_BYTES, Parts
 from oriel_wire.process.start import THREADS, ChildProcess
 
-HEAD = Struct("<IQ")  # bytes of the JSON value and of the body
-PIECE_BYTES = 1 << 20  # of one write or read
 MAX_VALUE_BYTES = 1 << 20
 MAX_ERROR_BYTES = 4096  # of what a helper prints to stderr, the last ones
 EXIT_S = 5.0  # between the end of a process's pipes and its exit, on a busy machine
 POLL_S = 0.5  # between two tests whether an answer is still wanted
-
-Parts = Sequence[bytes | memoryview]
 
 
 class HelperLate(Exception):

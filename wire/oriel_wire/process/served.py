@@ -1,13 +1,21 @@
-"""The side of `helper` in the child: reads requests, writes answers, and bounds its own process."""
+"""The side of `helper` in the child: reads requests, writes answers, and bounds its own process.
+
+It imports little, because each child starts with it.
+"""
 
 import json
 import os
 import resource
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from struct import Struct
 from typing import Any
 
-from oriel_wire.process.helper import HEAD, PIECE_BYTES, Parts
+HEAD = Struct("<IQ")  # bytes of the JSON value and of the body
+PIECE_BYTES = 1 << 20  # of one write or read
+
+Parts = Sequence[bytes | memoryview]
 
 
 class Requests:
