@@ -247,7 +247,8 @@ def test_promtool_sees_each_alert_fire_and_keep_quiet(tree, tmp_path: Path) -> N
     ]
     # Without the recording rules over three days, which cost promtool minutes.
     (tmp_path / "alerts.yaml").write_text(yaml.safe_dump({"groups": [{"name": "some", "rules": rules}]}))
-    (tmp_path / "test.yaml").write_text(json.dumps({"rule_files": ["alerts.yaml"], "tests": cases}))
+    plan = {"rule_files": ["alerts.yaml"], "evaluation_interval": "5m", "tests": cases}
+    (tmp_path / "test.yaml").write_text(json.dumps(plan))
     promtool("test", "rules", "test.yaml", cwd=tmp_path)
 
 
