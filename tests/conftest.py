@@ -239,7 +239,6 @@ def shares(file: str) -> bool:
 
 
 def pytest_collection_finish() -> None:
-    """Keep the tests themselves, some million objects, out of every later collection of garbage."""
-    gc.collect()
+    """Keep the tests themselves, some million objects, out of every collection of garbage."""
     gc.freeze()
     gc.enable()

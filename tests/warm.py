@@ -65,7 +65,7 @@ class WarmProcess:
         self._lock = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", __file__, str(theirs.fileno()), *imported],
+                [PYTHON, "-P", "-W", "ignore::DeprecationWarning", __file__, str(theirs.fileno()), *imported],
                 pass_fds=[theirs.fileno()],
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(self.path)} | THREADS,
                 process_group=0,
