@@ -79,7 +79,7 @@ async def test_the_only_endpoint_is_never_ejected() -> None:
     assert not these.eject(these[0], Cause.STUCK, 1.0) and these.usable == [these[0]]
 
 
-async def test_a_readmitted_endpoint_gets_one_call_at_a_time_until_it_has_proven_itself() -> None:
+async def test_a_restored_endpoint_gets_one_call_at_a_time_until_it_has_proven_itself() -> None:
     these = endpoints(2)
     back, other = these
     these.eject(back, Cause.STUCK, 1.0)

@@ -17,10 +17,10 @@ NOON = 1_790_000_000.0 // 86400 * 86400 + 43200
 
 def test_a_burst_passes_and_the_next_waits_exactly_one_interval() -> None:
     bucket = Gcra()
-    assert [bucket.take(LIMIT, 100.0) for _ in range(5)] == [0.0] * 5
-    wait = bucket.take(LIMIT, 100.0)
+    assert [bucket.acquire(LIMIT, 100.0) for _ in range(5)] == [0.0] * 5
+    wait = bucket.acquire(LIMIT, 100.0)
     assert abs(wait - 0.1) < 1e-6
-    assert bucket.take(LIMIT, 100.0 + wait) == 0.0
+    assert bucket.acquire(LIMIT, 100.0 + wait) == 0.0
 
 
 def test_remaining_counts_down_and_comes_back() -> None:
@@ -28,16 +28,18 @@ def test_remaining_counts_down_and_comes_back() -> None:
     seen = []
     for _ in range(5):
         seen.append(bucket.remaining(LIMIT, 7.0))
-        bucket.take(LIMIT, 7.0)
+        bucket.acquire(LIMIT, 7.0)
     assert seen == [5, 4, 3, 2, 1] and bucket.remaining(LIMIT, 7.0) == 0 and bucket.remaining(LIMIT, 8.0) == 5
 
 
 def test_more_than_the_burst_passes_when_nothing_is_owed_and_is_paid_in_full() -> None:
     bucket = Gcra()
-    assert bucket.take(LIMIT, 10.0, 50) == 0.0
-    assert bucket.take(LIMIT, 10.0, 1) == pytest.approx(4.6)  # 50 units are 5 s, of which the burst is ahead by 0.4 s
+    assert bucket.acquire(LIMIT, 10.0, 50) == 0.0
+    assert bucket.acquire(LIMIT, 10.0, 1) == pytest.approx(
+        4.6
+    )  # 50 units are 5 s, of which the burst is ahead by 0.4 s
     bucket.charge(LIMIT, 10.0, -49)
-    assert bucket.take(LIMIT, 10.0, 4) == 0.0
+    assert bucket.acquire(LIMIT, 10.0, 4) == 0.0
 
 
 @given(
@@ -50,13 +52,13 @@ def test_no_window_admits_more_than_burst_plus_rate(rate: float, burst: int, arr
     admitted: list[tuple[float, int]] = []
     for gap, units in arrivals:
         now += gap
-        wait = bucket.take(limit, now, units)
+        wait = bucket.acquire(limit, now, units)
         if wait == 0.0:
             admitted.append((now, units))
         else:
             again = Gcra()
             again.arrival = bucket.arrival
-            assert again.take(limit, now + wait + 1e-6, units) == 0.0, "the wait is true"
+            assert again.acquire(limit, now + wait + 1e-6, units) == 0.0, "the wait is true"
     for first in range(len(admitted)):
         taken = 0
         for last in range(first, len(admitted)):
@@ -69,14 +71,14 @@ def test_no_window_admits_more_than_burst_plus_rate(rate: float, burst: int, arr
 @pytest.mark.parametrize("limit", [2, 100])
 def test_slots_are_bounded_and_the_wait_is_learned(limit: int) -> None:
     slots, now = Slots(), 10.0
-    assert [slots.take(limit, now) for _ in range(limit)] == [0.0] * limit
-    assert slots.take(limit, now) > 0.0
+    assert [slots.acquire(limit, now) for _ in range(limit)] == [0.0] * limit
+    assert slots.acquire(limit, now) > 0.0
     for _ in range(60):
         slots.release(4.0, now)
-        assert slots.take(limit, now) == 0.0
+        assert slots.acquire(limit, now) == 0.0
     few = limit == 2  # of few the oldest is known, of many the mean time between two ends
-    assert slots.take(limit, now) == pytest.approx(4.0 if few else 4.0 / limit, rel=0.01)
-    assert not few or slots.take(limit, now + 2.5) == pytest.approx(1.5, rel=0.01)
+    assert slots.acquire(limit, now) == pytest.approx(4.0 if few else 4.0 / limit, rel=0.01)
+    assert not few or slots.acquire(limit, now + 2.5) == pytest.approx(1.5, rel=0.01)
     for _ in range(limit + 3):
         slots.release(1.0, now)
     assert slots.used == 0
@@ -91,7 +93,7 @@ def test_the_wait_for_a_slot_is_true_when_calls_take_their_time(limit: int, gaps
         now += gap
         while ends and ends[0] <= now:
             slots.release(5.0, ends.pop(0))
-        wait_s = slots.take(limit, now)
+        wait_s = slots.acquire(limit, now)
         if wait_s == 0.0:
             ends.append(now + 5.0)
             assert len(ends) <= limit
@@ -99,7 +101,7 @@ def test_the_wait_for_a_slot_is_true_when_calls_take_their_time(limit: int, gaps
             assert abs(now + wait_s - ends[0]) < 2e-3  # never less than a millisecond is said
     taken = slots.used
     assert taken == len(ends)
-    if slots.take(limit, now) == 0.0:
+    if slots.acquire(limit, now) == 0.0:
         slots.undo()
     assert slots.used == taken
 
@@ -115,12 +117,12 @@ class Wall:
 def test_a_quota_lasts_until_its_window_ends_and_says_when() -> None:
     wall = Wall(NOON)
     clock, window = CalendarClock(wall), Window()
-    assert [window.take(3, 1, Period.DAY, clock, 0.0) for _ in range(3)] == [0.0] * 3
-    assert window.take(3, 1, Period.DAY, clock, 0.0) == pytest.approx(43200)
+    assert [window.acquire(3, 1, Period.DAY, clock, 0.0) for _ in range(3)] == [0.0] * 3
+    assert window.acquire(3, 1, Period.DAY, clock, 0.0) == pytest.approx(43200)
     wall.at += 43200 - 0.5
-    assert window.take(3, 1, Period.DAY, clock, 43199.5) == pytest.approx(0.5)
+    assert window.acquire(3, 1, Period.DAY, clock, 43199.5) == pytest.approx(0.5)
     wall.at += 0.5
-    assert window.take(3, 1, Period.DAY, clock, 43200.0) == 0.0
+    assert window.acquire(3, 1, Period.DAY, clock, 43200.0) == 0.0
     assert window.used == 1
     window.charge(-5)
     assert window.used == 0
@@ -128,8 +130,8 @@ def test_a_quota_lasts_until_its_window_ends_and_says_when() -> None:
 
 def test_more_than_a_whole_quota_passes_only_a_fresh_window() -> None:
     clock, window = CalendarClock(Wall(NOON)), Window()
-    assert window.take(100, 500, Period.MONTH, clock, 0.0) == 0.0
-    assert window.take(100, 1, Period.MONTH, clock, 0.0) > 0.0
+    assert window.acquire(100, 500, Period.MONTH, clock, 0.0) == 0.0
+    assert window.acquire(100, 1, Period.MONTH, clock, 0.0) > 0.0
 
 
 @given(st.lists(st.floats(-40 * 86400.0, 40 * 86400.0), max_size=8))
@@ -144,7 +146,7 @@ def test_jumps_of_the_wall_clock_that_do_not_last_change_nothing(jumps: list[flo
         for _ in range(10):
             now += 1.5
             wall.at += 1.5
-            assert window.take(1000, 1, Period.DAY, clock, now) == 0.0
+            assert window.acquire(1000, 1, Period.DAY, clock, now) == 0.0
             taken += 1
         wall.at -= jump
         now += 5.0
@@ -156,11 +158,11 @@ def test_jumps_of_the_wall_clock_that_do_not_last_change_nothing(jumps: list[flo
 def test_a_step_that_lasts_is_taken_over_and_going_back_forgives_nothing() -> None:
     wall = Wall(NOON)
     clock, window = CalendarClock(wall, patience_s=300.0), Window()
-    window.take(1, 1, Period.DAY, clock, 0.0)
+    window.acquire(1, 1, Period.DAY, clock, 0.0)
     wall.at -= 86400
     for second in range(0, 400, 10):
         wall.at += 10
-        assert window.take(1, 1, Period.DAY, clock, second + 10.0) > 0.0
+        assert window.acquire(1, 1, Period.DAY, clock, second + 10.0) > 0.0
     assert clock.epoch(400.0) == wall.at, "the clock is a day back now, and the count goes on"
 
 

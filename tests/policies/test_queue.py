@@ -38,22 +38,6 @@ def popped(q: SlaQueue) -> Ticket:
     return out
 
 
-def test_a_more_urgent_band_goes_first() -> None:
-    q = queue()
-    bronze, gold = ticket(2, deadline=1.0), ticket(0, deadline=99.0)
-    q.push(bronze)
-    q.push(gold)
-    assert drain(q) == [gold, bronze]
-
-
-def test_inside_a_tenant_the_earliest_deadline_goes_first_and_ties_keep_arrival() -> None:
-    q = queue()
-    late, early, tie = ticket(deadline=9.0), ticket(deadline=3.0), ticket(deadline=9.0)
-    for t in (late, early, tie):
-        q.push(t)
-    assert drain(q) == [early, late, tie]
-
-
 def test_tenants_share_a_band_by_weight() -> None:
     q = queue(max_items=1000)
     for n in range(300):
@@ -145,26 +129,6 @@ def test_what_was_admitted_elsewhere_takes_no_room_and_is_never_displaced() -> N
     assert q.push(urgent) == [low]
     assert q.push(ticket(band=0)) is None
     assert drain(q) == [urgent, *admitted]
-
-
-def test_expiry_takes_out_what_is_due_and_names_the_next() -> None:
-    q = queue()
-    a, b, c = ticket(2, deadline=1.0), ticket(0, deadline=2.0), ticket(1, deadline=3.0)
-    for t in (a, b, c):
-        q.push(t)
-    assert q.next_deadline() == 1.0
-    assert q.expire(2.0) == [a, b]
-    assert q.next_deadline() == 3.0 and drain(q) == [c] and q.next_deadline() is None
-
-
-def test_a_rank_moves_no_expiry() -> None:
-    q = queue()
-    plain, ranked, last = ticket(deadline=5.0), ticket(deadline=1.0, order=50.0), ticket(deadline=7.0)
-    for t in (plain, ranked, last):
-        q.push(t)
-    assert q.next_deadline() == 1.0 and q.peek() is plain
-    assert q.expire(1.0) == [ranked] and q.next_deadline() == 5.0
-    assert drain(q) == [plain, last]
 
 
 class Payload:

@@ -145,7 +145,7 @@ def test_shares_agree_with_a_model_that_looks_at_everything(bound: int, spared: 
             ]
             below = (sum(of_tenant) + units) < model.share(holding, floor) - 1e-9
             within_floor = loose and model.loose(holding.band) + units <= floor
-            displaced = shares.take(holding, units)
+            displaced = shares.acquire(holding, units)
             assert (None if displaced is None else tuple(displaced)) in expected
             assert displaced is not None or not (all_loose and ((below and not spared) or within_floor))
             if displaced is not None:
@@ -159,56 +159,13 @@ def test_shares_agree_with_a_model_that_looks_at_everything(bound: int, spared: 
     assert all(ends[each] + (each in model.holdings) == 1 for each in everybody)
 
 
-def test_the_newest_of_the_tenant_with_most_above_its_share_goes() -> None:
-    shares = Shares(4)
-    hog = [Holding(1, "hog", 1.0) for _ in range(4)]
-    for each in hog:
-        assert shares.take(each, 1) == ()
-    assert shares.take(Holding(1, "hog", 1.0), 1) is None
-    first, second, third = (Holding(1, "quiet", 1.0) for _ in range(3))
-    assert shares.take(first, 1) == [hog[3]] and shares.take(second, 1) == [hog[2]]
-    assert shares.take(third, 1) is None  # each of them has its share now
-    assert [each.held for each in hog] == [True, True, False, False]
-
-
-def test_a_band_within_its_floor_displaces_the_hog_of_a_more_urgent_one_and_keeps_what_it_got() -> None:
-    shares = Shares(40)
-    hog = [Holding(0, "hog", 1.0) for _ in range(40)]
-    for each in hog:
-        assert shares.take(each, 1) == ()
-    bronze = [Holding(2, "bronze", 1.0) for _ in range(3)]
-    assert [shares.take(each, 1) for each in bronze] == [[hog[39]], [hog[38]], None], "its floor is two of forty"
-    assert shares.take(Holding(0, "hog", 1.0), 1) is None and shares.take(Holding(0, "quiet", 1.0), 1) == [hog[37]]
-    assert shares.take(Holding(1, "silver", 1.0), 1) == [hog[36]]
-    assert [each.held for each in bronze] == [True, True, False]
-
-
-def test_a_band_gives_what_it_has_above_its_floor_to_more_urgent_ones() -> None:
-    shares = Shares(40)
-    bronze = [Holding(2, "bronze", 1.0) for _ in range(40)]
-    for each in bronze:
-        shares.take(each, 1)
-    assert all(shares.take(Holding(0, "gold", 1.0), 1) for _ in range(38))
-    assert shares.take(Holding(0, "gold", 1.0), 1) is None
-    assert [each.held for each in bronze].index(False) == 2
-
-
 def test_many_bands_keep_half_of_the_budget_together_at_most() -> None:
     shares = Shares(1000)
     for band in range(1, 101):
         for _ in range(10):
-            assert shares.take(Holding(band, "t", 1.0), 1) == ()
-    taken = [shares.take(Holding(0, "gold", 1.0), 1) is not None for _ in range(700)]
+            assert shares.acquire(Holding(band, "t", 1.0), 1) == ()
+    taken = [shares.acquire(Holding(0, "gold", 1.0), 1) is not None for _ in range(700)]
     assert taken.index(False) == 600, "each of the others keeps four"
-
-
-def test_a_refused_call_leaves_the_weight_of_its_tenant_as_it_was() -> None:
-    shares = Shares(4)
-    for tenant in "aabb":
-        shares.take(Holding(1, tenant, 1.0), 1)
-    lighter, other = Holding(1, "a", 0.5), Holding(1, "b", 1.0)
-    assert shares.take(lighter, 1) is None and not shares.fits(other, 1)
-    assert shares.fits(Holding(1, "a", 9.0), 1) and shares.take(other, 1) is None, "both hold their share"
 
 
 def test_the_work_per_newcomer_does_not_grow_with_the_tenants_that_hold() -> None:
@@ -217,11 +174,11 @@ def test_the_work_per_newcomer_does_not_grow_with_the_tenants_that_hold() -> Non
     for count in (100, 1000):
         shares = Shares(2 * count)
         for index in range(2 * count):
-            shares.take(Holding(1, f"t{index % count}" if index % 2 else "hog", 1.0), 1)
+            shares.acquire(Holding(1, f"t{index % count}" if index % 2 else "hog", 1.0), 1)
         band = shares._bands[1]
         before = band.entered
         for index in range(50):
-            assert shares.take(Holding(1, f"new{index}", 1.0), 1)
+            assert shares.acquire(Holding(1, f"new{index}", 1.0), 1)
         entries.append((band.entered - before, len(band.ranking) <= 64 + 4 * len(band.accounts)))
     assert entries[0] == entries[1] == (50, True)
 
@@ -230,9 +187,9 @@ def test_a_tenant_that_held_nothing_for_a_while_is_found_again_by_the_little_it_
     """While it held nothing, another search passed it over."""
     shares = Shares(2)
     a, c, urgent = Holding(1, "a", 2.0), Holding(1, "c", 4.0), Holding(0, "b", 1.0)
-    assert shares.take(a, 1) == () and shares.take(c, 1) == ()
+    assert shares.acquire(a, 1) == () and shares.acquire(c, 1) == ()
     shares.release(a)
-    assert shares.take(urgent, 2) == [c]
+    assert shares.acquire(urgent, 2) == [c]
     shares.release(urgent)
     again, later = Holding(1, "a", 2.0), Holding(0, "b", 1.0)
-    assert shares.take(again, 1) == () and shares.take(later, 2) == [again]
+    assert shares.acquire(again, 1) == () and shares.acquire(later, 2) == [again]

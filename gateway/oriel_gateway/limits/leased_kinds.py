@@ -43,7 +43,7 @@ class LeasedRate(LeasedMeter):
             self.return_balance(now)
 
     def alone(self, units: int, now: float) -> float:
-        wait_s = self._local.take(self._share(), now, units)
+        wait_s = self._local.acquire(self._share(), now, units)
         if wait_s == 0.0:
             if self._ledger_client.up:
                 # the ledger's answer is only late, perhaps because of this gateway: the units count in full

@@ -76,7 +76,7 @@ class RateMeter(Meter):
 
     def acquire(self, units: int, now: float) -> float:
         assert self.bound.rate is not None
-        return self._gcra.take(self.bound.rate, now, units)
+        return self._gcra.acquire(self.bound.rate, now, units)
 
     def charge(self, units: int, now: float) -> None:
         assert self.bound.rate is not None
@@ -110,7 +110,7 @@ class SlotMeter(Meter):
         self._slots = Slots()
 
     def acquire(self, units: int, now: float) -> float:
-        return self._slots.take(self.bound.limit, now)
+        return self._slots.acquire(self.bound.limit, now)
 
     def undo(self, units: int, now: float) -> None:
         self._slots.undo()
@@ -150,7 +150,7 @@ class QuotaMeter(Meter):
     def acquire(self, units: int, now: float) -> float:
         bound = self.bound
         assert bound.period is not None
-        wait_s = self.window.take(bound.limit, units, bound.period, self._clock, now)
+        wait_s = self.window.acquire(bound.limit, units, bound.period, self._clock, now)
         if wait_s == 0.0 and self.saved:
             self._unsaved()
         return wait_s

@@ -328,7 +328,7 @@ class EndpointSet(Generic[E]):
         """Wait until an endpoint is usable; call `unpark` to stop waiting. Raises Refused QUEUE_FULL."""
         tenant = waiter.tenant
         holding = Holding(tenant.tier.band, tenant.name, tenant.weight, waiter)
-        displaced = self.slots.take(holding, 1)
+        displaced = self.slots.acquire(holding, 1)
         if displaced is None:
             message = "no server of this pool is ready and enough calls wait for one"
             raise Refused(Outcome.QUEUE_FULL, message, retry_after_s=self.retry_after_s())

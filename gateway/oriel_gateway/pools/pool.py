@@ -190,7 +190,7 @@ class PoolGate:
         holding: its payload is displaced when another call gets the bytes, unless it is fixed. Returns False if there
         are not enough.
         """
-        displaced = self.bytes.take(holding, size_bytes)
+        displaced = self.bytes.acquire(holding, size_bytes)
         for each in displaced or ():
             each.payload.displaced()
         return displaced is not None

@@ -103,7 +103,7 @@ class StreamSlot:
         """Acquire a slot, for which other streams may be displaced. Returns whether there is one."""
         if self._holding.held:
             return True
-        displaced = self._slots.shares.take(self._holding, 1)
+        displaced = self._slots.shares.acquire(self._holding, 1)
         for each in displaced or ():
             each.payload.displaced()
         return displaced is not None
@@ -120,7 +120,7 @@ class StreamSlot:
         if not self._holding.held:
             if shares.held >= shares.bound:
                 return
-            shares.take(self._holding, 1)
+            shares.acquire(self._holding, 1)
         self._slots.forget(self)
         self._cancel_timer()
         self.has_slot = True

@@ -85,7 +85,7 @@ class Gcra:
     def __init__(self) -> None:
         self.arrival = 0.0
 
-    def take(self, limit: RateLimit, now: float, units: float = 1.0) -> float:
+    def acquire(self, limit: RateLimit, now: float, units: float = 1.0) -> float:
         """Count the units and return 0.0 if they conform; otherwise change nothing and return the seconds until they
         would.
         """
@@ -123,7 +123,7 @@ class Slots:
         self.hold_s = 0.0
         self._since: list[float] = []  # starts of the running calls, while they are few
 
-    def take(self, limit: int, now: float) -> float:
+    def acquire(self, limit: int, now: float) -> float:
         """Take a slot and return 0.0, or return the seconds after which one is probably free."""
         if self.used < limit:
             self.used += 1
@@ -174,7 +174,7 @@ class Window:
             self.used = 0
         self.number = number
 
-    def take(self, limit: int, units: int, period: Period, clock: CalendarClock, now: float) -> float:
+    def acquire(self, limit: int, units: int, period: Period, clock: CalendarClock, now: float) -> float:
         """Count the units and return 0.0, or return the seconds until the window ends."""
         number = clock.window(period, now)
         if number != self.number:

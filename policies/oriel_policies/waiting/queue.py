@@ -150,14 +150,14 @@ class SlaQueue:
                 if self.slots.held >= self.slots.bound and not self.slots.fits(ticket, 1):
                     return None
                 holding = Holding(ticket.band, ticket.tenant, ticket.weight, ticket)
-                losers = self.bytes.take(holding, ticket.size_bytes)
+                losers = self.bytes.acquire(holding, ticket.size_bytes)
                 if losers is None:
                     return None
                 ticket.bytes = holding
                 displaced += [each.payload for each in losers]
                 for each in displaced:
                     self.remove(each)
-            losers = self.slots.take(ticket, 1)
+            losers = self.slots.acquire(ticket, 1)
             if losers is None:
                 self._free(ticket)
                 return None

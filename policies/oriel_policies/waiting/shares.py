@@ -143,7 +143,7 @@ class Shares:
         self.held = 0
         self._bands: dict[int, _Band] = {}
 
-    def take(self, holding: Holding, units: int) -> Sequence[Holding] | None:
+    def acquire(self, holding: Holding, units: int) -> Sequence[Holding] | None:
         """Add `units` to a holding. Returns the holdings displaced for it, which hold nothing any more: tell them.
 
         None: it is refused, and nothing has changed.
@@ -157,8 +157,8 @@ class Shares:
         return self._displace(holding, units, most)
 
     def fits(self, holding: Holding, units: int) -> bool:
-        """Return whether `take` would give a new holding that many, which it does not keep."""
-        displaced = self.take(holding, units)
+        """Return whether `acquire` would give a new holding that many, which it does not keep."""
+        displaced = self.acquire(holding, units)
         if displaced is None:
             return False
         self._undo(holding, -1, displaced)
