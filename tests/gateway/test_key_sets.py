@@ -272,13 +272,6 @@ async def test_keys_stay_in_use_for_86400_s_after_they_were_read(late_s: int, st
         assert found == {"issuer": "login", "keys": int(stays), "age_s": age_s, "error": "the server answers 500"}
 
 
-async def test_the_age_of_keys_is_told_to_a_tenth_of_a_second() -> None:
-    provider, issuer = Provider(jwk("ES256")), the_issuer()
-    async with fetching(provider, issuer) as (sets, _):
-        provider.now += 12.375
-        assert sets.report() == [{"issuer": "login", "keys": 1, "age_s": 12.4, "error": ""}]
-
-
 @pytest.mark.parametrize(("size", "taken"), [(262_144, True), (262_145, False)])
 async def test_a_set_of_keys_has_at_most_256_kib(size: int, taken: bool) -> None:
     provider, issuer = Provider(), the_issuer()
@@ -286,12 +279,6 @@ async def test_a_set_of_keys_has_at_most_256_kib(size: int, taken: bool) -> None
     async with fetching(provider, issuer) as (sets, _):
         assert kids(sets, issuer) == (["ES256-0"] if taken else None)
         assert sets.report()[0]["error"] == ("" if taken else "it is larger than 262144 bytes")
-
-
-async def test_the_client_of_key_sets_follows_no_redirect_and_waits_5_s_for_an_answer() -> None:
-    async with module._client() as client:
-        assert (client.follow_redirects, client.timeout) == (False, httpx.Timeout(5.0))
-    assert KeySets(lambda: None)._fetch_timeout_s == 5.0
 
 
 async def test_a_compressed_set_is_not_read() -> None:

@@ -21,7 +21,7 @@ from oriel_gateway.errors import Refused
 from oriel_gateway.identity import tokens as tokens_module
 from oriel_gateway.identity.key_sets import KeySets
 from oriel_gateway.identity.public_keys import parse_key_set
-from oriel_gateway.identity.tokens import Tokens, _bytes, explain_token
+from oriel_gateway.identity.tokens import Tokens, explain_token
 from oriel_gateway.limits import EmbeddedLimiter
 from oriel_policies.documents import compile_documents
 from oriel_policies.documents.packed import pack, unpack
@@ -380,11 +380,6 @@ def test_a_set_has_at_most_64_keys() -> None:
     assert len(found) == 64
     with pytest.raises(ValueError, match="more than 64 keys"):
         parse_key_set(key_set(*[jwk("ES256")] * 65), ["ES256"])
-
-
-def test_the_parts_of_a_token_need_no_padding() -> None:
-    for length in range(8):
-        assert _bytes(b64(b"x" * length)) == b"x" * length
 
 
 async def test_two_generations_of_tokens_are_remembered_and_one_that_is_used_stays(

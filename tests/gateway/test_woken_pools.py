@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from oriel_gateway.admin.app import admin_app
-from oriel_gateway.admin.external_scaler import ExternalScaler
 from oriel_gateway.admin.queues import live_queues
 from oriel_gateway.admin.wake import MOST_BYTES
 from oriel_gateway.core import Gateway
@@ -17,7 +16,6 @@ from oriel_gateway.pools.scaling import ScaledPools
 from oriel_policies.documents import compile_documents
 
 from ..waiting import until
-from .keda import keda
 from .scaled import SCALING, scaled
 from .stack import gateway, nobody
 
@@ -68,21 +66,6 @@ async def test_an_operator_wakes_a_pool_for_a_while() -> None:
                 plan.read({}, now + seconds)
                 plan.update(now + seconds)
             assert not plan.latest.active and not plan.latest.wanted
-
-
-async def test_keda_is_told_at_once_that_an_operator_wakes_a_pool() -> None:
-    with nobody() as closed:
-        async with empty(closed) as core, operator(core) as client:
-            scaler = ExternalScaler(core.scaled)
-            try:
-                async with keda(await scaler.open("127.0.0.1", 0)) as kube:
-                    async with kube.listening("p"):
-                        await until(lambda: kube.states.get("p") == [False])
-                        await client.post("/pools/p/wake", json={"replicas": 3})
-                        await until(lambda: True in kube.states["p"])
-                        assert await kube.poll() == (1.0, 3.0, True)
-            finally:
-                await scaler.close()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from oriel_policies.promise.objectives import (
     ALPHA,
-    CAUSES,
     MODEL_CALLS,
     STAGES,
     Stamps,
@@ -162,7 +161,3 @@ def test_a_call_that_never_left_a_place_was_lost_there() -> None:
         if stage:
             reached[stage] = 1.0 + stage
         assert place_not_left(Stamps(*reached)) == place
-
-
-def test_there_are_fourteen_causes() -> None:
-    assert len(CAUSES) == len(set(CAUSES)) == 14
