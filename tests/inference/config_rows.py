@@ -324,6 +324,11 @@ ROWS = [
         f"model_metrics {{ metric_control {{ {FAMILY} histogram_options {{ buckets: [ 2, 1 ] }} }} }}",
         "must rise",
     ),
+    refused(
+        "model_metrics.metric_control.histogram_options.buckets",
+        f"model_metrics {{ metric_control {{ {FAMILY} histogram_options {{ buckets: {list(range(65))} }} }} }}",
+        "at most 64",
+    ),
     # what no field is
     refused("", "\n\nflux: 3", 'line 3, column 1: "ModelConfig" has no field named "flux"'),
     refused("", "optimization { flux: 3 }", 'has no field named "flux"'),
