@@ -35,20 +35,12 @@ from pathlib import Path
 from harness.environments import commit, machine
 from harness.pages import conditions, table, write_page
 from harness.processes import cpu_s
-from tests.wire.http2_attacks import (
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    HEADERS,
-    PREFACE,
-    SETTINGS,
-    frame,
-    literal,
-    request_head,
-)
+from tests.wire.h2.blocks import literal
+from tests.wire.http2_attacks import request_head
 
 from gateway_bench.canary import Call, Sample, canary
 from gateway_bench.hostile_platform import HOST, MIB, Rig, platform, small
+from oriel_wire.h2.frames import DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame
 
 BOUND_MS, CPU_MS = 500.0, 50.0
 CROWD = "authorization: Bearer crowd"

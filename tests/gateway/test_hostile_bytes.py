@@ -10,8 +10,11 @@ import zlib
 
 import pytest
 
+from oriel_wire.h2.frames import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame
+
 from ..steps import steps
-from ..wire.http2_attacks import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame, literal, request_head
+from ..wire.h2.blocks import literal
+from ..wire.http2_attacks import request_head
 from .grpc_stack import Backend, idle, infer, stack
 from .raw_grpc import framed, raw_call
 from .stack import BRONZE, GOLD, Client, digest, documents, gateway, upstream

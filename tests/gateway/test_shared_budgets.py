@@ -8,8 +8,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from tritonclient.grpc import service_pb2
 
+from oriel_wire.h2.frames import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame
+
 from ..waiting import until
-from ..wire.http2_attacks import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame, literal, request_head
+from ..wire.h2.blocks import literal
+from ..wire.http2_attacks import request_head
 from .cold_pools import Names, cold, empty, names, parked
 from .gate import INFER, Gate
 from .grpc_stack import Backend, stack

@@ -234,7 +234,8 @@ def endpoint_of(port: int, **options: Any) -> H2Endpoint:
 
 
 def connections_of(endpoint: H2Endpoint) -> list[H2Upstream]:
-    return [*endpoint._connections, *endpoint._leaving]
+    """Return those that take streams."""
+    return list(endpoint._connections)
 
 
 # The library ---------------------------------------------------------------------------------------------------------

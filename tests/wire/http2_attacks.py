@@ -9,35 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
-ACK = END_STREAM = 0x1
-END_HEADERS = 0x4
+from oriel_wire.h2.frames import ACK, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PREFACE, SETTINGS, frame
+
+from .h2.blocks import indexed, literal
+
 VALUE_BYTES = 3900
 REFERENCES = 12_000
 _FIRST_DYNAMIC = b"\xbe"  # an indexed field: 62, the newest entry of the dynamic table
-
-
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
-
-
-def integer(value: int, prefix_bits: int, first: int) -> bytes:
-    """RFC 7541 section 5.1."""
-    most = (1 << prefix_bits) - 1
-    if value < most:
-        return bytes([first | value])
-    out, value = bytearray([first | most]), value - most
-    while value >= 128:
-        out.append(value % 128 + 128)
-        value //= 128
-    return bytes([*out, value])
-
-
-def literal(name: bytes, value: bytes, *, indexed: bool = False) -> bytes:
-    """A header field with its name and value in full."""
-    start = b"\x40" if indexed else b"\x00"
-    return start + integer(len(name), 7, 0) + name + integer(len(value), 7, 0) + value
 
 
 def request_head(path: bytes, authority: bytes = b"x") -> bytes:
@@ -53,7 +31,7 @@ def request_head(path: bytes, authority: bytes = b"x") -> bytes:
 
 def bomb(stream: int, path: bytes, *, first: bool) -> bytes:
     """A HEADERS frame that refers to the planted header many times; the `first` one plants it."""
-    planted = literal(b"x", b"v" * VALUE_BYTES, indexed=True) if first else b""
+    planted = indexed(b"x", b"v" * VALUE_BYTES) if first else b""
     return frame(HEADERS, END_HEADERS | END_STREAM, stream, request_head(path) + planted + _FIRST_DYNAMIC * REFERENCES)
 
 

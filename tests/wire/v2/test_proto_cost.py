@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oriel_wire.errors import BadMessage, TooLarge
+from oriel_wire.v2.grpc_names import write_varint
 from oriel_wire.v2.proto import v2_pb2
 from oriel_wire.v2.proto_cost import FREE_BYTES, MAX_FIELDS, MAX_INTEGERS, MAX_MESSAGES, MAX_TEXT_BYTES, parse
 
@@ -21,14 +22,7 @@ def big(**more: object) -> v2_pb2.ModelInferRequest:
 
 
 def sized(number: int, data: bytes) -> bytes:
-    return bytes([number << 3 | 2]) + varint(len(data)) + data
-
-
-def varint(value: int) -> bytes:
-    out = b""
-    while value > 127:
-        out, value = out + bytes([value & 127 | 128]), value >> 7
-    return out + bytes([value])
+    return bytes([number << 3 | 2]) + write_varint(len(data)) + data
 
 
 def test_an_honest_large_message_is_what_it_was() -> None:

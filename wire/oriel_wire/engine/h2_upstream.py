@@ -198,9 +198,6 @@ class H2Upstream(H2Transport):
 
     def tidy(self, now: float, max_idle_s: float) -> None:
         """Close a connection that has been idle for too long."""
-        if self.transport.is_closing():
-            self.transport.abort()  # what is queued could not be written since the last time
-            return
         if self.streams or self._next_id != self._tidied_id:
             self._tidied_id = self._next_id
             self._idle_since = now
@@ -308,7 +305,6 @@ class H2Endpoint:
         self.authority_block = literal(b":authority", self.authority.encode())
         self._make = make
         self._connections: list[H2Upstream] = []  # those that take new streams
-        self._leaving: set[H2Upstream] = set()  # their streams may go on
         self._waiting: dict[Any, bool] = {}  # sinks without a stream, the oldest first; whether they send HEAD
         self._connecting: dict[asyncio.Task[None], float] = {}  # since when
         self._retry_at = 0.0
@@ -363,9 +359,6 @@ class H2Endpoint:
         """A connection takes no new streams."""
         if connection in self._connections:
             self._connections.remove(connection)
-            self._leaving.add(connection)
-        if connection.closed:
-            self._leaving.discard(connection)
         self.serve()
 
     def stream_ended(self, connection: H2Upstream) -> None:
@@ -378,7 +371,7 @@ class H2Endpoint:
 
     def close_stale(self, now: float) -> None:
         """Close idle connections."""
-        for connection in (*self._connections, *self._leaving):
+        for connection in list(self._connections):
             connection.tidy(now, self.max_idle_s)
 
     def serve(self) -> None:

@@ -14,7 +14,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import uvicorn
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -110,20 +110,7 @@ def is_near(client: tuple[str, int] | None) -> bool:
     return client is not None and is_loopback(client[0])
 
 
-class _Place(Protocol):
-    """The state of a connection. near: from this machine; busy: a request is under way; since: when that changed."""
-
-    near: bool
-    since: float
-
-    @property
-    def busy(self) -> bool: ...
-
-
-P = TypeVar("P", bound=_Place)
-
-
-def make_room(new: P, connections: Iterable[P], limits: ControlLimits) -> P | None:
+def make_room(new: "_Connection", connections: Iterable["_Connection"], limits: ControlLimits) -> "_Connection | None":
     """The connection of `connections`, which include `new`, to close: a silent one, else `new`; None if there is room.
 
     A client from another machine takes no place reserved for this one.
@@ -138,7 +125,10 @@ def make_room(new: P, connections: Iterable[P], limits: ControlLimits) -> P | No
 
 
 class _Connection(H11Protocol):
-    """uvicorn's connection with limits of time and number."""
+    """uvicorn's connection with limits of time and number.
+
+    near: whether its client is on this machine. since: when it last began or ended a request.
+    """
 
     def __init__(self, limits: ControlLimits, **given: Any) -> None:
         super().__init__(**given)
@@ -155,7 +145,7 @@ class _Connection(H11Protocol):
         super().connection_made(transport)
         self.near = is_near(self.client)
         self._watch()
-        evicted = make_room(self, self.connections, self._limits)  # type: ignore[type-var]
+        evicted = make_room(self, self.connections, self._limits)  # type: ignore[arg-type]
         if evicted is not None:
             self.connections.discard(evicted)
             evicted.transport.abort()
