@@ -105,9 +105,6 @@ class _Connection(H2Connection):
         call.head, call.over = [], end
         self.send_headers(stream, _ANSWER, True)
 
-    def on_interim(self, stream: Stream, fields: list[Field]) -> None:
-        _rule(self._note(stream, "interim", fields).head is None, "interim after the head")
-
     def on_trailers(self, stream: Stream, fields: list[Field]) -> None:
         call = self._note(stream, "trailers", fields)
         _rule(call.head is not None, "trailers before the head")

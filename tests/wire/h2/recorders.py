@@ -31,7 +31,6 @@ class Recorded(Stream):
     def __init__(self) -> None:
         super().__init__()
         self.fields: list[Field] | None = None
-        self.interim: list[list[Field]] = []
         self.trailers_received: list[Field] | None = None
         self.body = bytearray()
         self.ended = False
@@ -69,10 +68,6 @@ class Recorder(H2Connection):
         assert isinstance(stream, Recorded)
         stream.fields, stream.ended = [], end
         self.send_headers(stream, block([(b":status", b"431")]), True)
-
-    def on_interim(self, stream: Stream, fields: list[Field]) -> None:
-        assert isinstance(stream, Recorded) and stream.fields is None
-        stream.interim.append(fields)
 
     def on_trailers(self, stream: Stream, fields: list[Field]) -> None:
         assert isinstance(stream, Recorded) and not stream.ended

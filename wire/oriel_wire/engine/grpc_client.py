@@ -36,22 +36,6 @@ class GrpcCall:
     code, text, trailers: the status of the call, once `read` has returned None.
     """
 
-    __slots__ = (
-        "_block",
-        "_endpoint",
-        "_error",
-        "_message",
-        "_messages",
-        "_over",
-        "_reader",
-        "_retried",
-        "_stream",
-        "_waiter",
-        "code",
-        "text",
-        "trailers",
-    )
-
     def __init__(self, endpoint: H2Endpoint, block: bytes, message: bytes, max_message_bytes: int) -> None:
         self.code = OK
         self.text = ""

@@ -41,20 +41,6 @@ class Pulse:
     on_beat: called at each beat with how late it is, in seconds.
     """
 
-    __slots__ = (
-        "_beat_at",
-        "_clock",
-        "_doubted_at",
-        "_just_resumed",
-        "_loop",
-        "_resumed_at",
-        "_timer",
-        "fresh_until",
-        "on_beat",
-        "paused_s",
-        "pauses",
-    )
-
     def __init__(self, loop: asyncio.AbstractEventLoop, *, clock: Callable[[], float] = monotonic) -> None:
         self._loop = loop
         self._clock = clock

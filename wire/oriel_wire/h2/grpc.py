@@ -93,22 +93,18 @@ class RpcHead:
     that was not recognised by it.
     """
 
-    __slots__ = (
-        "_fields",
-        "_values",
-        "content_type",
-        "credentials",
-        "encoding",
-        "list_bytes",
-        "path",
-        "request_id",
-        "requested_ms",
-        "shape",
-        "tier",
-        "timeout_s",
-        "traceparent",
-        "tracestate",
-    )
+    # Class attributes are the defaults: most calls set only a few of them, and every assignment costs time.
+    path = b""
+    list_bytes = 0
+    credentials: list[Field] | None = None
+    request_id: str | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
+    requested_ms: str | None = None
+    tier: str | None = None
+    timeout_s: float | None = None
+    encoding = b""
+    content_type = b""
 
     def __init__(
         self,
@@ -119,17 +115,6 @@ class RpcHead:
         self._fields = fields
         self._values = values
         self.shape = shape
-        self.path = b""
-        self.list_bytes = 0
-        self.credentials: list[Field] | None = None
-        self.request_id: str | None = None
-        self.traceparent: str | None = None
-        self.tracestate: str | None = None
-        self.requested_ms: str | None = None
-        self.tier: str | None = None
-        self.timeout_s: float | None = None
-        self.encoding = b""
-        self.content_type = b""
 
     @property
     def fields(self) -> list[HeaderField]:

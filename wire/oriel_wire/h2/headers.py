@@ -278,7 +278,6 @@ class HeaderBlocks(Control):
             if end:
                 raise BadMessage("an interim answer ends its stream")
             self._charge(1)
-            self.on_interim(stream, fields)
             return
         if stream.head_only or status == b"204" or status == b"304":
             length = 0

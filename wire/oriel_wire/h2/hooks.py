@@ -32,9 +32,6 @@ class H2Hooks:
         """The header list of a request is larger than the limits; it may be answered."""
         raise NotImplementedError
 
-    def on_interim(self, stream: Stream, fields: list[Field]) -> None:
-        """The header list of an interim (1xx) answer."""
-
     def on_trailers(self, stream: Stream, fields: list[Field]) -> None:
         """The trailers, which end what the peer sends on this stream."""
         raise NotImplementedError

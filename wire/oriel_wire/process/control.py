@@ -127,7 +127,7 @@ def make_room(new: "_Connection", connections: Iterable["_Connection"], limits: 
 class _Connection(H11Protocol):
     """uvicorn's connection with limits of time and number.
 
-    near: whether its client is on this machine. since: when it last began or ended a request.
+    near: True for a client on this machine. since: when its latest request began or ended.
     """
 
     def __init__(self, limits: ControlLimits, **given: Any) -> None:
