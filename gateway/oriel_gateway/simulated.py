@@ -14,7 +14,6 @@ from oriel_gateway.http_status import STATUS
 from oriel_gateway.limits.embedded import EmbeddedLimiter
 from oriel_gateway.limits.grants import Grant
 from oriel_gateway.pools.demand import PoolDemand
-from oriel_gateway.pools.holding import judge_request
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.target_cache import TargetCache
 from oriel_gateway.routing.targets import Target, chosen
@@ -87,7 +86,7 @@ class SimulatedGateway:
             tenant, gate, now = target.tenant, self.pools[target.pool], self.now()
             left_s = tenant.tier.give_up_s if timeout_s is None else min(timeout_s, tenant.tier.give_up_s)
             if left_s < gate.slow_s:
-                judge_request(gate, target, tenant, size_bytes, left_s)
+                gate.judge_request(target, tenant, size_bytes, left_s)
             grant = self.limiter.acquire(tenant, target, size_bytes, now) if target.allowances else None
         except Refused as refused:
             end(STATUS[refused.outcome], refused.outcome.value, 0)

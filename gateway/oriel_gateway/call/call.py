@@ -32,8 +32,7 @@ from oriel_gateway.errors import Outcome, Refused, stopping
 from oriel_gateway.pools.cold_start import timing
 from oriel_gateway.pools.endpoint_state import HttpEndpoint
 from oriel_gateway.pools.grpc_answers import GrpcAnswer
-from oriel_gateway.pools.holding import holding_of
-from oriel_gateway.pools.pool import PoolGate
+from oriel_gateway.pools.pool import PoolGate, holding_of
 from oriel_gateway.pools.stream_slots import StreamSlot
 from oriel_gateway.pools.upstream_answers import DENIED
 from oriel_gateway.routing.targets import Target

@@ -37,7 +37,7 @@ from oriel_gateway.clock import YOUNG
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.http_status import STATUS
 from oriel_gateway.observe.spans import SpanFacts
-from oriel_gateway.pools.holding import holding_of
+from oriel_gateway.pools.pool import holding_of
 from oriel_gateway.pools.stream_slots import StreamSlot
 from oriel_policies.waiting.flows import Ticket
 from oriel_policies.waiting.shares import Holding

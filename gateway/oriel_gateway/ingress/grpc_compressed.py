@@ -13,8 +13,7 @@ import zlib
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
-from oriel_gateway.pools.holding import holding_of, no_bytes_for
-from oriel_gateway.pools.pool import PoolGate
+from oriel_gateway.pools.pool import PoolGate, holding_of
 from oriel_gateway.routing.targets import check_model
 from oriel_policies.documents import Tenant
 from oriel_wire.engine.limits import inflated_limit
@@ -81,7 +80,7 @@ async def decompress(gateway: Gateway, tenant: Tenant, message: bytes) -> bytes:
                 text = f"the message is larger than {most} bytes once it is decompressed: send it without compression"
                 raise Refused(Outcome.TOO_LARGE, text)
             if not gate.reserve_bytes(holding, len(piece)):
-                raise no_bytes_for(gate, tenant)
+                raise gate.no_bytes_for(tenant)
             gate.bytes.fix(holding)  # it lasts for a moment only
             pieces.append(piece)
             await asyncio.sleep(0)

@@ -14,8 +14,7 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.ingress.grpc_compressed import CompressedBeginning
 from oriel_gateway.ingress.grpc_rules import MODEL_PATHS, GrpcLimits, bound_message, no_message
 from oriel_gateway.ingress.grpc_view import GrpcView
-from oriel_gateway.pools.holding import holding_of, no_bytes_for
-from oriel_gateway.pools.pool import PoolGate
+from oriel_gateway.pools.pool import PoolGate, holding_of
 from oriel_gateway.routing.targets import check_model
 from oriel_wire.errors import BadMessage
 from oriel_wire.h2.grpc import PREFIX_BYTES
@@ -109,7 +108,7 @@ class Incoming:
         window = min(max(self._size, _LARGE), _WIDEST)
         if (more := min(self._size + window, self._wanted) - PREFIX_BYTES - holding.units) > 0:
             if not gate.reserve_bytes(holding, more):
-                raise no_bytes_for(gate, tenant)
+                raise gate.no_bytes_for(tenant)
             view.connection.widen(stream, window)
         view.connection.consumed(stream, stream.held_bytes)
 

@@ -36,7 +36,6 @@ from oriel_gateway.ingress.grpc_web import GrpcWebOverH1, GrpcWebOverH2
 from oriel_gateway.ingress.h2_connection import LIMITS, PublicConnection
 from oriel_gateway.ingress.judging import View, turn_away
 from oriel_gateway.observe.tracing import Mark
-from oriel_gateway.pools.holding import hold
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Kind, Target, absent, check_model, chosen
 from oriel_policies.documents import ApiKey, Tenant
@@ -264,7 +263,7 @@ class GrpcView(View):
                 grant.waiter = self
         # the pool may have no server: refuse now if waiting for one is in vain, before the rest is read
         if gate.slow_s == inf and not target.fallbacks:
-            hold(gate, gate.grpc, tenant, now, requested_until(now, rpc.requested_ms, rpc.timeout_s))
+            gate.hold(gate.grpc, tenant, now, requested_until(now, rpc.requested_ms, rpc.timeout_s))
         return gate
 
     def displaced(self) -> None:

@@ -28,7 +28,6 @@ from oriel_gateway.limits import Grant
 from oriel_gateway.observe.record import RefusedRecord
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.overload import too_busy
-from oriel_gateway.pools.holding import hold, judge_request
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Target, chosen
 from oriel_gateway.shared.model_list import ACCEPT_JSON, ModelList
@@ -164,7 +163,7 @@ def judge(view: View) -> GatewayCall | None:
         view.fits(gate, target)
     # A call that has further pools (`fallback`) is judged when its body is complete.
     if 0.0 < (left_s := deadline - view.now_s) < gate.slow_s and not (target.fallbacks or view.streams):
-        judge_request(gate, target, tenant, view.size_bytes, left_s)
+        gate.judge_request(target, tenant, view.size_bytes, left_s)
     grant = view.grant
     if grant is None and target.allowances:
         grant = gateway.limiter.acquire(tenant, target, view.size_bytes, view.now_s)
@@ -196,11 +195,11 @@ def _overloaded(view: View, target: Target) -> Refused:
 
 
 def _held(view: View, gate: PoolGate, deadline: float, grant: Grant | None) -> float:
-    """Return the deadline of a request whose pool has no server; see `holding.hold`. Raises Refused."""
+    """Return the deadline of a request whose pool has no server; see `PoolGate.hold`. Raises Refused."""
     assert view.tenant is not None
     requested_s = requested_until(view.received_s, view.timeout_ms, view.timeout_s)
     try:
-        until = hold(gate, gate.endpoints, view.tenant, view.received_s, requested_s)
+        until = gate.hold(gate.endpoints, view.tenant, view.received_s, requested_s)
     except Refused:
         if grant is not None:
             grant.settle(0, False, monotonic())

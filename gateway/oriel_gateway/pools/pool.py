@@ -32,6 +32,11 @@ MAX_WORKS = 4096
 _NO_TIMES = AnswerTimes()
 
 
+def holding_of(tenant: Tenant, payload: Any = None) -> Holding:
+    """Return what will be a tenant's part of a shared budget. payload: see `Holding`."""
+    return Holding(tenant.tier.band, tenant.name, tenant.weight, payload)
+
+
 class Waiter(Protocol):
     """A call that waits for a permit. One of its methods is called, on the loop, at most once in total.
 
@@ -195,6 +200,38 @@ class PoolGate:
             each.payload.displaced()
         return displaced is not None
 
+    def no_bytes_for(self, tenant: Tenant) -> Refused:
+        """Return the refusal of a request for which the budget has no bytes, and count it as demand."""
+        if self.demand is not None:
+            self.demand.turned_away(tenant.tier.name)
+        return Refused(Outcome.QUEUE_FULL, "too many bytes wait for this pool", retry_after_s=self.retry_after_s())
+
+    def hold(self, these: EndpointSet[Any], tenant: Tenant, received_s: float, requested_until: float) -> float | None:
+        """Judge a call whose body is not here yet, while no endpoint of `these` is usable.
+
+        requested_until: see `PoolColdStart.until`. Returns when it is given up; None: it is not held, but waits until
+        its deadline. Raises Refused, and then counts the call as demand.
+        """
+        cold = self.cold_start
+        if cold is None or these.usable:
+            return None
+        try:
+            return cold.until(these, tenant, received_s, requested_until, monotonic())
+        except Refused:
+            if self.demand is not None:
+                self.demand.turned_away(tenant.tier.name)
+            raise
+
+    def judge_request(self, target: Target, tenant: Tenant, size_bytes: int, left_s: float) -> None:
+        """Judge a request that is no call yet, as `judge` does; one that capacity would help counts as demand."""
+        try:
+            self.judge(target, size_bytes, left_s)
+        except Refused as refused:
+            refused.left_s = left_s
+            if self.demand is not None and refused.outcome is Outcome.INFEASIBLE:
+                self.demand.turned_away(tenant.tier.name)
+            raise
+
     def judge(self, target: Target, size_bytes: int, left_s: float) -> None:
         """Raise Refused INFEASIBLE or DEADLINE_TOO_SHORT if a call cannot end within `left_s` even if it begins now."""
         times = self._times.get(target.work)
@@ -220,7 +257,7 @@ class PoolGate:
         waits = queues and backlog is not None and waiting
         return Prospect(
             usable=usable,
-            room=not queues or admission.queue.slots.fits(Holding(band, tenant.name, tenant.weight), 1),
+            room=not queues or admission.queue.slots.fits(holding_of(tenant), 1),
             wait_s=backlog.wait_s(waiting, self._clock()) if waits and backlog is not None else 0.0,
             service_s=self._times.get(target.work, _NO_TIMES).expected_s,
         )

@@ -17,8 +17,7 @@ from oriel_gateway.call.contracts import ANSWERING, DONE, Call, Request
 from oriel_gateway.call.host import Host
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.observe.tracing import Mark
-from oriel_gateway.pools.holding import holding_of
-from oriel_gateway.pools.pool import PoolGate
+from oriel_gateway.pools.pool import PoolGate, holding_of
 from oriel_gateway.routing.targets import Target
 from oriel_gateway.shared.agreement import Body, Compared
 from oriel_gateway.shared.state import KEPT_BYTES, SHADOWS, RoutingState
