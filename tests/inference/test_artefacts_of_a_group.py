@@ -76,20 +76,6 @@ async def test_a_store_that_is_down_delays_nothing_and_the_server_builds_by_itse
     assert objects.objects == {}
 
 
-async def test_a_damaged_artefact_of_the_store_is_never_opened(tmp_path: Path, objects: MemoryObjects) -> None:
-    put(tmp_path / "models", 2.0, config=COMPILED)
-    async with served(tmp_path / "models", tmp_path / "first", artefact_store=STORE) as one:
-        await until_state(one, "serving")
-        await until(lambda: manifests(objects))
-    right = (only_artefact(tmp_path / "first") / ENTRY).read_bytes()
-    (key,) = [key for key, data in objects.objects.items() if data == right]
-    objects.put(key, times(5.0).SerializeToString())
-    async with served(tmp_path / "models", tmp_path / "second", artefact_store=STORE) as one:
-        await until_state(one, "serving")
-        assert await one.answer() == 2.0
-        assert outcomes(one) == {"store_failed": 1, "built": 1}
-
-
 async def test_a_forged_artefact_of_the_store_is_refused_by_its_outputs(tmp_path: Path, objects: MemoryObjects) -> None:
     put(tmp_path / "models", 2.0, config=COMPILED)
     async with served(tmp_path / "models", tmp_path / "forged") as one:
@@ -113,14 +99,6 @@ class ReadOnly(MemoryWriter):
         self.denied = True
 
 
-class Unconditional(MemoryWriter):
-    """Ignores that an object is stored only if there is none."""
-
-    async def put(self, key: str, data: bytes) -> bool:
-        self._objects.put(key, data)
-        return True
-
-
 def written_by(monkeypatch: pytest.MonkeyPatch, objects: MemoryObjects, writer: type[MemoryWriter]) -> None:
     """Make servers that start from now on write through such a writer."""
     monkeypatch.setattr(assembly, "open_writer", lambda location: writer(objects))
@@ -140,28 +118,6 @@ async def test_what_a_build_job_pushed_is_served_from_a_store_that_servers_may_o
         assert outcomes(one) == {"found": 1}
         assert await one.answer() == 2.0
     assert objects.objects == stored
-
-
-async def test_a_server_that_may_not_write_builds_what_the_store_lacks_by_itself(
-    tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(tmp_path / "models", 2.0, config=COMPILED)
-    written_by(monkeypatch, objects, ReadOnly)
-    async with served(tmp_path / "models", tmp_path / "artefacts", artefact_store=STORE) as one:
-        await until_state(one, "serving")
-        await until(lambda: outcomes(one) == {"store_failed": 1, "built": 1})
-    assert objects.objects == {}
-
-
-async def test_without_conditional_puts_several_may_build_and_all_serve(
-    tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(tmp_path / "models", 2.0, config=COMPILED)
-    written_by(monkeypatch, objects, Unconditional)
-    async with two(tmp_path) as servers:
-        await asyncio.gather(*(until_state(each, "serving") for each in servers))
-        assert [await each.answer() for each in servers] == [2.0] * 2
-        await until(lambda: manifests(objects))
 
 
 async def test_a_server_ends_while_its_store_does_not_answer(

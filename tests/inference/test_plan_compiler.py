@@ -249,17 +249,6 @@ def test_a_file_that_cannot_be_converted_is_refused_with_the_reason(tmp_path: Pa
         TensorRtCompiler().build(tmp_path / "model.onnx", options, tmp_path)
 
 
-@pytest.mark.parametrize("machine", ["face_11"], indirect=True)
-async def test_a_model_that_was_converted_to_fp16_serves(tmp_path: Path, machine: Any) -> None:
-    config = compiled_config() + setting(".precision", "FP16")
-    models.put(tmp_path / "models", "double", models.double(), config)
-    async with served(tmp_path / "models", tmp_path / "artefacts") as one:
-        await until_state(one, "serving")
-        machine.executed.clear()
-        await answers(one, 4)
-        assert len(machine.executed) == 1
-
-
 def test_timings_are_kept_and_a_damaged_file_of_them_is_replaced(tmp_path: Path, machine: Any) -> None:
     models.save_model(models.double(), str(tmp_path / "model.onnx"))
     options = EngineOptions(compiler_settings=SHAPES)

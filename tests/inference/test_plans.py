@@ -1,6 +1,5 @@
 """TensorRT plans over HTTP, on stand-ins of TensorRT and CUDA: nothing here ran on a GPU."""
 
-import asyncio
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,26 +66,6 @@ async def test_the_classifier_from_the_field_loads_as_it_is(
         assert (machine.engines, machine.contexts) == (1, 2), "the instances share the weights"
 
 
-async def test_whole_numbers_of_another_size_are_refused_with_what_is_allowed(tmp_path: Path, machine: Any) -> None:
-    put(tmp_path, "classifier", classifier(), CLASSIFIER)
-    async with serving(tmp_path) as served:
-        answer = await served.classify("classifier", [[1, 2]], datatype="INT64")
-        assert answer.status_code == 400
-        assert "input 'input_ids'" in answer.json()["error"]
-        assert "datatype INT32, not INT64" in answer.json()["error"]
-
-
-async def test_a_length_outside_the_profile_is_refused_with_tensor_shape_and_profile(
-    tmp_path: Path, machine: Any
-) -> None:
-    put(tmp_path, "classifier", classifier(), CLASSIFIER)
-    async with serving(tmp_path) as served:
-        answer = await served.classify("classifier", np.ones((1, 513), int))
-        assert answer.status_code == 400
-        assert answer.json()["error"] == ("input 'input_ids' has shape [1, 513], its profile takes [1, 1] to [1, 512]")
-        assert logits(await served.classify("classifier", [[3]])).shape == (1, 25)
-
-
 async def test_the_second_folder_from_the_field_serves_on_a_machine_without_a_gpu_and_says_so(tmp_path: Path) -> None:
     wants = (
         'optimization { execution_accelerators { gpu_execution_accelerator : [ { name : "tensorrt" '
@@ -112,18 +91,6 @@ async def test_each_batch_runs_on_the_smallest_profile_that_takes_it(tmp_path: P
             ids = np.arange(rows * length).reshape(rows, length) % 97
             np.testing.assert_array_equal(logits(await served.classify("classifier", ids)), expected_logits(ids))
         assert [profile for _, profile in machine.executed] == [1, 2, 0, 0, 1, 2]
-
-
-async def test_calls_that_come_together_get_their_own_rows(tmp_path: Path, machine: Any) -> None:
-    config = DOUBLE + "dynamic_batching { max_queue_delay_microseconds: 20000 } instance_group { count: 3 }"
-    put(tmp_path, "double", double(), config)
-    async with serving(tmp_path) as served:
-        rows = [[[float(number + each) for each in range(4)]] for number in range(60)]
-        answers = await asyncio.gather(*(served.double("double", each) for each in rows))
-        for row, answer in zip(rows, answers, strict=True):
-            assert answer.status_code == 200, answer.text
-            assert answer.json()["outputs"][0]["data"] == [2 * value for value in row[0]]
-        assert machine.contexts == 3
 
 
 async def test_a_folder_without_a_configuration_is_completed_from_the_plan(tmp_path: Path, machine: Any) -> None:
@@ -235,54 +202,6 @@ def _without_cuda(folder: Path) -> list[str]:
 # --- What TensorRT refuses ------------------------------------------------------------------------------------------
 
 
-def _older(face: str) -> dict[str, Any]:
-    return {"built_with": "10.3.0.26" if face == "face_10" else "10.16.1.11"}
-
-
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        (lambda _: b"no plan at all", "magicTag does not match"),
-        (lambda _: b"", "model.plan is empty"),
-        (lambda face: double(**_older(face)), "is not compatible with this version of TensorRT"),
-        (lambda _: double(capability="8.6"), "generated on an incompatible device, expecting compute 8.6"),
-        (lambda _: double(no_context=True), "TensorRT made no execution context of model.plan: IExecutionContext:"),
-        (lambda _: double(host_tensors=["x"]), "tensor 'x' of the plan is a shape tensor"),
-        (lambda _: double(formats={"y": "CHW32"}), "tensor 'y' of the plan has the layout CHW32"),
-        (lambda _: double(datatype="FP8"), "tensor 'x' of the plan has type FP8, which the v2 protocol cannot carry"),
-        (lambda _: double(no_shapes="Broken"), "TensorRT cannot tell the shapes of outputs: Broken"),
-        (lambda _: double(odd_shapes=True), "output 'y' of the plan has a shape that depends on the values of inputs"),
-    ],
-)
-async def test_a_plan_that_cannot_run_says_why_and_keeps_no_memory(
-    tmp_path: Path, machine: Any, face: str, data: Any, text: str
-) -> None:
-    put(tmp_path, "double", data(face))
-    async with serving(tmp_path) as served:
-        state, reason = await served.state("double")
-        assert state == "UNAVAILABLE" and text in reason
-        assert machine.is_empty
-        put(tmp_path, "double", double(), version=2)  # the server still loads plans
-    async with serving(tmp_path) as served:
-        assert (await served.double("double", ROW)).json()["outputs"][0]["data"] == [2, 4, 6, 8]
-
-
-@pytest.mark.parametrize(
-    ("fails", "text"),
-    [
-        ({"no_execution": "enqueueV3: Error Code 1: Cask"}, "TensorRT did not execute the batch: enqueueV3: Error"),
-        ({"fails_on_gpu": True}, "the GPU could not execute the batch: cudaStreamSynchronize failed: unspecified"),
-    ],
-)
-async def test_a_batch_that_fails_is_an_error_with_its_reason(
-    tmp_path: Path, machine: Any, fails: dict[str, Any], text: str
-) -> None:
-    put(tmp_path, "double", double(**fails))
-    async with serving(tmp_path) as served:
-        answer = await served.double("double", ROW)
-        assert answer.status_code == 500 and text in answer.json()["error"]
-
-
 async def test_plans_with_host_code_run_only_where_the_operator_allows_it(tmp_path: Path) -> None:
     with stand_in("face_11") as machine:
         put(tmp_path, "double", double(built_with="10.16.1.11", version_compatible=True))
@@ -321,17 +240,6 @@ async def test_a_configuration_that_contradicts_the_plan_is_refused(
     async with serving(tmp_path) as served:
         state, reason = await served.state("double")
         assert state == "UNAVAILABLE" and text in reason
-
-
-@pytest.mark.parametrize("face", ["face_10"], indirect=True)
-async def test_instances_that_may_not_share_a_profile_are_refused_with_tensorrts_reason(
-    tmp_path: Path, machine: Any
-) -> None:
-    """Plans of TensorRT 10 and 11 share profiles; should one not, this is no crash and no wrong answer."""
-    put(tmp_path, "double", double(shares_profiles=False), DOUBLE + "instance_group { count: 2 }")
-    async with serving(tmp_path) as served:
-        assert "profile 0 is in use by another context" in (await served.state("double"))[1]
-        assert machine.is_empty
 
 
 # --- Memory ---------------------------------------------------------------------------------------------------------
@@ -403,17 +311,6 @@ async def test_what_is_unloaded_gives_everything_back(tmp_path: Path, machine: A
             assert (await served.client.post("/v2/repository/models/double/unload")).status_code == 200
             await served.until_closed()
             assert machine.is_empty
-
-
-async def test_each_context_is_used_by_one_thread(tmp_path: Path, machine: Any) -> None:
-    """The stand-in refuses any other use; this shows that the instances really ran, each in its own thread."""
-    put(tmp_path, "double", double(), DOUBLE + "instance_group { count: 4 } dynamic_batching { }")
-    async with serving(tmp_path) as served:
-        machine.executed.clear()
-        answers = await asyncio.gather(*(served.double("double", ROW) for _ in range(80)))
-        assert {answer.status_code for answer in answers} == {200}
-        assert 1 <= len({thread for thread, _ in machine.executed}) <= 4
-        assert len(machine.streams) == 4
 
 
 @pytest.mark.parametrize("face", ["face_11"], indirect=True)

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import contextlib
 import json
 import logging
 import math
@@ -28,8 +27,7 @@ from oriel_wire.observe.trace import ListSink
 
 from ..waiting import until
 from . import models
-from .clients import client_of
-from .python_calls import BEHAVE, HANGS, SOURCES, ask, body, put, say
+from .python_calls import BEHAVE, HANGS, SOURCES, ask, put, say
 
 ADD_SUB = """
 backend: "python" max_batch_size: 8
@@ -289,18 +287,6 @@ async def test_output_and_log_lines_carry_the_models_name(
     assert lines["model behave: printed the weather"] == "INFO"
 
 
-async def test_what_runs_is_killed_when_the_server_goes(root: Path, tmp_path: Path) -> None:
-    put(tmp_path, "behave", "behave", BEHAVE)
-    settings = Settings(repositories=(tmp_path,), http_port=0, grpc_port=0, metrics_port=0, drain_s=0.2)
-    async with open_unit(settings, sink=ListSink()) as unit:
-        async with client_of(unit.http_port, "/v2") as client:
-            pid = int(await say(client, "pid"))
-            with contextlib.suppress(httpx.HTTPError):
-                await client.post("/models/behave/infer", json=body("hang"), timeout=0.2)
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-
-
 @pytest.mark.parametrize(
     ("parameter", "reason"),
     [
@@ -368,18 +354,3 @@ async def test_an_output_of_another_shape_is_passed_on(http: httpx.AsyncClient, 
 async def test_classes_of_an_output_of_another_shape_are_refused(http: httpx.AsyncClient) -> None:
     answer = await ask(http, "shape []", outputs=[{"name": "said", "parameters": {"classification": 2}}])
     assert answer.status_code == 400 and "classes need numbers" in answer.json()["error"]
-
-
-@pytest.mark.parametrize("value", ["nan", "-1e12", "1e300"])
-async def test_a_models_clock_may_be_wrong(tmp_path: Path, value: str) -> None:
-    put(tmp_path, "behave", "behave", BEHAVE)
-    settings = Settings(repositories=(tmp_path,), http_port=0, grpc_port=0, metrics_port=0, drain_s=0.2)
-    async with open_unit(settings, sink=ListSink()) as unit:
-        base = f"http://127.0.0.1:{unit.http_port}/v2"
-        async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=60) as client:
-            for text in (f"clock {value}", "x", "y"):
-                await say(client, text)
-            answer = await client.get("/models/behave/stats")
-            assert answer.status_code == 200
-            found = answer.json()["model_stats"][0]["inference_stats"]
-            assert all(int(found[name]["ns"]) >= 0 for name in ("compute_input", "compute_infer", "compute_output"))

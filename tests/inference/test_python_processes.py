@@ -200,19 +200,6 @@ async def test_what_a_model_has_started_ends_with_it_however_it_ends(
     await until(lambda: gone(unloaded))
 
 
-async def test_a_model_that_hangs_in_initialize_does_not_hold_the_servers_end_up(
-    tmp_path: Path, servers: list[Server]
-) -> None:
-    root, written = tmp_path / "models", tmp_path / "child"
-    spawn = f'parameters [ {{ key: "spawn" value: {{ string_value: "{written}" }} }}, '
-    put(root, "behave", "behave", BEHAVE + spawn + '{ key: "hang" value: { string_value: "1" } } ]')
-    servers.append(Server(root, "--exit-timeout-secs", "3600"))
-    await until(lambda: written.exists() and written.read_text())
-    servers[0].process.send_signal(signal.SIGTERM)
-    assert await asyncio.to_thread(servers[0].process.wait, 240) == 0
-    await until(lambda: gone(int(written.read_text())))
-
-
 async def test_a_load_under_way_does_not_hold_the_servers_end_up(tmp_path: Path) -> None:
     put(tmp_path, "behave", "behave", BEHAVE + 'parameters { key: "hang" value: { string_value: "1" } }')
     settings = Settings(

@@ -30,7 +30,6 @@ from ..conftest import Run
 from ..waiting import until
 from . import models
 from .bad_network import BadNetwork
-from .control_server import times
 from .exposed import read
 from .remote_models import model, outages_end_soon
 
@@ -240,25 +239,6 @@ async def test_bad_uploads_are_named_and_whole_ones_taken_up(
         assert caller.values == [2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("mode", ["spoils", "cuts"])
-async def test_a_network_that_spoils_a_download_publishes_nothing(
-    server: ObjectServer, network: BadNetwork, tmp_path: Path, mode: str
-) -> None:
-    name = f"transit-{mode}"
-    upload(server, name, 2)
-    large = times(3)
-    large.doc_string = "x" * 2_000_000
-    async with calling(f"{server.url}/{name}", tmp_path) as caller:
-        await caller.until_value(2)
-        network.mode = mode
-        server.put(f"{name}/double/2/model.onnx", large.SerializeToString())
-        await caller.until_reason({"spoils": "that the object store reports", "cuts": "the connection broke"}[mode])
-        assert caller.values == [2]
-        network.mode = "good"
-        await caller.until_value(3)
-        assert caller.values == [2, 3]
-
-
 class Changing(MemoryObjects):
     """Each object is written anew while it is read, as long as `left` is not 0."""
 
@@ -270,35 +250,6 @@ class Changing(MemoryObjects):
             self.put(key, model(10 + self.left))
         async for piece in super().read(key, **part):
             yield piece
-
-
-async def test_an_object_that_changes_while_it_is_read_is_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    objects = Changing({"r/double/config.pbtxt": models.DOUBLE.encode(), "r/double/1/model.onnx": model(2)})
-    monkeypatch.setattr("oriel_inference.stores.opening.open_client", lambda location: objects)
-    async with calling("s3://bucket/r", tmp_path) as caller:
-        await caller.until_value(2)
-        objects.put("r/double/2/model.onnx", model(20))
-        await caller.until_value(10)
-        assert caller.values == [2, 10] and objects.left == 0
-        failures = (await read(caller.unit)).where("oriel_model_store_failures_total")
-        assert failures[frozenset({("reason", "changed")})] == 3
-
-
-async def test_hostile_keys_cost_their_version_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    objects = MemoryObjects({"r/double/config.pbtxt": models.DOUBLE.encode(), "r/double/1/model.onnx": model(2)})
-    monkeypatch.setattr("oriel_inference.stores.opening.open_client", lambda location: objects)
-    async with calling("s3://bucket/r", tmp_path / "cache") as caller:
-        await caller.until_value(2)
-        objects.put("r/double/2/../../../../out", b"x")
-        objects.put("r/double/2/model.onnx", model(3))
-        await caller.until_reason("double/2: key '../../../../out' leads out of its folder")
-        objects.remove("r/double/2/../../../../out")
-        await caller.until_value(3)
-    assert [each.name for each in tmp_path.iterdir()] == ["cache"]
 
 
 async def test_python_models_of_a_bucket_do_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Sessions that take the requests of a batch one by one, in virtual time: who gets what, when an instance is free."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -109,6 +110,16 @@ def test_a_request_may_take_600_s_from_its_arrival_and_30_s_between_two_response
     bench.settle()
     ((request,),) = [each.requests for each in bench.takers[0].under_way]
     assert (request.deadline, request.ends, request.idle_s) == (1005.0, 1600.0, 30.0)
+
+
+@pytest.mark.parametrize("value", [math.nan, -1e12, 1e300])
+def test_the_clock_of_a_models_process_may_be_wrong(bench: Requests, value: float) -> None:
+    number = bench.call()
+    bench.settle()
+    bench.takers[0].under_way[0].computing(value, value)
+    bench.takers[0].finish()
+    times = bench.answer(number).times
+    assert times.started_s <= times.assembled_s <= times.computed_s <= times.split_s
 
 
 ROW = Outputs([np.zeros((1, 2), np.int64)])

@@ -83,19 +83,6 @@ async def test_a_model_quantised_as_the_page_shows_serves(tmp_path: Path) -> Non
         assert not np.array_equal(np.array(answer, np.float32), expected[0]), "it is the variant that answers"
 
 
-async def test_a_variant_whose_outputs_differ_never_serves_and_says_why(tmp_path: Path) -> None:
-    put(tmp_path / "models", 2.0, config=models.DOUBLE + variant("int8"))
-    put_variant(tmp_path / "models", "int8", times(5.0))
-    async with served(tmp_path / "models", tmp_path / "artefacts") as one:
-        await until_state(one, "refused")
-        assert await one.answer() == 2.0
-        assert outcomes(one) == {"outputs_differ": 1}
-        (line,) = (await one.lines()).values()
-        assert line[0] == "READY" and line[1].startswith("compiled by variant-int8: refused, output 'y' differs in ")
-        text = (await one.client.get(f"http://127.0.0.1:{one.unit.metrics_port}/metrics")).text
-        assert 'oriel_artefacts_total{compiler="variant-int8",outcome="outputs_differ"} 1' in text
-
-
 async def test_the_variant_fp32_is_the_models_own_file(tmp_path: Path) -> None:
     put(tmp_path / "models", 2.0, config=models.DOUBLE + variant("fp32"))
     put_variant(tmp_path / "models", "int8", times(5.0))

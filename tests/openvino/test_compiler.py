@@ -28,9 +28,9 @@ from oriel_inference.stores.local import LocalStore
 from oriel_policies.artefacts.refusals import RefusalKind
 
 from ..inference import models
-from ..inference.artefact_server import forge, only_artefact, outcomes, served, state, until_state
+from ..inference.artefact_server import only_artefact, outcomes, served, state, until_state
 from ..inference.config_rows import accelerator, option
-from ..inference.control_server import Served, put, times
+from ..inference.control_server import Served, put
 from ..waiting import until
 
 without_provider = pytest.mark.skipif(
@@ -216,42 +216,6 @@ async def test_an_artefact_is_swapped_in_under_load_and_found_by_the_next_start(
         await until_state(one, "serving")
         assert await one.answer() == 2.0
         assert outcomes(one) == {"found": 1}
-
-
-@needs_openvino
-async def test_a_forged_artefact_with_the_right_checksums_is_refused_by_its_outputs(tmp_path: Path) -> None:
-    put(tmp_path / "models", 2.0, config=COMPILED)
-    folder = tmp_path / "artefacts"
-    async with served(tmp_path / "models", folder) as one:
-        await until_state(one, "serving")
-    (tmp_path / "other").mkdir()
-    models.save_model(times(5.0), str(tmp_path / "other.onnx"))
-    OpenVino().build(tmp_path / "other.onnx", EngineOptions(), tmp_path / "other")
-    forge(only_artefact(folder), ENTRY, (tmp_path / "other" / ENTRY).read_bytes())
-    for expected in ({"outputs_differ": 1}, {"remembered": 1}):
-        async with served(tmp_path / "models", folder) as one:
-            await until_state(one, "refused")
-            assert await one.answer() == 2.0
-            assert outcomes(one) == expected
-            assert "output 'y' differs in " in str((await one.lines()).values())
-
-
-@needs_openvino
-async def test_an_artefact_that_fails_in_service_is_rolled_back_and_its_caller_is_answered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(tmp_path / "models", 2.0, config=COMPILED)
-    async with served(tmp_path / "models", tmp_path / "artefacts") as one:
-        await until_state(one, "serving")
-
-        def broken(self: OpenVinoSession, inputs: Any, outputs: Any) -> Any:
-            raise BackendFailed("the artefact is broken")
-
-        monkeypatch.setattr(OpenVinoSession, "run", broken)
-        assert set(await asyncio.gather(*(one.answer() for _ in range(20)))) == {2.0}
-        await until_state(one, "refused")
-        assert await one.answer() == 2.0
-        assert "it failed in service, where the model answers" in str((await one.lines()).values())
 
 
 @needs_openvino
