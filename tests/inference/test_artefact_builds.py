@@ -35,7 +35,7 @@ from oriel_inference.artefacts.process import (
 )
 from oriel_inference.backends import find_backend
 from oriel_inference.backends.compilers import cpu_instructions
-from oriel_inference.backends.onnx_graph import ENTRY, WEIGHTS
+from oriel_inference.backends.onnx_graph import ENTRY, WEIGHTS, OnnxGraph
 from oriel_inference.errors import LoadFailed
 from oriel_inference.repository import onnx_files
 from oriel_inference.repository.compiling import Compilation, made_samples
@@ -43,7 +43,7 @@ from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.stores.local import LocalStore
 from oriel_policies.artefacts.comparison import Tolerance
 from oriel_policies.artefacts.fingerprint import ArtefactKey
-from oriel_policies.artefacts.refusals import RefusalKind
+from oriel_policies.artefacts.lifecycle import RefusalKind
 from oriel_wire.process.helper import Helper
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
@@ -287,7 +287,7 @@ def test_a_build_that_is_ended_from_outside_is_not_held_against_the_artefact(
     """A service manager sends SIGTERM to a server and to its children at once. Where memory is short, the kernel ends
     a build with SIGKILL; without a bound, as for a GPU, no later build would have made that refusal void.
     """
-    monkeypatch.setattr("oriel_inference.artefacts.process.compiles_on_gpu", lambda compiler: on_gpu)
+    monkeypatch.setattr(OnnxGraph, "on_gpu", on_gpu)
     put(tmp_path / "models", 2.0, config=models.DOUBLE + COMPILE)
     one = compilation(tmp_path / "models")
     folder, write = ArtefactFolder(tmp_path / "a", max_bytes=1 << 30), Helper._write

@@ -8,7 +8,7 @@ from memory_objects import MemoryObjects, MemoryWriter
 
 from oriel_inference.artefacts.folder import ArtefactFolder, Refusal
 from oriel_inference.artefacts.objects import Copied, pull, push
-from oriel_policies.artefacts.refusals import RefusalKind
+from oriel_policies.artefacts.lifecycle import RefusalKind
 from oriel_wire.objects.errors import ObjectChanged, StoreUnavailable
 
 from .artefact_folders import FILES, key_of_here, other_folder, published

@@ -37,7 +37,7 @@ from oriel_inference.stores.local import LocalStore
 from oriel_policies.artefacts.comparison import TOLERANCES, Tolerance, disagreement
 from oriel_policies.artefacts.differences import measure
 from oriel_policies.artefacts.fingerprint import ArtefactKey
-from oriel_policies.artefacts.refusals import RefusalKind
+from oriel_policies.artefacts.lifecycle import RefusalKind
 
 from . import models
 from .bench import Bench, spec

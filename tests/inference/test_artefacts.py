@@ -17,7 +17,7 @@ from oriel_inference.backends.onnx_runtime import OnnxRuntimeSession
 from oriel_inference.errors import BackendFailed
 from oriel_inference.models.memory_budget import MemoryBudget
 from oriel_inference.repository.outline import HOST
-from oriel_policies.artefacts.refusals import RefusalKind
+from oriel_policies.artefacts.lifecycle import RefusalKind
 from oriel_wire.observe.trace import ListSink
 
 from ..waiting import until

@@ -15,7 +15,7 @@ from oriel_inference.artefacts.folder import ArtefactFolder
 from oriel_inference.artefacts.offline import build_ahead, compilations
 from oriel_inference.artefacts.process import ArtefactRefused, BuildBounds, kind_of
 from oriel_inference.repository.compiling import Compilation
-from oriel_policies.artefacts.refusals import RefusalKind
+from oriel_policies.artefacts.lifecycle import RefusalKind
 
 from . import models
 from .artefact_server import only_artefact, outcomes, served, state, until_state

@@ -25,7 +25,7 @@ from oriel_inference.model import EngineOptions
 from oriel_inference.repository.compiling import Compilation
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.stores.local import LocalStore
-from oriel_policies.artefacts.refusals import RefusalKind
+from oriel_policies.artefacts.lifecycle import RefusalKind
 
 from ..inference import models
 from ..inference.artefact_server import only_artefact, outcomes, served, state, until_state

@@ -19,7 +19,7 @@ from oriel_cli.errors import CommandFailed
 from oriel_cli.table import columns
 from oriel_policies.artefacts.devices import Target, lacking, parse_targets
 from oriel_policies.artefacts.fingerprint import key_of
-from oriel_policies.artefacts.refusals import RefusalKind
+from oriel_policies.artefacts.lifecycle import RefusalKind
 from oriel_policies.artefacts.retirement import StoredArtefact
 from oriel_wire.objects.client import location_of
 from oriel_wire.objects.errors import ObjectStoreError

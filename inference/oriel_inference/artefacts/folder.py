@@ -24,7 +24,7 @@ import msgspec
 
 from oriel_inference.stores.own_files import open_new, open_own, own_folder, read_own
 from oriel_policies.artefacts.fingerprint import is_fingerprint, key_of
-from oriel_policies.artefacts.refusals import RefusalKind
+from oriel_policies.artefacts.lifecycle import RefusalKind
 from oriel_policies.artefacts.retirement import MAX_AGE_S, StoredArtefact, retired
 
 MAX_RECORD_BYTES = 1 << 20

@@ -33,13 +33,11 @@ from oriel_inference.artefacts.process import (
 from oriel_inference.artefacts.records import ArtefactCounts, ArtefactSettings, Followed, recorded
 from oriel_inference.artefacts.session import CompiledSession
 from oriel_inference.backends import Session
-from oriel_inference.backends.compilers import compiles_on_gpu
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.catalog import Catalog, ServingModel
 from oriel_inference.errors import CompilerMissing, InferenceError, LoadFailed
 from oriel_inference.repository.compiling import Compilation, Samples
-from oriel_policies.artefacts.lifecycle import ArtefactLife, ArtefactState
-from oriel_policies.artefacts.refusals import RefusalKind, is_remembered
+from oriel_policies.artefacts.lifecycle import ArtefactLife, ArtefactState, RefusalKind, is_remembered
 
 _log = logging.getLogger(__name__)
 
@@ -245,7 +243,7 @@ class ArtefactKeeper:
             return True
         life.become(ArtefactState.READY)
         # Only the sessions of one plan share what they hold.
-        size_bytes = manifest.size_bytes * (1 if compiles_on_gpu(one.compilation.compiler) else len(opened))
+        size_bytes = manifest.size_bytes * (1 if one.compilation.compiler.on_gpu else len(opened))
         device = one.compilation.device
         if not self._grow(one.serving, device, size_bytes):
             await asyncio.to_thread(_close, opened)

@@ -27,7 +27,7 @@ from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.stores.local import LocalStore
 from oriel_policies.artefacts.comparison import EXACT, tolerance_of
 from oriel_policies.artefacts.fingerprint import ArtefactKey
-from oriel_policies.artefacts.refusals import RefusalKind, is_remembered
+from oriel_policies.artefacts.lifecycle import RefusalKind, is_remembered
 from oriel_wire.v2.datatypes import quoted
 
 CHECK_S = 60.0

@@ -30,12 +30,11 @@ from oriel_inference.artefacts.folder import (
     Refusal,
     describe_files,
 )
-from oriel_inference.backends.compilers import compiles_on_gpu
 from oriel_inference.errors import LoadFailed
 from oriel_inference.repository.compiling import Compilation, Samples
 from oriel_policies.artefacts.comparison import OutputError, agreement, disagreement
 from oriel_policies.artefacts.fingerprint import ArtefactKey
-from oriel_policies.artefacts.refusals import RefusalKind
+from oriel_policies.artefacts.lifecycle import RefusalKind
 from oriel_wire.process.helper import Helper, HelperEnded, HelperLate
 from oriel_wire.v2.datatypes import DATATYPES, decode_raw, raw_view
 
@@ -336,7 +335,7 @@ def _request(compilation: Compilation, source: Path, folder: Path, bounds: Build
 
 def _memory_bytes(compilation: Compilation, source: Path, bounds: BuildBounds) -> int:
     """Return the bound of a child's address space; 0 for none, because memory of a GPU that is mapped counts too."""
-    if compiles_on_gpu(compilation.compiler):
+    if compilation.compiler.on_gpu:
         return 0
     size_bytes = sum(each.stat().st_size for each in source.parent.rglob("*") if each.is_file())
     return bounds.memory_bytes or BASE_MEMORY_BYTES + MEMORY_PER_BYTE * size_bytes

@@ -6,12 +6,12 @@
 
 import platform
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
 
 from oriel_inference.backends import Session
 from oriel_inference.errors import LoadFailed
@@ -45,35 +45,33 @@ class CompilerIdentity:
     compatibility: str = ""
 
 
-class Compiler(Protocol):
-    """One compiler. `reference` is the backend whose sessions serve until its artefact does."""
+class Compiler(ABC):
+    """One compiler.
 
-    @property
-    def name(self) -> str: ...
+    reference: name of the backend whose sessions serve until its artefact does.
+    on_gpu: it builds for a GPU, and its artefacts run there.
+    settings: name -> function that reads a value that a model's owner gives, or raises ValueError that says what the
+    value must be. `EngineOptions.compiler_settings` has the values that were read.
+    """
 
-    @property
-    def reference(self) -> str: ...
+    name: str
+    reference = "onnxruntime"
+    on_gpu = False
+    settings: Mapping[str, Callable[[str], str]] = {}
 
-    @property
-    def settings(self) -> Mapping[str, Callable[[str], str]]:
-        """Return the settings that a model's owner may give: name -> function that reads a value, or raises ValueError
-        that says what the value must be. `EngineOptions.compiler_settings` has the values that were read.
-        """
-        ...
-
+    @abstractmethod
     def identity(self, options: EngineOptions) -> CompilerIdentity:
         """Return what an artefact depends on that is built with `options` on this machine. Raises CompilerMissing."""
-        ...
 
+    @abstractmethod
     def build(self, source: Path, options: EngineOptions, folder: Path) -> str:
         """Write the artefact of a model file into an empty folder; blocks. Returns the name of the file to open, which
         may refer to others beside it. Raises LoadFailed.
         """
-        ...
 
+    @abstractmethod
     def open(self, path: Path, options: EngineOptions) -> Session:
         """Open the file that `build` named. options: those of the reference's session. Raises LoadFailed."""
-        ...
 
 
 def one_of(*values: str) -> Callable[[str], str]:
@@ -96,11 +94,6 @@ def number(least: int, most: int) -> Callable[[str], str]:
         return text
 
     return read
-
-
-def compiles_on_gpu(compiler: Compiler) -> bool:
-    """Return whether a compiler builds for a GPU, and its artefacts run there."""
-    return bool(getattr(compiler, "on_gpu", False))
 
 
 def compiler_names() -> list[str]:

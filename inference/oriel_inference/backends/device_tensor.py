@@ -16,11 +16,13 @@ ALIGNMENT = 256
 
 
 class Value(Protocol):
-    """A tensor of the runtime."""
+    """A tensor of the runtime in the memory of a device."""
 
     def data_ptr(self) -> int: ...
 
     def numpy(self) -> Array: ...
+
+    def update_inplace(self, data: Array) -> None: ...
 
 
 class _Held:

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from oriel_inference.backends import Session, without_folders
+from oriel_inference.backends.device_tensor import Value
 from oriel_inference.backends.gpu_work import BATCHES, DRAIN_S, capturing
 from oriel_inference.errors import BackendFailed, InferenceError, LoadFailed
 from oriel_policies.artefacts.comparison import disagreement
@@ -38,14 +39,6 @@ _PRECISION = "FP16"
 
 Shapes = Mapping[str, tuple[int, ...]]
 _Key = tuple[tuple[tuple[int, ...], "np.dtype[Any]"], ...]
-
-
-class Value(Protocol):
-    """A tensor of the runtime in the memory of a GPU."""
-
-    def update_inplace(self, data: Array) -> None: ...
-
-    def numpy(self) -> Array: ...
 
 
 class Runtime(Protocol):

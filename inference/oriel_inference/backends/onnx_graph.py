@@ -3,12 +3,11 @@
 It may hold layouts for the instruction sets of the CPU that wrote it, so these are part of its fingerprint.
 """
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import onnxruntime as ort
 
-from oriel_inference.backends.compilers import CompilerIdentity, cpu_instructions
+from oriel_inference.backends.compilers import Compiler, CompilerIdentity, cpu_instructions
 from oriel_inference.backends.onnx_runtime import OnnxRuntimeSession, open_session, session_settings
 from oriel_inference.model import EngineOptions
 
@@ -20,12 +19,10 @@ _WEIGHTS_KEY = "session.optimized_model_external_initializers_file_name"
 _WEIGHTS_BYTES_KEY = "session.optimized_model_external_initializers_min_size_in_bytes"
 
 
-class OnnxGraph:
+class OnnxGraph(Compiler):
     """Compiles for the CPU."""
 
     name = "onnxruntime-graph"
-    reference = "onnxruntime"
-    settings: Mapping[str, Callable[[str], str]] = {}
 
     def identity(self, options: EngineOptions) -> CompilerIdentity:
         entries = [f"{key}={value}" for key, value in sorted(options.session_entries.items())]

@@ -21,9 +21,9 @@ import onnxruntime as ort
 
 from oriel_inference.backends import Backend, Session, without_folders
 from oriel_inference.backends.cuda import list_gpus
-from oriel_inference.backends.device_tensor import DeviceTensor, Memory, on_host
+from oriel_inference.backends.device_tensor import DeviceTensor, Memory, Value, on_host
 from oriel_inference.backends.gpu_work import BATCHES, OPENINGS
-from oriel_inference.backends.graph_session import GRAPH_ID, WITHOUT_GRAPH, GraphSession, Value
+from oriel_inference.backends.graph_session import GRAPH_ID, WITHOUT_GRAPH, GraphSession
 from oriel_inference.backends.providers import CUDA, TENSORRT, missing, prepare, verify
 from oriel_inference.errors import BackendFailed, InvalidRequest, LoadFailed
 from oriel_inference.model import EngineOptions, Gpu, TensorInfo

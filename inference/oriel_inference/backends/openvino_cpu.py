@@ -4,7 +4,7 @@ The model itself stays with ONNX Runtime, which serves until the artefact does. 
 any distribution of ONNX Runtime, and is imported when an artefact is built or opened.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from oriel_inference.backends import OutsideProfile, Session, without_folders
-from oriel_inference.backends.compilers import CompilerIdentity, cpu_instructions, number, one_of
+from oriel_inference.backends.compilers import Compiler, CompilerIdentity, cpu_instructions, number, one_of
 from oriel_inference.errors import BackendFailed, CompilerMissing, LoadFailed
 from oriel_inference.model import EngineOptions, TensorInfo
 from oriel_wire.v2.messages import Array
@@ -45,12 +45,11 @@ _PRECISION_KEY = "INFERENCE_PRECISION_HINT"
 _ABOUT_ITSELF = ("Exception from ", "Check '")
 
 
-class OpenVino:
+class OpenVino(Compiler):
     """Compiles for the CPU."""
 
     name = "openvino"
-    reference = "onnxruntime"
-    settings: Mapping[str, Callable[[str], str]] = {
+    settings = {
         "precision": one_of(*_PRECISIONS),
         "streams": number(1, MAX_COUNT),
         "threads": number(1, MAX_COUNT),

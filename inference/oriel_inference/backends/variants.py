@@ -5,22 +5,18 @@ Beside `model.onnx`, the variant int8 is `model.int8.onnx`. Weights in files of 
 """
 
 import shutil
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import onnxruntime as ort
 
-from oriel_inference.backends.compilers import VARIANT, CompilerIdentity, cpu_instructions
+from oriel_inference.backends.compilers import VARIANT, Compiler, CompilerIdentity, cpu_instructions
 from oriel_inference.backends.onnx_runtime import OnnxRuntimeSession, open_session, session_settings
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions
 
 
-class Variant:
+class Variant(Compiler):
     """One precision, as a compiler. precision: the part of the file's name."""
-
-    reference = "onnxruntime"
-    settings: Mapping[str, Callable[[str], str]] = {}
 
     def __init__(self, precision: str) -> None:
         self.name = VARIANT + precision

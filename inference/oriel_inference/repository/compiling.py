@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from oriel_inference.backends.compilers import VARIANT, Compiler, compiler_names, compiles_on_gpu, find_compiler
+from oriel_inference.backends.compilers import VARIANT, Compiler, compiler_names, find_compiler
 from oriel_inference.errors import ConfigInvalid, LoadFailed
 from oriel_inference.model import EngineOptions, ModelSpec, TensorSpec
 from oriel_inference.repository.accelerators import OPENVINO, TENSORRT, accelerators
@@ -90,7 +90,7 @@ class Compilation:
     @property
     def device(self) -> str:
         """Return the name of the device whose memory the artefact takes."""
-        if not compiles_on_gpu(self.compiler):
+        if not self.compiler.on_gpu:
             return HOST
         own = device_of(self.place.options.providers)
         return gpu_name(0) if own == HOST else own  # a compiler takes GPU 0 for a model that runs on the CPU
@@ -202,7 +202,7 @@ def with_compiler(
     """
     wanted = compiler_of(config, file)
     if wanted is not None:
-        check_compilable(config, file, found, on_gpu=compiles_on_gpu(wanted.compiler))
+        check_compilable(config, file, found, on_gpu=wanted.compiler.on_gpu)
         return found, wanted
     if (by_accelerator := _with_tensorrt(config, file, found, missing)) is not None:
         return by_accelerator

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 from oriel_inference.backends import Backend, ConfiguredBackend, RequestSession, Session
-from oriel_inference.backends.compilers import compiles_on_gpu
 from oriel_inference.batching.device import Device, Devices
 from oriel_inference.errors import ConfigInvalid, InferenceError, LoadFailed
 from oriel_inference.model import EngineOptions, ModelSpec
@@ -307,7 +306,7 @@ def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
     found, wanted = with_compiler(config, file, found, backend.lacks)
     if not check_graphs(config, file, found) and config.optimization.cuda.graphs and config.backend == "onnxruntime":
         _log.warning("%s: optimization.cuda has no effect here", file)
-    if note and wanted is not None and compiles_on_gpu(wanted.compiler) and finds_tensorrt(one.of.find_backend):
+    if note and wanted is not None and wanted.compiler.on_gpu and finds_tensorrt(one.of.find_backend):
         note = ""  # the model runs on the CPU until TensorRT has compiled it
     if note:
         _log.warning("%s: %s", file, note)

@@ -17,8 +17,7 @@ from typing import BinaryIO
 
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import is_model_name, is_version
-from oriel_inference.stores import Fingerprint
-from oriel_inference.stores.names import decoded, relative_parts
+from oriel_inference.stores import Fingerprint, decoded, relative_parts
 
 _log = logging.getLogger(__name__)
 

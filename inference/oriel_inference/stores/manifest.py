@@ -11,8 +11,8 @@ from typing import TypeVar
 import msgspec
 
 from oriel_inference.errors import LoadFailed
+from oriel_inference.stores import relative_parts
 from oriel_inference.stores.checksums import checksums
-from oriel_inference.stores.names import relative_parts
 from oriel_inference.stores.own_files import open_new, read_own
 
 MAX_DOCUMENT_BYTES = 32 << 20

@@ -26,12 +26,11 @@ from threading import Lock
 
 from oriel_inference.errors import LoadFailed, NotKept, ObjectChanged, ObjectRefused, StoreUnavailable
 from oriel_inference.model import is_version
-from oriel_inference.stores import Fingerprint
+from oriel_inference.stores import Fingerprint, decoded, relative_parts
 from oriel_inference.stores.cache import Cache
 from oriel_inference.stores.fetch import fetch_version
 from oriel_inference.stores.local import MAX_COPY_BYTES, MAX_DATA_BYTES, MAX_TEXT_BYTES, MAX_VERSION_BYTES
 from oriel_inference.stores.loop_thread import LoopThread
-from oriel_inference.stores.names import decoded, relative_parts
 from oriel_inference.stores.retries import Retries
 from oriel_inference.stores.snapshot import ModelFiles, RemoteFile, VersionFiles, snapshot
 from oriel_inference.stores.source import FAILURES, Source

@@ -3,13 +3,13 @@ does. Batches that its profiles do not take are run by the reference.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from oriel_inference.backends.compilers import CompilerIdentity, number, one_of
+from oriel_inference.backends.compilers import Compiler, CompilerIdentity, number, one_of
 from oriel_inference.backends.tensorrt import GPU_KEY, PROVIDER, half
 from oriel_inference.backends.tensorrt.backend import TensorRt
 from oriel_inference.backends.tensorrt.library import Library, find_library
@@ -30,13 +30,12 @@ def _shapes(text: str) -> str:
     return text
 
 
-class TensorRtCompiler:
+class TensorRtCompiler(Compiler):
     """Compiles for the GPU on which the model runs; for GPU 0 if the model runs on the CPU."""
 
     name = "tensorrt"
-    reference = "onnxruntime"
     on_gpu = True
-    settings: Mapping[str, Callable[[str], str]] = {
+    settings = {
         "precision": one_of(*_PRECISIONS),
         "profile_min_shapes": _shapes,
         "profile_opt_shapes": _shapes,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 from oriel_inference.backends import without_folders
 from oriel_inference.errors import LoadFailed
@@ -24,12 +24,20 @@ MAX_TEXT = 300
 _log = logging.getLogger(__name__)
 
 
-class PlanLog(Protocol):
-    """The logger that TensorRT reports to."""
+class PlanLog:
+    """The errors that TensorRT reports, for the thread in which they happened."""
+
+    def __init__(self) -> None:
+        self._kept = threading.local()
+
+    def keep(self, text: str) -> None:
+        """Keep the text of an error that this thread has caused."""
+        self._kept.__dict__.setdefault("lines", deque[str](maxlen=MAX_KEPT)).append(text)
 
     def take(self) -> str:
         """Return the errors that this thread has caused since the last call; "" if there are none."""
-        ...
+        lines: deque[str] = self._kept.__dict__.pop("lines", deque())
+        return "; ".join(lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,29 +112,16 @@ def _log_of(tensorrt: Any) -> PlanLog:
     }
     errors = (tensorrt.ILogger.INTERNAL_ERROR, tensorrt.ILogger.ERROR)
 
-    class Log(tensorrt.ILogger):  # type: ignore[misc]
+    class Log(PlanLog, tensorrt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             tensorrt.ILogger.__init__(self)
-            self._kept = threading.local()
+            PlanLog.__init__(self)
 
         def log(self, severity: Any, message: str) -> None:
             """Take one line; called by TensorRT in the thread that uses it, and in threads of its own."""
             text = without_folders(message)[:MAX_TEXT]
             if severity in errors:
-                self._lines().append(text)
+                self.keep(text)
             _log.log(levels.get(severity, logging.DEBUG), "TensorRT: %s", text)
 
-        def take(self) -> str:
-            lines = self._lines()
-            text = "; ".join(lines)
-            lines.clear()
-            return text
-
-        def _lines(self) -> deque[str]:
-            if not hasattr(self._kept, "lines"):
-                self._kept.lines = deque(maxlen=MAX_KEPT)
-            lines: deque[str] = self._kept.lines
-            return lines
-
-    log: PlanLog = Log()
-    return log
+    return Log()
