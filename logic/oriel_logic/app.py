@@ -16,12 +16,12 @@ from prometheus_client.core import Metric
 from starlette.applications import Starlette
 
 from oriel_logic.client.upstreams import Upstreams
-from oriel_logic.deploy.deploying import Deployer, SetUpFailed
+from oriel_logic.deploy.deploying import Deployer, SetUpFailed, is_on_loop, pool_limits
 from oriel_logic.deploy.samples import with_shown_sample
 from oriel_logic.deploy.scratch import loadable_together
 from oriel_logic.deploy.updates import Updates
 from oriel_logic.loading.folder_config import BadConfig
-from oriel_logic.loading.handlers import load, setup_problem
+from oriel_logic.loading.handlers import load
 from oriel_logic.loading.listing import Listing
 from oriel_logic.observe.metrics import Metrics, Totals
 from oriel_logic.observe.usage import UNIT, Usage
@@ -35,12 +35,10 @@ from oriel_logic.server.pipeline import Pipeline
 from oriel_logic.server.registry import Registry
 from oriel_logic.server.releases import Deployment, Release
 from oriel_logic.services.context import Workers
-from oriel_logic.services.definition import Definition
 from oriel_logic.services.serving import Services
 from oriel_logic.settings import Settings
 from oriel_logic.workers.launch import ALSO, ForkServer
 from oriel_logic.workers.pool import WorkerPool
-from oriel_logic.workers.worker import PoolLimits
 from oriel_policies.metering.usage import by_label, unbilled_ns
 from oriel_wire.engine.families import counter, gauge
 from oriel_wire.engine.listener import HttpServer
@@ -177,7 +175,7 @@ class Unit:
         self._services = Services()
         self.pool = WorkerPool(
             server,
-            pool_limits(settings, 0),
+            pool_limits(settings),
             launch=lambda: ForkServer.launch(self._files, max_frame_bytes=settings.max_frame_bytes),
         )
         self._upstreams = models or upstreams(settings)
@@ -189,12 +187,7 @@ class Unit:
         self.dispatch.routes |= {("GET", OPENAPI): described.openapi, ("GET", DOCS): described.docs}
         self._together = Deployment(self._files, self.pool, self._pipeline(self._services, self.pool))
         self._deployer = Deployer(
-            limits=lambda workers: pool_limits(settings, workers),
-            make_pipeline=self._pipeline,
-            serve=self.dispatch.serve,
-            report=self._report,
-            sample_timeout_s=settings.sample_timeout_s,
-            max_sample_bytes=settings.max_body_bytes,
+            settings, make_pipeline=self._pipeline, serve=self.dispatch.serve, report=self._report
         )
         self.updates = Updates(
             self.registry,
@@ -246,8 +239,8 @@ class Unit:
             releases = []
             for loaded in services:
                 problem = loaded.problem
-                if loaded.definition is not None:
-                    problem = await asyncio.to_thread(self._set_up, loaded.definition)
+                if loaded.definition is not None and is_on_loop(loaded.definition):
+                    problem = await asyncio.to_thread(self._services.problem_of, loaded.definition)
                 if problem:
                     failed.append((loaded.name, problem))
                 elif loaded.definition is not None:
@@ -277,16 +270,6 @@ class Unit:
         except (SetUpFailed, BadConfig, OSError) as error:
             return "", str(error)
 
-    def _set_up(self, definition: Definition) -> str:
-        """Set a service up in this process; return why that failed, "" if it worked."""
-        if all(definition.runs_in_worker(each) for each in definition.stages()):
-            return ""
-        try:
-            self._services.set_up(definition)
-        except BaseException as error:  # user code: it concerns this service only
-            return setup_problem(definition, error)
-        return ""
-
     def _serve_openai(self) -> None:
         """Serve the models that imported handler files define for clients of the OpenAI API."""
         if "oriel_logic.openai" not in sys.modules:
@@ -301,13 +284,8 @@ class Unit:
 
     async def open(self, sock: socket.socket) -> HttpServer:
         """Serve on `sock`; call the result's `drain` before `close`."""
-        settings = self._settings
-        self._front = await open_server(
-            self.envelope,
-            sock,
-            peers=self._peers,
-            max_held_bytes=settings.max_held_bytes,
-        )
+        held = self._settings.max_held_bytes
+        self._front = await open_server(self.envelope, sock, peers=self._peers, max_held_bytes=held)
         return self._front
 
     def ready(self) -> tuple[bool, str]:
@@ -374,14 +352,3 @@ def upstreams(settings: Settings) -> Upstreams:
     if settings.gateway:
         return Upstreams(settings.gateway, settings.gateway, through_gateway=True)
     return Upstreams(settings.inference, settings.inference_grpc)
-
-
-def pool_limits(settings: Settings, workers: int) -> PoolLimits:
-    """Return the limits of a pool. workers: 0 for the server's number."""
-    return PoolLimits(
-        workers=workers or settings.workers,
-        max_waiting=settings.max_waiting,
-        max_waiting_bytes=settings.max_waiting_bytes,
-        max_frame_bytes=settings.max_frame_bytes,
-        overrun_s=settings.overrun_s,
-    )

@@ -27,16 +27,31 @@ def admin_app(unit: Unit) -> Starlette:
     return Starlette(routes=health_routes(unit.ready, unit.metrics.registry))
 
 
-async def test_health_follows_the_unit(stack: Any, services: Any) -> None:
+async def test_health_and_metrics_follow_the_unit(stack: Any, services: Any) -> None:
     logic = await stack(services(plain=SERVICE))
     stop = logic.unit._stop
     transport = httpx.ASGITransport(admin_app(logic.unit))
+    await logic.post("plain")
+    await logic.post("made-up-name")
     async with httpx.AsyncClient(transport=transport, base_url="http://admin") as admin:
+        text = (await admin.get("/metrics")).text
         assert (await admin.get("/health/ready")).status_code == 200
         stop.set()
         stopping = await admin.get("/health/ready")
         assert (stopping.status_code, stopping.json()["reason"]) == (503, "the server is stopping, 0 call(s) under way")
         assert (await admin.get("/health/live")).status_code == 200
+    assert 'oriel_logic_requests_total{outcome="ok",service="plain"} 1.0' in text
+    assert 'oriel_logic_requests_total{outcome="service_unknown",service=""} 1.0' in text
+    assert 'oriel_logic_stage_seconds_count{service="plain",stage="work",tier=""} 1.0' in text
+    assert "oriel_logic_workers_ready " in text
+    assert "made-up-name" not in text
+    page = (Path(__file__).resolve().parents[2] / "docs" / "metrics-logic.md").read_text()
+    rows = {row.split("`")[1]: row.split("|")[2].strip() for row in page.splitlines() if row.startswith("| `")}
+    families = {
+        f"{each.name}_total" if each.type == "counter" else each.name: each.type
+        for each in logic.unit.metrics.registry.collect()
+    }
+    assert rows == families
 
 
 async def test_the_service_port_is_ready_with_its_workers_and_not_before(services: Any, tmp_path: Path) -> None:
@@ -92,20 +107,6 @@ async def test_what_hung_at_start_and_was_fixed_keeps_nobody_waiting(services: A
         await unit.close()
 
 
-async def test_metrics_count_requests_by_service_and_outcome(stack: Any, services: Any) -> None:
-    logic = await stack(services(plain=SERVICE))
-    await logic.post("plain")
-    await logic.post("made-up-name")
-    transport = httpx.ASGITransport(admin_app(logic.unit))
-    async with httpx.AsyncClient(transport=transport, base_url="http://admin") as admin:
-        text = (await admin.get("/metrics")).text
-    assert 'oriel_logic_requests_total{outcome="ok",service="plain"} 1.0' in text
-    assert 'oriel_logic_requests_total{outcome="service_unknown",service=""} 1.0' in text
-    assert 'oriel_logic_stage_seconds_count{service="plain",stage="work",tier=""} 1.0' in text
-    assert "oriel_logic_workers_ready " in text
-    assert "made-up-name" not in text
-
-
 async def test_stage_names_are_bounded() -> None:
     metrics = Metrics()
     ledger = Ledger(new_trace(False))
@@ -158,15 +159,3 @@ async def test_no_counter_falls_when_a_pool_is_closed(stack: Any, services: Any)
     assert value("oriel_logic_updates_total", {"result": "failed"}) == 1
     states = {state: value("oriel_logic_releases", {"state": state}) for state in ("serving", "draining", "failed")}
     assert states == {"serving": 1, "draining": 0, "failed": 1}
-
-
-async def test_every_metric_is_on_the_page(stack: Any, services: Any) -> None:
-    logic = await stack(services(plain=SERVICE))
-    await logic.post("plain")
-    page = (Path(__file__).resolve().parents[2] / "docs" / "metrics-logic.md").read_text()
-    rows = {row.split("`")[1]: row.split("|")[2].strip() for row in page.splitlines() if row.startswith("| `")}
-    families = {
-        f"{each.name}_total" if each.type == "counter" else each.name: each.type
-        for each in logic.unit.metrics.registry.collect()
-    }
-    assert rows == families

@@ -102,7 +102,7 @@ async def test_the_cost_of_a_stream_follows_its_last_piece_and_only_trusted_peer
     assert await raw() == (cost.format(0, "") if trusted else "\r\n")
 
 
-async def test_a_stream_that_fails_before_its_first_piece_has_a_status_and_breaks_off_later(
+async def test_a_stream_that_fails_has_a_status_before_its_first_piece_and_a_body_is_read_while_it_comes(
     stack: Any, services: Any, caplog: Any
 ) -> None:
     logic = await stack(services())
@@ -121,13 +121,9 @@ async def test_a_stream_that_fails_before_its_first_piece_has_a_status_and_break
     with pytest.raises(httpx.RemoteProtocolError):
         await logic.client.get("/stream?1")
     assert counted(logic, "", "input_refused") == 2 and logic.unit.envelope.in_flight == 0
-
-
-async def test_a_handler_may_read_a_body_while_it_comes(stack: Any, services: Any) -> None:
-    logic = await stack(services())
     sizes: list[int] = []
 
-    async def serve(inbound: Any, visit: Any) -> Reply:
+    async def upload(inbound: Any, visit: Any) -> Reply:
         async for piece in inbound.pieces():
             if not sizes:  # slower than the client: what is read ahead is bounded
                 await until(lambda: inbound.body._paused)
@@ -135,7 +131,7 @@ async def test_a_handler_may_read_a_body_while_it_comes(stack: Any, services: An
             assert inbound.body.ahead_bytes < 2 * AHEAD_BYTES + 65536
         return Reply(status=200, body=b"%d" % sum(sizes))
 
-    logic.unit.dispatch.routes["POST", "/upload"] = serve
+    logic.unit.dispatch.routes["POST", "/upload"] = upload
     answer = await logic.client.post("/upload", content=b"x" * (8 << 20))
     assert answer.text == str(8 << 20) and len(sizes) > 3
 

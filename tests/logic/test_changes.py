@@ -3,7 +3,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_logic.deploy.updates import Changes, plan
+from oriel_logic.deploy.updates import plan
 
 LISTING = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 2))
 
@@ -16,16 +16,16 @@ class Watch:
         self.before: dict[str, Any] = {}
         self.acted: list[tuple[str, str]] = []
 
-    def see(self, now: dict[str, Any]) -> Changes:
-        found = plan(self.done, self.before, now)
+    def see(self, now: dict[str, Any]) -> tuple[list[str], list[str]]:
+        changed, removed = plan(self.done, self.before, now)
         self.before = now
-        for key in found.changed:
+        for key in changed:
             self.done[key] = now[key]
             self.acted.append(("set up", key))
-        for key in found.removed:
+        for key in removed:
             del self.done[key]
             self.acted.append(("remove", key))
-        return found
+        return changed, removed
 
 
 @given(st.lists(LISTING, max_size=12), LISTING)
@@ -36,16 +36,16 @@ def test_what_stays_still_is_acted_upon_once(history: list[dict[str, int]], last
     watch.see(last)
     watch.see(last)
     assert watch.done == last
-    assert watch.see(last) == Changes()
+    assert watch.see(last) == ([], [])
 
 
 @given(st.lists(LISTING, min_size=1, max_size=20))
 def test_nothing_is_acted_upon_while_it_moves(history: list[dict[str, int]]) -> None:
     watch, before = Watch(), {}
     for now in history:
-        found = watch.see(now)
-        assert all(before.get(key) == now[key] for key in found.changed)
-        assert all(key not in before and key not in now for key in found.removed)
+        changed, removed = watch.see(now)
+        assert all(before.get(key) == now[key] for key in changed)
+        assert all(key not in before and key not in now for key in removed)
         before = now
 
 
@@ -53,10 +53,10 @@ def test_nothing_is_acted_upon_while_it_moves(history: list[dict[str, int]]) -> 
 def test_what_is_busy_is_left_alone_and_nothing_is_done_twice(
     done: dict[str, int], before: dict[str, int], now: dict[str, int], busy: set[str]
 ) -> None:
-    found = plan(done, before, now, busy=busy)
-    assert not busy & {*found.changed, *found.removed}
-    assert not set(found.changed) & set(found.removed)
-    assert all(done.get(key) != now[key] for key in found.changed)
+    changed, removed = plan(done, before, now, busy=busy)
+    assert not busy & {*changed, *removed}
+    assert not set(changed) & set(removed)
+    assert all(done.get(key) != now[key] for key in changed)
 
 
 def test_a_file_that_is_replaced_is_never_removed() -> None:
@@ -69,5 +69,5 @@ def test_a_file_that_is_replaced_is_never_removed() -> None:
 def test_a_growing_upload_waits() -> None:
     watch = Watch()
     for size in (1, 2, 3, 4):
-        assert watch.see({"a": size}) == Changes()
-    assert watch.see({"a": 4}).changed == ("a",)
+        assert watch.see({"a": size}) == ([], [])
+    assert watch.see({"a": 4}) == (["a"], [])

@@ -129,15 +129,13 @@ def test_what_cannot_be_a_service_says_what_to_change(target: Any, remedy: str) 
         define(target)
 
 
-@pytest.mark.parametrize("name", ["a/b", "", " ", "-x", "x" * 65, "a\n"])
-def test_names_must_fit_in_a_path(name: str) -> None:
+def test_names_must_fit_in_a_path() -> None:
     def given(request: Any) -> None: ...
 
-    if name:
+    assert define(given, "").name == "given"
+    for name in ("a/b", " ", "-x", "x" * 65, "a\n"):
         with pytest.raises(NotAService, match="not a service name"):
             define(given, name)
-    else:
-        assert define(given, name).name == "given"
 
 
 @pytest.mark.parametrize(

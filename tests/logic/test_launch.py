@@ -71,19 +71,13 @@ async def value(pool: WorkerPool, call: CallContext, name: str, *arguments: Any)
 async def test_a_bare_environment_runs_workers_and_sees_nothing_of_ours(
     pool_with: Any, bare_python: str, call: CallMaker
 ) -> None:
-    pool = await pool_with(bare_python, jobs=STANDARD)
+    pool = await pool_with(bare_python, jobs=STANDARD, maths="import starlette\n")
     await pool.wait_ready()
-    assert pool.problems == {}
+    assert pool.problems == {"maths": "line 1: ModuleNotFoundError: No module named 'starlette'"}
     assert await value(pool, call(), "prefix") == str(Path(bare_python).parents[1])
     with pytest.raises(Exception, match="its log says why"):
         await value(pool, call(), "has", "starlette")
     assert pool.definitions["jobs"].target is None and pool.definitions["jobs"].runs_in_worker("")
-
-
-async def test_what_a_handler_lacks_there_is_named(pool_with: Any, bare_python: str) -> None:
-    pool = await pool_with(bare_python, jobs=STANDARD, maths="import starlette\n")
-    await pool.wait_ready()
-    assert pool.problems == {"maths": "line 1: ModuleNotFoundError: No module named 'starlette'"}
 
 
 async def test_an_interpreter_that_cannot_run_workers_says_why(pool_with: Any, tmp_path: Path) -> None:

@@ -158,24 +158,17 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
         assert re.fullmatch(r"'sha256-[A-Za-z0-9+/]{43}='", rules[name])
 
 
-async def test_a_sample_beside_the_handler_is_offered(stack: Any, services: Any) -> None:
+async def test_both_are_served_with_the_sample_beside_the_handler(stack: Any, services: Any) -> None:
     source = "from oriel_logic import service\n@service\nasync def hello(name: str) -> str:\n    return name\n"
     folder = services(hello=source)
     (folder / "hello.sample.json").write_text('{"name": "Ada"}')
-    logic = await stack(folder)
-    post = (await logic.client.get("/openapi.json")).json()["paths"]["/v1/services/hello"]["post"]
-    assert post["requestBody"]["content"]["application/json"]["example"] == {"name": "Ada"}
-
-
-@pytest.mark.parametrize("path", ["/openapi.json", "/docs"])
-async def test_both_are_served(stack: Any, services: Any, path: str) -> None:
-    source = "from oriel_logic import service\n@service\nasync def greet(name: str) -> str:\n    return name\n"
-    logic = await stack(services(hello=source))
-    answer = await logic.client.get(path)
-    assert answer.status_code == 200 and answer.headers["x-content-type-options"] == "nosniff"
-    if path == "/docs":
-        assert answer.headers["content-security-policy"].startswith("default-src 'none'; script-src 'sha256-")
-        assert answer.text == PAGE.read_text()
-    else:
-        assert list(answer.json()["paths"]) == ["/v1/services/hello"]
-    assert (await logic.client.post(path)).status_code == 405
+    client = (await stack(folder)).client
+    page, described = await client.get("/docs"), await client.get("/openapi.json")
+    for answer in (page, described):
+        assert answer.status_code == 200 and answer.headers["x-content-type-options"] == "nosniff"
+        assert (await client.post(answer.url.path)).status_code == 405
+    assert page.headers["content-security-policy"].startswith("default-src 'none'; script-src 'sha256-")
+    assert page.text == PAGE.read_text()
+    ((path, item),) = described.json()["paths"].items()
+    assert path == "/v1/services/hello"
+    assert item["post"]["requestBody"]["content"]["application/json"]["example"] == {"name": "Ada"}

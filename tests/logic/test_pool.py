@@ -27,18 +27,18 @@ from ..waiting import until
 from .jobs import PATIENT_S, CallMaker, Doubling, PoolMaker, read, ref, released, settled, submit, value
 
 
-async def test_a_value_goes_there_and_back_in_another_process(pool: PoolMaker, call: CallMaker) -> None:
+async def test_a_value_goes_there_and_back_and_a_failing_job_fails_alone(pool: PoolMaker, call: CallMaker) -> None:
     made = await pool()
-    assert await value(made, call(), "echo", {"a": [1, 2.5, b"x"]}) == {"a": [1, 2.5, b"x"]}
+    for job in ("fail", "unpicklable", "no_such_function"):
+        with pytest.raises(HandlerFailed, match=job):
+            await value(made, call(), job)
+        assert await value(made, call(), "echo", {"a": [1, 2.5, b"x"]}) == {"a": [1, 2.5, b"x"]}
     assert await value(made, call(), "pid") in made.pids != [os.getpid()]
-
-
-@pytest.mark.parametrize("job", ["fail", "unpicklable", "no_such_function"])
-async def test_a_failing_job_fails_alone(pool: PoolMaker, call: CallMaker, job: str) -> None:
-    made = await pool()
-    with pytest.raises(HandlerFailed, match=job):
-        await value(made, call(), job)
-    assert await value(made, call(), "echo", 1) == 1
+    array = np.ones((3, 200, 200), np.float32)
+    total, changed = await value(made, call(), "total", array)
+    assert total == 240_000 and array.sum() == 120_000, "it belongs to who has it"
+    changed *= 2
+    assert changed.sum() == 480_000
 
 
 async def test_arguments_and_results_over_the_bound_are_refused(pool: PoolMaker, call: CallMaker) -> None:
@@ -272,15 +272,6 @@ async def test_a_job_that_overruns_its_deadline_by_far_is_killed(pool: PoolMaker
     assert await value(made, call(), "echo", "next") == "next"
 
 
-async def test_arrays_travel_both_ways_and_belong_to_who_has_them(pool: PoolMaker, call: CallMaker) -> None:
-    made = await pool()
-    array = np.ones((3, 200, 200), np.float32)
-    total, changed = await value(made, call(), "total", array)
-    assert total == 240_000 and array.sum() == 120_000
-    changed *= 2
-    assert changed.sum() == 480_000
-
-
 async def test_a_job_over_its_own_time_is_killed_and_says_so(pool: PoolMaker, call: CallMaker, gate: Path) -> None:
     made = await pool()
     with pytest.raises(HandlerTimedOut, match=r"0\.05 s in its stage 'hold'"):
@@ -324,17 +315,7 @@ async def test_a_job_over_its_memory_says_so_and_the_next_has_a_new_process(pool
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA")
-async def test_arrays_that_a_job_is_given_are_not_part_of_its_memory(pool: PoolMaker, call: CallMaker) -> None:
-    made = await pool()
-    array = np.ones(40 << 20, np.uint8)
-    work = Work(ref("uses"), (array, 30), call(), "pre", memory_mb=50)
-    assert (await made.call(work)).value == 70 << 20
-    with pytest.raises(MemoryExceeded):
-        await made.call(Work(ref("uses"), (array, 60), call(), "pre", memory_mb=50))
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA")
-async def test_outputs_of_models_are_not_part_of_a_jobs_memory_while_they_live(
+async def test_arrays_that_a_job_is_given_and_outputs_of_models_are_not_part_of_its_memory(
     pool: PoolMaker, call: CallMaker
 ) -> None:
     made = await pool()
@@ -343,6 +324,9 @@ async def test_outputs_of_models_are_not_part_of_a_jobs_memory_while_they_live(
     def work(name: str, number: int) -> Work:
         return Work(ref(name), (array, number), call(), "pre", memory_mb=50, models=Doubling())
 
+    assert (await made.call(work("uses", 30))).value == 70 << 20
+    with pytest.raises(MemoryExceeded):
+        await made.call(work("uses", 60))
     assert (await made.call(work("uses_outputs", 30))).value == (4 * 40 + 30) << 20
     with pytest.raises(MemoryExceeded):
         await made.call(work("uses_outputs", 60))

@@ -178,7 +178,7 @@ HANDLERS = """
 """
 
 
-async def test_a_handler_may_do_everything_itself(stack: Any, services: Any) -> None:
+async def test_a_handler_may_do_everything_itself_and_errors_say_what_and_why(stack: Any, services: Any) -> None:
     logic = await stack(services(handlers=HANDLERS))
     answer = await logic.post("full", b"[1, 2]", x_oriel_tier="silver", x_oriel_tenant="birch")
     assert answer.json() == {"y": [[4, 8]], "tier": "silver", "tenant": "birch", "left": True}
@@ -188,10 +188,11 @@ async def test_a_handler_may_do_everything_itself(stack: Any, services: Any) -> 
     assert (answer.text, answer.headers["content-type"]) == ("cba", "text/plain")
     seen = (await logic.post("headers", b"", authorization="secret", x_oriel_tier="gold", x_mine="1")).json()
     assert seen["x-mine"] == "1" and not {"authorization", "x-oriel-tier"} & set(seen)
-
-
-async def test_errors_say_what_and_why(stack: Any, services: Any) -> None:
-    logic = await stack(services(handlers=HANDLERS))
+    missing = await logic.client.get("/nothing")
+    assert (missing.status_code, missing.json()["error"]["reason"]) == (404, "not_found")
+    wrong = await logic.client.delete("/v1/services/x")
+    assert (wrong.status_code, wrong.json()["error"]["reason"]) == (405, "method_not_allowed")
+    assert missing.headers["x-request-id"] and wrong.headers["allow"]
     for service, status, reason in (
         ("nothing", 404, "service_unknown"),
         ("broken", 500, "handler_failed"),
@@ -248,7 +249,9 @@ async def test_inference_refusals_and_absence_are_told_apart(stack: Any, service
     assert answer.json()["error"]["reason"] == "model_unreachable"
 
 
-async def test_a_client_that_leaves_frees_what_waits_for_a_worker(stack: Any, services: Any, gate: Path) -> None:
+async def test_a_client_that_leaves_frees_what_it_held(
+    stack: Any, services: Any, inference: Any, gate: Path, caplog: Any
+) -> None:
     logic = await stack(services(handlers=HANDLERS))
     busy = await Connection.call(logic.port, "block", str(gate).encode())
     await until(lambda: logic.unit.pool.busy)
@@ -260,24 +263,16 @@ async def test_a_client_that_leaves_frees_what_waits_for_a_worker(stack: Any, se
     assert await busy.status() == 200
     busy.leave()
     await until(lambda: counted(logic, "plain", "client_left"))
-
-
-async def test_a_client_that_leaves_is_seen_by_the_inference_server(stack: Any, services: Any, inference: Any) -> None:
-    logic = await stack(services(handlers=HANDLERS))
     inference.hold = True
     connection = await Connection.call(logic.port, "full", b"[1, 2]")
     await inference.saw_a_call()
     connection.leave()
     await inference.saw_the_caller_leave()
-
-
-async def test_a_client_that_leaves_while_it_sends_is_no_error(stack: Any, services: Any, caplog: Any) -> None:
-    logic = await stack(services(handlers=HANDLERS))
-    connection = await Connection.call(logic.port, "plain", b"ab", declared=10)
+    sending = await Connection.call(logic.port, "plain", b"ab", declared=10)
     await until(lambda: logic.unit.envelope.in_flight)
-    connection.leave()
-    await until(lambda: counted(logic, "plain", "client_left"))
-    assert logic.unit.envelope.in_flight == 0 and not caplog.records
+    sending.leave()
+    await until(lambda: not logic.unit.envelope.in_flight)
+    assert not caplog.records
 
 
 async def test_services_are_listed_with_what_is_wrong(stack: Any, services: Any, caplog: Any) -> None:
@@ -309,15 +304,6 @@ async def test_services_are_listed_with_what_is_wrong(stack: Any, services: Any,
     assert one.json()["description"] == "Is good."
     assert (await logic.post("unset")).json()["error"]["reason"] == "service_broken"
     assert (await logic.client.get("/v1/services/none")).status_code == 404
-
-
-async def test_other_paths_and_methods_are_answered_as_json(stack: Any, services: Any) -> None:
-    logic = await stack(services())
-    missing = await logic.client.get("/nothing")
-    assert (missing.status_code, missing.json()["error"]["reason"]) == (404, "not_found")
-    wrong = await logic.client.delete("/v1/services/x")
-    assert (wrong.status_code, wrong.json()["error"]["reason"]) == (405, "method_not_allowed")
-    assert missing.headers["x-request-id"] and wrong.headers["allow"]
 
 
 async def test_too_many_requests_at_once_are_refused(stack: Any, services: Any) -> None:

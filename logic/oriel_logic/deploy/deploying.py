@@ -42,6 +42,7 @@ from oriel_logic.server.replies import Reply
 from oriel_logic.server.visit import Visit
 from oriel_logic.services.definition import Definition
 from oriel_logic.services.serving import Services
+from oriel_logic.settings import Settings
 from oriel_logic.workers.launch import ForkServer
 from oriel_logic.workers.pool import WorkerPool
 from oriel_logic.workers.worker import PoolLimits
@@ -78,7 +79,6 @@ class NoService(SetUpFailed):
 class Deployer:
     """Sets handlers up.
 
-    limits: makes the limits of a pool with a given number of workers.
     make_pipeline: makes the pipeline for the services and workers of a deployment.
     serve: answers a request with a release, as for a caller.
     report: called with {service: reason} when a worker that started later could not set a service up.
@@ -86,20 +86,17 @@ class Deployer:
 
     def __init__(
         self,
+        settings: Settings,
         *,
-        limits: Callable[[int], PoolLimits],
         make_pipeline: Callable[[Services, WorkerPool], Pipeline],
         serve: Serve,
         report: Report,
-        sample_timeout_s: float,
-        max_sample_bytes: int,
     ) -> None:
-        self._limits = limits
+        self._settings = settings
         self._make_pipeline = make_pipeline
         self._serve = serve
         self._report = report
-        self._sample_timeout_s = sample_timeout_s
-        self._max_sample_bytes = max_sample_bytes
+        self._max_sample_bytes = settings.max_body_bytes
 
     async def set_up(self, source: Source, *, try_it: bool = True) -> Deployment:
         """Return a working deployment. Raises SetUpFailed. Cancelled: nothing is left behind.
@@ -154,7 +151,7 @@ class Deployer:
 
     async def _started(self, source: Source, workers: int, *, sets_up_all: bool = False) -> WorkerPool:
         """Start a worker pool for the file. Raises OSError. sets_up_all: see ForkServer."""
-        limits = self._limits(workers)
+        limits = pool_limits(self._settings, workers)
         launch = partial(
             ForkServer.launch,
             [source.file],
@@ -211,18 +208,17 @@ class Deployer:
         for name, definition in found.items():
             if not is_on_loop(definition):
                 continue
-            failure = await asyncio.to_thread(failure_of, services, definition)
-            if failure is not None:
-                raise SetUpFailed(f"its setup failed: {one_line(failure, source.file.path)}", service=name) from failure
+            problem = await asyncio.to_thread(services.problem_of, definition)
+            if problem:
+                raise SetUpFailed(problem, service=name)
         return found, services
 
     async def _try(self, release: Release, sample: Sample) -> None:
         """Send the sample to the service. Raises SetUpFailed if the answer is not as declared."""
-        now = time.monotonic()
-        trace = new_trace(False)
+        now, limit_s, trace = time.monotonic(), self._settings.sample_timeout_s, new_trace(False)
         call = CallContext(
             request_id=f"self-test-{new_request_id()[:16]}",
-            deadline=now + self._sample_timeout_s,
+            deadline=now + limit_s,
             tier="",
             band=0,
             tenant="",
@@ -237,41 +233,43 @@ class Deployer:
             size_bytes=len(sample.body),
             body=Body(sample.body),
         )
+        cause: Exception | None = None
         try:
-            async with asyncio.timeout(self._sample_timeout_s):
+            async with asyncio.timeout(limit_s):
                 reply = await self._serve(release, inbound, visit)
-                await consumed(reply)
+                if reply.pieces is not None:
+                    try:
+                        async for _ in reply.pieces:
+                            pass
+                    finally:
+                        await close(reply.pieces)
+                    why = ""
+                else:
+                    why = mismatch(release.definition.signature.output, reply.content_type, reply.body)
         except (TimeoutError, DeadlineExceeded) as error:
-            why = f"there was no answer within {self._sample_timeout_s:g} s"
-            raise SetUpFailed(f"its self-test with {sample.label} failed: {why}", service=release.name) from error
-        except LogicError as error:
-            if error.message == NO_TICKET:
+            why, cause = f"there was no answer within {limit_s:g} s", error
+        except Exception as error:  # also what a handler raises while its answer is streamed
+            if isinstance(error, LogicError) and error.message == NO_TICKET:
                 _log.warning("service '%s': its self-test ends where it calls a model: it has no ticket", release.name)
                 return
-            raise SetUpFailed(
-                f"its self-test with {sample.label} failed: {why_of(error, release.file.path)}",
-                service=release.name,
-                is_passing=isinstance(error, PASSING),
-            ) from error
-        except Exception as error:  # what a handler raises while its answer is streamed
-            why = one_line(error, release.file.path)
-            raise SetUpFailed(f"its self-test with {sample.label} failed: {why}", service=release.name) from error
-        why = (
-            mismatch(release.definition.signature.output, reply.content_type, reply.body)
-            if reply.pieces is None
-            else ""
-        )
+            why, cause = why_of(error, release.file.path), error
         if why:
-            raise SetUpFailed(f"its self-test with {sample.label} failed: {why}", service=release.name)
+            raise SetUpFailed(
+                f"its self-test with {sample.label} failed: {why}",
+                service=release.name,
+                is_passing=isinstance(cause, PASSING),
+            ) from cause
 
 
-def failure_of(services: Services, definition: Definition) -> BaseException | None:
-    """Run the setup of a service, and return what it raised: user code must not raise out of its thread."""
-    try:
-        services.set_up(definition)
-    except BaseException as error:
-        return error
-    return None
+def pool_limits(settings: Settings, workers: int = 0) -> PoolLimits:
+    """Return the limits of a pool. workers: 0 for the server's number."""
+    return PoolLimits(
+        workers=workers or settings.workers,
+        max_waiting=settings.max_waiting,
+        max_waiting_bytes=settings.max_waiting_bytes,
+        max_frame_bytes=settings.max_frame_bytes,
+        overrun_s=settings.overrun_s,
+    )
 
 
 async def ready(pool: WorkerPool) -> None:
@@ -305,20 +303,12 @@ def serves_openai(file: HandlerFile) -> bool:
     return bool(served)
 
 
-async def consumed(reply: Reply) -> None:
-    if reply.pieces is None:
-        return
-    try:
-        async for _ in reply.pieces:
-            pass
-    finally:
-        await close(reply.pieces)
-
-
-def why_of(error: LogicError, path: Path | None) -> str:
+def why_of(error: Exception, path: Path | None) -> str:
     """Describe an error to the handler's author, who may see what callers do not: the error of the handler's own
     code.
     """
     if isinstance(error, HandlerFailed) and error.__cause__ is not None:
         return one_line(error.__cause__, path)
+    if not isinstance(error, LogicError):
+        return one_line(error, path)
     return " ".join(getattr(error, "__notes__", ())) or error.message

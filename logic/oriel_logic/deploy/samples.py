@@ -5,13 +5,11 @@ file beside the handler, `sample.<kind>` in a service's own folder or `<service>
 """
 
 import mimetypes
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from oriel_logic.loading.folder_config import BadConfig
 from oriel_logic.loading.listing import Source
-from oriel_logic.loading.sources import HANDLER
 from oriel_logic.services.definition import SHOWN_BYTES, Definition
 
 KINDS = {".npy": "application/x-npy", ".ndjson": "application/x-ndjson", ".jsonl": "application/x-ndjson"}
@@ -31,29 +29,28 @@ def find_sample(source: Source, definition: Definition, *, limit_bytes: int) -> 
 
     Raises BadConfig for a named file that does not exist, and for one that is not a regular file or too large.
     """
-    if source.config.sample:
-        for home in source.homes:
-            if (home / source.config.sample).is_file():
-                return read_sample(home / source.config.sample, limit_bytes)
-        raise BadConfig(f"sample = {source.config.sample!r} is not a file of its folder")
-    if definition.options.shown is not None:
+    if definition.options.shown is not None and not source.config.sample:
         kind, body = definition.options.shown
         return Sample(body=body, content_type=kind, label="the sample of @service")
-    for path in samples_beside(source.file.path, definition.name, source.homes):
-        if not path.is_file():  # opening a pipe would wait for its writer
-            raise BadConfig(f"{path.name} is not a regular file: a sample has to be one")
-        return read_sample(path, limit_bytes)
+    path = sample_file(source, definition.name)
+    return read_sample(path, limit_bytes) if path is not None else None
+
+
+def sample_file(source: Source, name: str) -> Path | None:
+    """Return the file that is the sample of service `name`, or None. Raises BadConfig."""
+    named = source.config.sample
+    if named:
+        for home in source.homes:
+            if (home / named).is_file():
+                return home / named
+        raise BadConfig(f"sample = {named!r} is not a file of its folder")
+    stems = [f"{name}.sample"] if source.file.is_plain else [f"{name}.sample", "sample"]
+    for folder in source.homes:
+        for path in [path for stem in stems for path in sorted(folder.glob(f"{stem}.*")) if path.stem == stem]:
+            if not path.is_file():  # opening a pipe would wait for its writer
+                raise BadConfig(f"{path.name} is not a regular file: a sample has to be one")
+            return path
     return None
-
-
-def samples_beside(handler: Path | None, name: str, folders: Iterable[Path]) -> Iterator[Path]:
-    """Yield what is named as a sample of service `name`, the first that counts first."""
-    stems = [f"{name}.sample"]
-    if handler is not None and handler.name == HANDLER:  # a service's own folder
-        stems.append("sample")
-    for folder in folders:
-        for stem in stems:
-            yield from (path for path in sorted(folder.glob(f"{stem}.*")) if path.stem == stem)
 
 
 def with_shown_sample(source: Source, definition: Definition) -> Definition:

@@ -21,7 +21,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -43,26 +43,16 @@ RETRY_MAX_S = 60.0
 Stamps = Mapping[str, Hashable]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
-    """The handlers to set up and to remove, by key, sorted."""
-
-    changed: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-
-
-def plan(done: Stamps, before: Stamps, now: Stamps, *, busy: Set[str] = frozenset()) -> Changes:
-    """Compare listings and decide what to do.
+def plan(done: Stamps, before: Stamps, now: Stamps, *, busy: Set[str] = frozenset()) -> tuple[list[str], list[str]]:
+    """Compare listings, and return the handlers to set up and those to remove, by key, sorted.
 
     done: key -> the stamp that was handled last.
     before: the listing before `now`.
     busy: keys that are still being handled; they are left for a later poll.
     """
     still = [key for key in now if key in before and before[key] == now[key] and key not in busy]
-    return Changes(
-        changed=tuple(sorted(key for key in still if key not in done or done[key] != now[key])),
-        removed=tuple(sorted(key for key in done if key not in now and key not in before and key not in busy)),
-    )
+    changed = sorted(key for key in still if key not in done or done[key] != now[key])
+    return changed, sorted(key for key in done if key not in now and key not in before and key not in busy)
 
 
 class Updates:
@@ -168,10 +158,10 @@ class Updates:
                 if self._drop(origin):
                     self._done[origin] = None  # so that the next state counts as new
                 self.seen(listing.sources[origin].file)
-        found = plan(self._done, before, now, busy=unread)
+        changed, removed = plan(self._done, before, now, busy=unread)
         self._before = listing
         self._weigh(listing)
-        self._act(found, listing)
+        self._act(changed, removed)
 
     async def settled(self) -> None:
         """Wait until nothing is under way, drains included."""
@@ -188,8 +178,8 @@ class Updates:
 
     # Internals ------------------------------------------------------------------------------------------------------
 
-    def _act(self, changes: Changes, listing: Listing) -> None:
-        for origin in changes.removed:
+    def _act(self, changed: list[str], removed: list[str]) -> None:
+        for origin in removed:
             self._drop(origin)
             self._first.discard(origin)
             del self._done[origin]
@@ -200,11 +190,12 @@ class Updates:
                 self._count("removed")
             self._retire(gone)
             self.files.pop(origin, None)
-        if changes.removed:
+        if removed:
             self._changed()
-        for origin in changes.changed:
-            self._done[origin] = listing.sources[origin].stamp
-            self._start(origin, listing.sources[origin])
+        for origin in changed:
+            source = self._before.sources[origin]
+            self._done[origin] = source.stamp
+            self._start(origin, source)
 
     def _weigh(self, listing: Listing) -> None:
         unknown = {source.file.name for source in listing.sources.values() if source.problem}
@@ -325,7 +316,7 @@ class Updates:
         try:
             async with asyncio.timeout(self._release_drain_s):
                 for release in gone:
-                    await release.drained()
+                    await release.drained.wait()
         except TimeoutError:
             left = sum(release.in_flight for release in gone)
             _log.warning("services: %d request(s) of a replaced release did not end in time", left)

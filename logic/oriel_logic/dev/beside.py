@@ -9,9 +9,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
@@ -22,18 +21,12 @@ from oriel_wire.errors import StartFailed, UpstreamError
 from oriel_wire.process.process import LIFELINE_VARIABLE
 
 Address = tuple[str, int]
+Ports = Mapping[str, int]  # by name: http, grpc, metrics
 HOST = "127.0.0.1"
 START_S = 180.0
 PROBE_S = 2.0
 PROBE_EVERY_S = 0.05
 STOP_S = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ports:
-    http: int
-    grpc: int
-    metrics: int
 
 
 @asynccontextmanager
@@ -70,35 +63,23 @@ async def inference_server(repository: Path, ports: Ports, *, start_s: float = S
 
 def command(repository: Path, ports: Ports) -> list[str]:
     words = [sys.executable, "-P", "-m", "oriel_cli.main", "inference", "--model-repository", str(repository)]
-    return [
-        *words,
-        "--http-port",
-        str(ports.http),
-        "--grpc-port",
-        str(ports.grpc),
-        "--metrics-port",
-        str(ports.metrics),
-    ]
+    return [*words, *(word for name, port in ports.items() for word in (f"--{name}-port", str(port)))]
 
 
 def free_ports() -> Ports:
     """Return three free ports."""
-    sockets = [socket.socket() for _ in range(3)]
-    try:
-        for each in sockets:
-            each.bind((HOST, 0))
-        http, grpc, metrics = (each.getsockname()[1] for each in sockets)
-    finally:
-        for each in sockets:
-            each.close()
-    return Ports(http=http, grpc=grpc, metrics=metrics)
+    sockets = [socket.create_server((HOST, 0)) for _ in range(3)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return dict(zip(("http", "grpc", "metrics"), ports, strict=True))
 
 
 async def ready(process: asyncio.subprocess.Process, ports: Ports, start_s: float) -> None:
     """Wait until every model is ready or has failed; a broken model does not prevent the start."""
     end = monotonic() + start_s
     while process.returncode is None:
-        if await is_up((HOST, ports.http)):
+        if await is_up((HOST, ports["http"])):
             return
         if monotonic() > end:
             raise StartFailed(f"the inference server is not ready after {start_s:.0f} s: see its lines above")

@@ -11,8 +11,9 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from oriel_logic.deploy.samples import sample_file
 from oriel_logic.deploy.updates import Updates
-from oriel_logic.dev.beside import Address, free_ports, inference_server, models_of
+from oriel_logic.dev.beside import HOST, Address, free_ports, inference_server, models_of
 from oriel_logic.dev.console import (
     Shown,
     TracebackOfOwnFiles,
@@ -23,8 +24,10 @@ from oriel_logic.dev.console import (
     shown_path,
 )
 from oriel_logic.dev.fakes import FakeServers
-from oriel_logic.dev.target import Target, sample_file
-from oriel_logic.loading.sources import HandlerFile, handler_files
+from oriel_logic.dev.target import Target
+from oriel_logic.loading.folder_config import BadConfig
+from oriel_logic.loading.listing import read_listing
+from oriel_logic.loading.sources import HandlerFile
 from oriel_logic.server.registry import Registry
 from oriel_logic.server.releases import Release
 from oriel_wire.errors import StartFailed
@@ -44,9 +47,9 @@ class Session:
         """Raises StartFailed if the fakes cannot be loaded."""
         self._target = target
         self._repository = repository
-        self._ports = free_ports() if repository is not None else None
-        self.addresses = inference if self._ports is None else (("127.0.0.1", self._ports.http),)
-        self.grpc_addresses: tuple[Address, ...] = (("127.0.0.1", self._ports.grpc),) if self._ports is not None else ()
+        self._ports = free_ports() if repository is not None else {}
+        self.addresses = inference if not self._ports else ((HOST, self._ports["http"]),)
+        self.grpc_addresses: tuple[Address, ...] = ((HOST, self._ports["grpc"]),) if self._ports else ()
         self.may_move = False
         self._registry: Registry | None = None
         self._url = ""
@@ -78,7 +81,7 @@ class Session:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run the inference server of the repository, if there is one, while the block lasts. Raises StartFailed."""
-        if self._repository is None or self._ports is None:
+        if self._repository is None:
             yield
             return
         async with inference_server(self._repository, self._ports):
@@ -131,9 +134,11 @@ class Session:
         assert self._registry is not None
         name = str(facts["name"])
         path, sample = None, None
-        for file in handler_files([self._target.root]):
-            if file.name == name:
-                path, sample = file.path, sample_file(file, name)
+        for source in read_listing([self._target.root]).sources.values():
+            if source.file.name == name:
+                path = source.file.path
+                with suppress(BadConfig):
+                    sample = sample_file(source, name)
         return Shown(
             name=name,
             file=shown_path(path) if path is not None else str(facts["file"]),
@@ -145,7 +150,7 @@ class Session:
     async def _models(self) -> str:
         if self.models is not None:
             return f"{', '.join(self.models.names) or 'none'}: faked by {', '.join(map(shown_path, self._fakes))}"
-        address = self.addresses[0] if self.addresses else ("127.0.0.1", 8000)
+        address = self.addresses[0] if self.addresses else (HOST, 8000)
         where = f"http://{address[0]}:{address[1]}"
         found = None
         for _ in range(TRIES if self.addresses else 1):  # a server that was named, or started here, may be slow

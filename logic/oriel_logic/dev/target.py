@@ -1,12 +1,9 @@
-"""The target of `oriel logic dev`: its services, their fakes and their samples."""
+"""The target of `oriel logic dev`: its services and their fakes."""
 
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from oriel_logic.deploy.samples import samples_beside
-from oriel_logic.loading.folder_config import BadConfig, read_config
 from oriel_logic.loading.sources import HANDLER, HandlerFile, handler_files
 from oriel_logic.testing.models import FAKES
 from oriel_wire.errors import StartFailed
@@ -41,17 +38,3 @@ def fakes_of(root: Path, files: Iterable[HandlerFile]) -> tuple[Path, ...]:
     """Return every `fakes.py` beside a handler, and first the one in the given folder."""
     folders = [root if root.is_dir() else root.parent, *(each.folder for each in files if each.folder is not None)]
     return tuple(dict.fromkeys(folder / FAKES for folder in folders if (folder / FAKES).is_file()))
-
-
-def sample_file(file: HandlerFile, name: str) -> Path | None:
-    """Return the sample of service `name`: from its settings, else `sample.*` in its own folder, else
-    `NAME.sample.*`.
-    """
-    if file.folder is None or file.path is None:
-        return None
-    is_own = file.path.name == HANDLER
-    with suppress(BadConfig):
-        declared = read_config(file.folder).sample if is_own else ""
-        if declared and (file.folder / declared).is_file():
-            return file.folder / declared
-    return next((path for path in samples_beside(file.path, name, [file.folder]) if path.is_file()), None)

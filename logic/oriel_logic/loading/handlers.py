@@ -235,13 +235,6 @@ def is_installed(head: str) -> bool:
     return spec is not None and spec.loader is not None  # without a loader: a folder that happens to have the name
 
 
-def setup_problem(definition: Definition, error: BaseException) -> str:
-    """Describe to its author why a service cannot run here: the error of its `setup`, and the line in its file."""
-    module = sys.modules.get(getattr(definition.target, "__module__", ""))
-    place = getattr(module, "__file__", None)
-    return f"its setup failed: {one_line(error, Path(place) if place else None)}"
-
-
 def one_line(error: BaseException, file: Path | None = None) -> str:
     """Describe an error of a service's code to its author: kind, text and, if it lies in `file`, the line."""
     text = f"{type(error).__name__}: {error}".replace("\n", " ")[:300].removesuffix(": ")

@@ -89,9 +89,11 @@ class Pipeline:
         options = definition.options
         limit_s = options.timeout_s  # None: the request's own deadline is earlier
         if limit_s is not None:
-            within = shorter(call, self._clock() + limit_s)
-            limit_s = None if within is call else limit_s
-            call = within
+            own = self._clock() + limit_s
+            if own < call.deadline:
+                call = msgspec.structs.replace(call, deadline=own)
+            else:
+                limit_s = None
         context = Context(
             call,
             ledger,
@@ -277,8 +279,8 @@ def too_slow(stage: str, limit_s: float) -> HandlerTimedOut:
     return HandlerTimedOut(f"the service took longer than its own limit of {limit_s:g} s, in its stage '{stage}'")
 
 
-def shorter(call: CallContext, deadline: float) -> CallContext:
-    return with_deadline(call, deadline) if deadline < call.deadline else call
+def longer(call: CallContext, deadline: float) -> CallContext:
+    return msgspec.structs.replace(call, deadline=deadline) if deadline > call.deadline else call
 
 
 def was_cancelled() -> bool:
@@ -288,14 +290,6 @@ def was_cancelled() -> bool:
     """
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
-
-
-def longer(call: CallContext, deadline: float) -> CallContext:
-    return with_deadline(call, deadline) if deadline > call.deadline else call
-
-
-def with_deadline(call: CallContext, deadline: float) -> CallContext:
-    return msgspec.structs.replace(call, deadline=deadline)
 
 
 class Deadline:

@@ -110,10 +110,6 @@ class Service:
         return ServiceBroken(f"the service '{self.name}' cannot run: GET /v1/services on the logic server says why")
 
 
-def ignore_change(file: HandlerFile, name: str, problem: str) -> None:
-    """Ignore a change."""
-
-
 class Registry:
     """The services of this server. Single writer: the loop.
 
@@ -122,7 +118,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._services: dict[str, Service] = {}
-        self.on_change: Callable[[HandlerFile, str, str], None] = ignore_change
+        self.on_change: Callable[[HandlerFile, str, str], None] = lambda file, name, problem: None
 
     def find(self, name: str, version: str = "", key: str = "", patterns: str | None = None) -> Release:
         """Return the release for a request.

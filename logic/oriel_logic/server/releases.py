@@ -20,11 +20,10 @@ class Release:
     """One service in one version, set up. Single writer: the loop.
 
     number: counts the releases of this service and version on this server, from 1.
+    drained: set once it is retired and its last request is done.
     stamp: the header that names the version that answered. `began` and `ended` enclose every request, also one whose
         answer is streamed.
     """
-
-    __slots__ = ("_drained", "_leaving", "definition", "deployment", "file", "in_flight", "number", "pipeline", "stamp")
 
     def __init__(self, definition: Definition, file: HandlerFile, deployment: "Deployment", *, number: int = 1) -> None:
         self.definition = definition
@@ -34,8 +33,8 @@ class Release:
         self.number = number
         self.stamp = (VERSION_HEADER, file.version)
         self.in_flight = 0
-        self._leaving = False
-        self._drained = asyncio.Event()
+        self.is_leaving = False
+        self.drained = asyncio.Event()
         deployment.releases.append(self)
 
     @property
@@ -46,27 +45,19 @@ class Release:
     def version(self) -> str:
         return self.file.version
 
-    @property
-    def is_leaving(self) -> bool:
-        return self._leaving
-
     def began(self) -> None:
         self.in_flight += 1
 
     def ended(self) -> None:
         self.in_flight -= 1
-        if self._leaving and not self.in_flight:
-            self._drained.set()
+        if self.is_leaving and not self.in_flight:
+            self.drained.set()
 
     def leave(self) -> None:
         """Retire the release: it takes no new requests."""
-        self._leaving = True
+        self.is_leaving = True
         if not self.in_flight:
-            self._drained.set()
-
-    async def drained(self) -> None:
-        """Wait until it is retired and its last request is done."""
-        await self._drained.wait()
+            self.drained.set()
 
 
 class Deployment:

@@ -14,7 +14,7 @@ its callers have left.
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -28,7 +28,6 @@ from oriel_policies.waiting.batch_queue import BatchQueue
 from oriel_policies.waiting.flows import Ticket
 from oriel_policies.waiting.queue import SlaQueue
 
-NOBODY = Done([], 0)
 STOPPING = "the server is stopping"
 
 
@@ -59,7 +58,7 @@ class Batch:
 
     band: int
     members: list[Member] = field(default_factory=list)
-    working: asyncio.Future[Done] | None = None
+    task: asyncio.Task[None] | None = None
 
     @property
     def is_unwanted(self) -> bool:
@@ -75,8 +74,8 @@ class Batch:
             cpu_us, rows = cpu_us - part_us, rows - member.count
 
     def one_left(self, _: object) -> None:
-        if self.working is not None and self.is_unwanted:
-            self.working.cancel()
+        if self.task is not None and self.is_unwanted:
+            self.task.cancel()
 
 
 class Batcher:
@@ -200,7 +199,7 @@ class Batcher:
             return [each.work.arguments[0] for each in batch.members] or None
 
         job = self._jobs.batch_job(replace(first.work, spent=batch.spent), fill, latest)
-        task = asyncio.create_task(self._run(job, batch), name="batch")
+        task = batch.task = asyncio.create_task(self._run(job, batch), name="batch")
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
@@ -223,7 +222,7 @@ class Batcher:
 
     async def _run(self, job: Job, batch: Batch) -> None:
         try:
-            done = await self._while_wanted(self._jobs.submit(job), batch)
+            done = await self._jobs.submit(job)
             if batch.members:
                 self._curve.observe(sum([each.count for each in batch.members]), self._clock() - job.began_s)
                 give(batch.members, done)
@@ -241,17 +240,6 @@ class Batcher:
             if batch in self._released:
                 self._released.remove(batch)
             self.consider()
-
-    async def _while_wanted(self, work: Coroutine[Any, Any, Done], batch: Batch) -> Done:
-        """Run `work`; cancel it once all callers of the batch have left."""
-        working = batch.working = asyncio.ensure_future(work)
-        try:
-            return await working
-        except asyncio.CancelledError:
-            if not working.cancelled() or not batch.is_unwanted:
-                working.cancel()
-                raise
-            return NOBODY
 
     async def _again(self, members: Sequence[Member], error: LogicError) -> None:
         """Try each caller of a failed batch alone, unless it had only one."""

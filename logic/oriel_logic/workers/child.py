@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn, TypedDict
 
-from oriel_logic.loading.handlers import setup_problem
 from oriel_logic.services.definition import Definition
 from oriel_logic.services.serving import Services
 from oriel_logic.workers.frames import Kind
@@ -42,7 +41,8 @@ def run(
     code = 1
     try:
         report["pid"] = os.getpid()
-        report["problems"] |= set_up(services, definitions)
+        problems = {each.name: services.problem_of(each) for each in definitions}
+        report["problems"] |= {name: problem for name, problem in problems.items() if problem}
         gc.collect()
         gc.freeze()  # what the services have loaded lives until the end: no collection walks it
         memory = MemoryBound()
@@ -66,14 +66,3 @@ def run(
 
 def has_stage_here(definition: Definition) -> bool:
     return any(definition.runs_in_worker(stage) for stage in definition.stages())
-
-
-def set_up(services: Services, definitions: Sequence[Definition]) -> dict[str, str]:
-    """Make instances of the services and run their `setup`; return {service: why it failed}."""
-    problems: dict[str, str] = {}
-    for definition in definitions:
-        try:
-            services.set_up(definition)
-        except BaseException as error:  # user code: it concerns this service only
-            problems[definition.name] = setup_problem(definition, error)
-    return problems

@@ -42,7 +42,7 @@ class Dev(Process):
 
     def url(self) -> str:
         self.printed(LAST_LINE)
-        return self.printed(r"POST (http://\S+)")[1]
+        return self.printed(r"label +POST (http://\S+)")[1]
 
 
 def save(path: Path, text: str) -> None:
@@ -63,11 +63,19 @@ def dev(tmp_path: Path) -> Iterator[Callable[..., Dev]]:
         yield lambda *words: running.enter_context(Dev(tmp_path / f"log{next(logs)}", folder, *words))
 
 
-def test_a_service_beside_its_fakes_until_ctrl_c(dev: Callable[..., Dev], tmp_path: Path) -> None:
+def test_two_beside_each_other_until_ctrl_c(dev: Callable[..., Dev], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        refused = dev("label.py", "--http-port", port)
+        assert refused.popen.wait(STOP_S) == 2
+    assert f"port {port} on 127.0.0.1 is in use" in refused.log.read_text()
+    lonely = dev("label.py", "--inference", f"127.0.0.1:{port}")
+    lonely.url()
+    assert f"nobody answers at http://127.0.0.1:{port}: write a fakes.py, or pass" in lonely.log.read_text()
     (tmp_path / "mine" / "fakes.py").write_text(FAKES)
     process = dev("label.py")
-    url = process.url()
-    assert httpx.post(url, timeout=60).json() == {"label": 42}
+    assert process.url() != lonely.url(), "a port that is taken is passed over"
+    assert httpx.post(process.url(), timeout=60).json() == {"label": 42}
     assert "models  digits: faked by fakes.py\n" in process.log.read_text()
     children = process.descendants()
     assert children
@@ -76,12 +84,18 @@ def test_a_service_beside_its_fakes_until_ctrl_c(dev: Callable[..., Dev], tmp_pa
     assert "Traceback" not in process.log.read_text()
 
 
-def test_saving_reloads_and_a_broken_save_leaves_the_old_code(dev: Callable[..., Dev], tmp_path: Path) -> None:
+def test_saving_reloads_and_a_broken_or_superseded_save_leaves_the_old_code(
+    dev: Callable[..., Dev], tmp_path: Path
+) -> None:
     folder = tmp_path / "mine"
     (folder / "fakes.py").write_text(FAKES)
-    (folder / "label.sample.json").write_text("{}")
+    (folder / "wrong.py").write_text(LABEL.replace('["label"]', '["lable"]'))
+    for name in ("label", "wrong"):
+        (folder / f"{name}.sample.json").write_text("{}")
     process = dev(".")
     url = process.url()
+    process.printed(r"\nlabel answers label\.sample\.json\n")
+    process.printed(r"\nwrong\.py:7: KeyError: .* \(its self-test with wrong\.sample\.json failed\)\n")
     assert httpx.post(url, timeout=60).json() == {"label": 42}
     handler = folder / "label.py"
     save(handler, LABEL.replace('"label":', '"digit":'))
@@ -99,54 +113,15 @@ def test_saving_reloads_and_a_broken_save_leaves_the_old_code(dev: Callable[...,
     save(handler, LABEL.replace('"label":', '"number":'))
     process.printed(r"label: reloaded \(save 4\)\n")
     assert httpx.post(url, timeout=60).json() == {"number": 42}
+    save(handler, "import time\nwhile True:\n    time.sleep(1)\n" + LABEL)
+    process.printed(r"label: reloading \(save 5\)\n")
+    save(handler, LABEL)
+    process.printed(r"label: save 5 is superseded, reloading \(save 6\)\n")
+    process.printed(r"label: reloaded \(save 6\)\n")
+    assert httpx.post(url, timeout=60).json() == {"label": 42}
+    assert "reloaded (save 5)" not in process.log.read_text()
     save(folder / "another.py", LABEL)
     assert httpx.post(process.printed(r"another  POST (http://\S+)")[1], timeout=60).json() == {"label": 42}
-
-
-def test_a_save_that_another_one_supersedes_is_named(dev: Callable[..., Dev], tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
-    (folder / "fakes.py").write_text(FAKES)
-    process = dev(".")
-    url = process.url()
-    handler = folder / "label.py"
-    endless = "import time\nwhile True:\n    time.sleep(1)\n"
-    save(handler, endless + LABEL)
-    process.printed(r"label: reloading \(save 1\)\n")
-    save(handler, LABEL.replace('"label":', '"digit":'))
-    process.printed(r"label: save 1 is superseded, reloading \(save 2\)\n")
-    process.printed(r"label: reloaded \(save 2\)\n")
-    assert httpx.post(url, timeout=60).json() == {"digit": 42}
-    assert "reloaded (save 1)" not in process.log.read_text()
-
-
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        (LABEL, r"\nlabel answers label\.sample\.json\n"),
-        (
-            LABEL.replace('["label"]', '["lable"]'),
-            r"\nlabel\.py:7: KeyError: .* gave no output 'lable'.* \(its self-test with label\.sample\.json failed\)\n",
-        ),
-    ],
-)
-def test_the_sample_is_tried_at_the_start(dev: Callable[..., Dev], tmp_path: Path, code: str, said: str) -> None:
-    folder = tmp_path / "mine"
-    (folder / "fakes.py").write_text(FAKES)
-    (folder / "label.sample.json").write_text("{}")
-    (folder / "label.py").write_text(code)
-    dev("label.py").printed(said)
-
-
-def test_a_port_that_is_taken_is_passed_over_unless_it_was_asked_for(dev: Callable[..., Dev], tmp_path: Path) -> None:
-    (tmp_path / "mine" / "fakes.py").write_text(FAKES)
-    first, second = dev("label.py"), dev("label.py")
-    urls = {first.url(), second.url()}
-    assert len(urls) == 2 and all(httpx.post(url, timeout=60).status_code == 200 for url in urls)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        third = dev("label.py", "--http-port", str(port))
-        assert third.popen.wait(STOP_S) == 2
-    assert f"port {port} on 127.0.0.1 is in use" in third.log.read_text()
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
@@ -158,14 +133,6 @@ def test_a_model_repository_is_served_and_gone_with_it(dev: Callable[..., Dev], 
     children = process.descendants()
     process.stop(how)
     until_gone(children)
-
-
-def test_without_models_it_says_how_to_get_some(dev: Callable[..., Dev]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        port = nobody.getsockname()[1]
-    process = dev("label.py", "--inference", f"127.0.0.1:{port}")
-    process.url()
-    assert f"nobody answers at http://127.0.0.1:{port}: write a fakes.py, or pass" in process.log.read_text()
 
 
 @pytest.mark.parametrize(

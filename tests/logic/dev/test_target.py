@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from oriel_logic.dev.target import find, sample_file
+from oriel_logic.deploy.samples import sample_file
+from oriel_logic.dev.target import find
+from oriel_logic.loading.listing import read_listing
 from oriel_wire.errors import StartFailed
 
 
@@ -13,6 +15,11 @@ def write(folder: Path, *names: str) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
     return folder
+
+
+def sample(root: Path, name: str) -> Path | None:
+    source = next(each for each in read_listing([root]).sources.values() if each.file.name == name)
+    return sample_file(source, name)
 
 
 def test_a_file_is_one_service_with_the_fakes_beside_it(tmp_path: Path) -> None:
@@ -29,19 +36,18 @@ def test_a_folder_with_a_handler_is_one_service_under_its_own_name(
         target = find(path)
         (file,) = target.files
         assert file.name == "ranker" and target.root == folder and target.fakes == (folder / "fakes.py",)
-        assert sample_file(file, "ranker") == folder / "sample.json"
+        assert sample(target.root, "ranker") == folder / "sample.json"
     (folder / "pyproject.toml").write_text('[tool.oriel]\nsample = "other.png"\n')
-    assert sample_file(file, "ranker") == folder / "sample.json", "what is named is not there"
     write(folder, "other.png")
-    assert sample_file(file, "ranker") == folder / "other.png"
+    assert sample(folder, "ranker") == folder / "other.png"
 
 
 def test_another_folder_is_a_folder_of_services(tmp_path: Path) -> None:
     target = find(write(tmp_path, "one.py", "one.sample.json", "sample.json", "ranker/handler.py", "ranker/fakes.py"))
     assert [each.name for each in target.files] == ["one", "ranker"]
     assert target.fakes == (tmp_path / "ranker" / "fakes.py",)
-    assert sample_file(target.files[0], "one") == tmp_path / "one.sample.json"
-    assert sample_file(target.files[0], "other") is None
+    assert sample(target.root, "one") == tmp_path / "one.sample.json"
+    assert sample(target.root, "ranker") is None
 
 
 @pytest.mark.parametrize(
