@@ -21,7 +21,7 @@ from oriel_logic.deploy.samples import with_shown_sample
 from oriel_logic.deploy.scratch import loadable_together
 from oriel_logic.deploy.updates import Updates
 from oriel_logic.loading.folder_config import BadConfig
-from oriel_logic.loading.handlers import load
+from oriel_logic.loading.handlers import load, setup_problem
 from oriel_logic.loading.listing import Listing
 from oriel_logic.observe.metrics import Metrics, Totals
 from oriel_logic.observe.usage import UNIT, Usage
@@ -240,7 +240,7 @@ class Unit:
             for loaded in services:
                 problem = loaded.problem
                 if loaded.definition is not None and is_on_loop(loaded.definition):
-                    problem = await asyncio.to_thread(self._services.problem_of, loaded.definition)
+                    problem = await asyncio.to_thread(setup_problem, self._services, loaded.definition)
                 if problem:
                     failed.append((loaded.name, problem))
                 elif loaded.definition is not None:

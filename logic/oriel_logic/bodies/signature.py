@@ -245,14 +245,9 @@ def form_of(hint: Any) -> tuple[Form, Any, bool]:
     origin = typing.get_origin(bare)
     if bare is str:
         return Form.TEXT, whole, optional
-    if bare is bytes:
-        return Form.BYTES, bare, optional
-    if bare is Audio:
-        return Form.AUDIO, bare, optional
-    if bare is Tensors:
-        return Form.TENSORS, bare, optional
-    if bare is Upload:
-        return Form.UPLOAD, bare, optional
+    for kind, form in ((bytes, Form.BYTES), (Audio, Form.AUDIO), (Tensors, Form.TENSORS), (Upload, Form.UPLOAD)):
+        if bare is kind:
+            return form, bare, optional
     if is_named(origin or bare, "numpy", "ndarray"):
         return Form.ARRAY, bare, optional
     if is_named(bare, "PIL.Image", "Image"):
@@ -305,18 +300,15 @@ def is_object(hint: Any) -> bool:
     return dataclasses.is_dataclass(origin) or typing.is_typeddict(origin) or is_pydantic(origin)
 
 
+FOR_HINTS: dict[str, Any] = {}
 if sys.version_info >= (3, 14):
     from annotationlib import Format
 
-    def python_signature(function: Callable[..., Any]) -> inspect.Signature:
-        """Return the same as inspect.signature; an annotation that cannot be looked up is a ForwardRef.
+    FOR_HINTS["annotation_format"] = Format.FORWARDREF
 
-        Raises TypeError and ValueError.
-        """
-        return inspect.signature(function, annotation_format=Format.FORWARDREF)
 
-else:
-
-    def python_signature(function: Callable[..., Any]) -> inspect.Signature:
-        """Return the same as inspect.signature. Raises TypeError and ValueError."""
-        return inspect.signature(function)
+def python_signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the same as inspect.signature; from Python 3.14 on, an annotation that cannot be looked up is a
+    ForwardRef. Raises TypeError and ValueError.
+    """
+    return inspect.signature(function, **FOR_HINTS)

@@ -30,7 +30,7 @@ from oriel_logic.errors import (
     WorkerDied,
 )
 from oriel_logic.loading.folder_config import BadConfig
-from oriel_logic.loading.handlers import forget, load_file, one_line
+from oriel_logic.loading.handlers import forget, load_file, one_line, setup_problem
 from oriel_logic.loading.listing import Source
 from oriel_logic.loading.sources import HandlerFile
 from oriel_logic.observe.stages import Ledger
@@ -208,7 +208,7 @@ class Deployer:
         for name, definition in found.items():
             if not is_on_loop(definition):
                 continue
-            problem = await asyncio.to_thread(services.problem_of, definition)
+            problem = await asyncio.to_thread(setup_problem, services, definition)
             if problem:
                 raise SetUpFailed(problem, service=name)
         return found, services

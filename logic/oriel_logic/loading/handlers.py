@@ -30,6 +30,7 @@ from typing import Any
 
 from oriel_logic.loading.sources import PACKAGE, HandlerFile, unfitness
 from oriel_logic.services.definition import Definition, definition_of
+from oriel_logic.services.serving import Services
 
 BESIDE = "beside"
 _log = logging.getLogger(__name__)
@@ -233,6 +234,19 @@ def is_installed(head: str) -> bool:
     beside = {entry for module in handlers for entry in getattr(module, "__path__", ())}
     spec = PathFinder.find_spec(head, [entry for entry in sys.path if entry not in beside])
     return spec is not None and spec.loader is not None  # without a loader: a folder that happens to have the name
+
+
+def setup_problem(services: Services, definition: Definition) -> str:
+    """Set a service up in `services` and return why it cannot run here, "" if it can: the error of its `setup`, and the
+    line in its file.
+    """
+    try:
+        services.set_up(definition)
+    except BaseException as error:  # user code: it concerns this service only
+        module = sys.modules.get(getattr(definition.target, "__module__", ""))
+        place = getattr(module, "__file__", None)
+        return f"its setup failed: {one_line(error, Path(place) if place else None)}"
+    return ""
 
 
 def one_line(error: BaseException, file: Path | None = None) -> str:

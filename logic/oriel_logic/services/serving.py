@@ -9,16 +9,13 @@ method of a class, and `function:<module>:<qualified name>` any function that a 
 
 import importlib
 import inspect
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from oriel_logic.bodies.encoding import encode, framing
 from oriel_logic.bodies.messages import Answer, Request
 from oriel_logic.bodies.signature import python_signature
 from oriel_logic.errors import HandlerFailed
-from oriel_logic.loading.handlers import one_line
 from oriel_logic.services.definition import Definition, definition_of
 
 if TYPE_CHECKING:
@@ -158,18 +155,6 @@ class Services:
     def set_up(self, definition: Definition) -> None:
         """Make an instance of the service's class and run its `setup`. Raises whatever the service's code raises."""
         self._servings[definition.name] = Serving(definition, definition.make())
-
-    def problem_of(self, definition: Definition) -> str:
-        """Set a service up and return why it cannot run here, "" if it can: the error of its `setup`, and the line in
-        its file.
-        """
-        try:
-            self.set_up(definition)
-        except BaseException as error:  # user code: it concerns this service only
-            module = sys.modules.get(getattr(definition.target, "__module__", ""))
-            place = getattr(module, "__file__", None)
-            return f"its setup failed: {one_line(error, Path(place) if place else None)}"
-        return ""
 
     def serving(self, service: str) -> Serving:
         """The service of this name. Raises KeyError if it is not set up in this process."""

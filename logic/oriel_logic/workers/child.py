@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn, TypedDict
 
+from oriel_logic.loading.handlers import setup_problem
 from oriel_logic.services.definition import Definition
 from oriel_logic.services.serving import Services
 from oriel_logic.workers.frames import Kind
@@ -41,7 +42,7 @@ def run(
     code = 1
     try:
         report["pid"] = os.getpid()
-        problems = {each.name: services.problem_of(each) for each in definitions}
+        problems = {each.name: setup_problem(services, each) for each in definitions}
         report["problems"] |= {name: problem for name, problem in problems.items() if problem}
         gc.collect()
         gc.freeze()  # what the services have loaded lives until the end: no collection walks it

@@ -136,11 +136,11 @@ class WorkerPool:
         Raises what `call` raises, also after some pieces.
         Cancelled or closed: the generator is closed.
         """
-        pieces = Pieces()
+        pieces: Pieces = asyncio.Queue()
         job = self._job_of(work, self._packed_work(work, streams=True), pieces)
         self._push(job)
         try:
-            while (frame := await pieces.next()) is not None:
+            while (frame := await pieces.get()) is not None:
                 try:
                     piece = unpack(frame)
                 except Exception as error:  # a value whose class loads only in the worker

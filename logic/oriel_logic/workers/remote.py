@@ -7,6 +7,7 @@ waits for the job any more, a blocked call raises JobAbandoned and an awaited on
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -31,36 +32,28 @@ class Mailbox:
         self.left = False
         self.credit = credit
         self.on_left: Callable[[], object] | None = None
+        self._calls: dict[int, Future[Any]] = {}
         self._number = 0
-        self._answers: dict[int, Any] = {}
-        self._waiting: dict[int, asyncio.Future[None]] = {}
         self._reader: asyncio.Future[None] | None = None
 
-    def _ask(self, method: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> int:
-        """Send a call and return its number."""
+    def _ask(self, method: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> "Future[Any]":
         self._number += 1
+        future = self._calls[self._number] = Future[Any]()
         self.link.send(Kind.CALL, (self._number, method, arguments, keywords))
-        return self._number
+        return future
 
     def call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
         """Call a model and block until it answers. Raises what the model's client raised, or JobAbandoned."""
         self.check()
-        number = self._ask(method, arguments, keywords)
-        while number not in self._answers:
+        future = self._ask(method, arguments, keywords)
+        while not future.done():
             self.wait()
             self.check()
-        return value_of(self._answers.pop(number))
+        return future.result()
 
     async def call_on_loop(self, method: str, *arguments: Any, **keywords: Any) -> Any:
         """Call a model, on a loop that reads `link` with `take_pending`."""
-        number = self._ask(method, arguments, keywords)
-        if number not in self._answers:
-            future = self._waiting[number] = asyncio.get_running_loop().create_future()
-            try:
-                await future
-            finally:
-                self._waiting.pop(number, None)
-        return value_of(self._answers.pop(number))
+        return await asyncio.wrap_future(self._ask(method, arguments, keywords))
 
     async def more(self) -> None:
         """Wait until another piece may be sent; on a loop."""
@@ -89,18 +82,14 @@ class Mailbox:
             if self._reader is not None and not self._reader.done():
                 self._reader.set_result(None)
         elif frame.kind is Kind.CALLED:
-            answer = unpack(frame)
-            number = answer[0]
-            self._answers[number] = answer
-            if number in self._waiting and not self._waiting[number].done():
-                self._waiting[number].set_result(None)
-
-
-def value_of(answer: Any) -> Any:
-    _, value, error = answer
-    if error is not None:
-        raise error
-    return value
+            number, value, error = unpack(frame)
+            future = self._calls.pop(number, None)
+            if future is None or not future.set_running_or_notify_cancel():
+                return  # nobody waits for it
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(value)
 
 
 class JobModels:

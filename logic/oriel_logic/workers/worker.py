@@ -42,6 +42,7 @@ KILLED = {
     "time_limit": "its job took longer than its service allows",
 }
 NOTHING = pack(None, limit_bytes=100)
+Pieces = asyncio.Queue[Frame | None]  # of one stream, None after the last; the worker sends `frames.WINDOW` ahead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,40 +62,6 @@ class PoolLimits:
     overrun_s: float = 10.0
     grace_min_s: float = 1.0
     stream_idle_s: float = 60.0
-
-
-class Pieces:
-    """The pieces of one stream between worker and reader. The worker sends at most `frames.WINDOW` ahead."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[Frame] = deque()
-        self._reader: asyncio.Future[None] | None = None
-        self.ended = False
-
-    def put(self, frame: Frame) -> None:
-        self._waiting.append(frame)
-        self._wake()
-
-    def end(self) -> None:
-        self.ended = True
-        self._wake()
-
-    async def next(self) -> Frame | None:
-        """Return the next piece; None once all have been read and the job has ended."""
-        while not self._waiting:
-            if self.ended:
-                return None
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-        return self._waiting.popleft()
-
-    def drop(self) -> None:
-        """Release the pieces that were not read."""
-        self._waiting.clear()
-
-    def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -136,7 +103,7 @@ class Job:
             if self.pieces is not None:
                 self.future.exception()  # a reader that has left will not retrieve it
         if self.pieces is not None:
-            self.pieces.end()
+            self.pieces.put_nowait(None)
 
     def answer(self, frame: Frame) -> None:
         """Finish the job with a worker's last frame, unless no caller waits for it."""
@@ -153,7 +120,7 @@ class Job:
                 stages = (("wait", self.queued_s, self.began_s), *stages)
             self.future.set_result(Done(value[0], frame.cpu_us, stages))
             if self.pieces is not None:
-                self.pieces.end()
+                self.pieces.put_nowait(None)
             return
         if frame.kind is Kind.REFUSED:
             self.fail(value)
@@ -248,8 +215,8 @@ class Worker:
     def abandon(self, job: Job) -> None:
         """Notify the worker that no caller waits for `job` any more, and bound its remaining time."""
         if self.job is job:
-            if job.pieces is not None:
-                job.pieces.drop()
+            while job.pieces is not None and not job.pieces.empty():
+                job.pieces.get_nowait()
             self._send(Kind.CANCEL, NOTHING)
             if self._calls is not None:
                 self._calls.cancel()
@@ -309,7 +276,7 @@ class Worker:
                 self.abandon(job)
             elif not job.future.done():  # else it was abandoned
                 self._arm(self._limits.stream_idle_s, "stalled")
-                job.pieces.put(frame)
+                job.pieces.put_nowait(frame)
         elif frame.kind is Kind.CALL:
             if self._calls is None:
                 self._calls = CallServer(job.models, self._send, limit_bytes=self._limits.max_frame_bytes)
