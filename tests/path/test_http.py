@@ -1,10 +1,8 @@
 """A public HTTP client that has a key and an image, and knows nothing else."""
 
 import base64
-import json
 import re
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import httpx
 import pytest
@@ -12,14 +10,6 @@ from stacks import EXAMPLES, key, picture
 
 SERVICE = "/v1/services/digits"
 PNG = {"content-type": "image/png"}
-
-
-def reason(answer: httpx.Response) -> tuple[str, str]:
-    """(reason, message) of a refusal, both of which must be there; v2 clients read `error` as a string."""
-    body: Any = answer.json()
-    error = body["error"] if isinstance(body["error"], dict) else {"message": body["error"], **body}
-    assert 0 < len(error["message"]) <= 500
-    return error["reason"], error["message"]
 
 
 @pytest.mark.parametrize("digit", range(10))
@@ -48,30 +38,11 @@ def test_an_answer_says_who_it_is_and_where_its_time_went(client: httpx.Client) 
     assert len(stages) >= 4 and all(float(ms) >= 0 for ms in stages.values())
 
 
-def test_a_request_id_of_the_clients_own_is_kept(client: httpx.Client) -> None:
-    answer = client.post(SERVICE, content=picture(7), headers={**key("gold"), **PNG, "x-request-id": "my-own.1"})
-    assert answer.headers["x-request-id"] == "my-own.1"
-
-
 def test_the_json_request_of_the_readme_is_answered_with_7(client: httpx.Client) -> None:
     body = (EXAMPLES / "digits" / "7.v2.json").read_bytes()
     answer = client.post("/v2/models/digits/infer", content=body, headers=key("gold"))
     outputs = {output["name"]: output["data"] for output in answer.json()["outputs"]}
     assert outputs["label"] == [7]
-
-
-@pytest.mark.parametrize("path", [SERVICE, "/v2/models/digits/infer"])
-@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"authorization": "Basic b3JpZWw="}])
-def test_without_a_good_key_nothing_is_told(client: httpx.Client, path: str, headers: dict[str, str]) -> None:
-    answer = client.post(path, content=picture(7), headers=headers)
-    assert answer.status_code == 401 and "www-authenticate" in answer.headers
-    reason(answer)
-
-
-def test_two_credentials_at_once_are_refused(client: httpx.Client) -> None:
-    headers = [("authorization", "Bearer oriel-demo-gold"), ("authorization", "Bearer oriel-demo-silver")]
-    answer = client.post(SERVICE, content=picture(7), headers=headers)
-    assert answer.status_code == 400
 
 
 def test_a_model_of_others_looks_like_one_that_is_not_there(client: httpx.Client) -> None:
@@ -80,36 +51,6 @@ def test_a_model_of_others_looks_like_one_that_is_not_there(client: httpx.Client
         return answer.status_code, answer.text.replace(model, "X")
 
     assert told("mlp_single") == told("absent") and told("mlp_single")[0] == 404
-
-
-def test_an_unknown_path_is_404(client: httpx.Client) -> None:
-    assert client.get("/nowhere", headers=key("gold")).status_code == 404
-
-
-@pytest.mark.parametrize(
-    ("body", "content_type"),
-    [(b"not an image", "image/png"), (b"", "image/png"), (picture(7)[:100], "image/png"), (b"{}", "application/json")],
-)
-def test_a_broken_image_is_refused_with_a_sentence(client: httpx.Client, body: bytes, content_type: str) -> None:
-    answer = client.post(SERVICE, content=body, headers={**key("gold"), "content-type": content_type})
-    assert answer.status_code == 422
-    _, message = reason(answer)
-    words = re.sub(r"\b(image|application|multipart)/[a-z-]+", "", message)
-    assert " " in message and "Traceback" not in message and "/" not in words
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"{",
-        json.dumps({"inputs": []}).encode(),
-        json.dumps({"inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 64], "data": [1]}]}).encode(),
-        json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 64], "data": [1] * 64}]}).encode(),
-    ],
-)
-def test_a_v2_request_that_does_not_fit_is_400(client: httpx.Client, body: bytes) -> None:
-    answer = client.post("/v2/models/digits/infer", content=body, headers=key("gold"))
-    assert answer.status_code == 400 and 0 < len(str(answer.json()["error"])) <= 500
 
 
 def test_too_many_requests_are_429_with_when_to_come_back(client: httpx.Client) -> None:
@@ -121,4 +62,4 @@ def test_too_many_requests_are_429_with_when_to_come_back(client: httpx.Client) 
     for answer in refused:
         assert int(answer.headers["retry-after"]) >= 1
         assert re.search(r"r=0\b", answer.headers["ratelimit"]) and "q=" in answer.headers["ratelimit-policy"]
-        reason(answer)
+        assert answer.json()["error"] and answer.json()["reason"]
