@@ -40,7 +40,12 @@ def regexes() -> list[Regex]:
     # Only these make patterns, or import them.
     homes_of_patterns = {_module(path) for path, text in texts.items() if _IMPORTS.search(text)}
     named = re.compile("|".join(rf"from {re.escape(name)} import" for name in sorted(homes_of_patterns)))
-    trees = {path: ast.parse(text) for path, text in texts.items() if _IMPORTS.search(text) or named.search(text)}
+    used_here = re.compile(rf"\.(?:{'|'.join(sorted(_USES))})\b")
+    trees = {
+        path: ast.parse(text)
+        for path, text in texts.items()
+        if _IMPORTS.search(text) or (used_here.search(text) and named.search(text))
+    }
     used: dict[tuple[str, str], set[str]] = {}  # by module and name
     for path, tree in trees.items():
         homes = {
