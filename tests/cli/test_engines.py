@@ -1,6 +1,7 @@
 """`oriel engines`: artefacts without a server."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,20 @@ from oriel_cli.main import main
 from oriel_cli.models import engines
 from oriel_inference.backends.onnx_graph import ENTRY
 
-from ..inference.artefact_server import forge, only_artefact
+from ..inference.artefact_server import built_ahead, forge
 from ..inference.control_server import put, times
 from ..inference.models import DOUBLE
 from ..inference.models import put as models_put
 
 COMPILED = DOUBLE + 'parameters { key: "oriel.compile" value { string_value: "onnxruntime-graph" } }\n'
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an artefact of `double`."""
+    root = tmp_path_factory.mktemp("built")
+    put(root / "models", 2.0, config=COMPILED)
+    return built_ahead(root / "models", root / "a")
 
 
 def test_artefacts_are_built_listed_verified_and_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,7 +64,7 @@ def test_artefacts_are_built_listed_verified_and_removed(tmp_path: Path, capsys:
 
 
 def test_verify_names_the_artefact_that_disagrees_the_tolerance_and_what_to_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, built: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It named the model in place of the artefact, which was called whole in another line."""
     put(tmp_path / "models", 2.0, config=COMPILED)
@@ -66,8 +75,7 @@ def test_verify_names_the_artefact_that_disagrees_the_tolerance_and_what_to_do(
     assert ": absent, there is no artefact of double/1 for this machine; `oriel engines build`" in (
         capsys.readouterr().out
     )
-    assert main(["engines", "build", *repository, *folder]) == 0
-    artefact = only_artefact(tmp_path / "a")
+    artefact = shutil.copytree(built, tmp_path / "a" / built.name)
     forge(artefact, ENTRY, times(5.0).SerializeToString())
     capsys.readouterr()
     assert main(verify) == 1
@@ -83,15 +91,16 @@ def test_verify_names_the_artefact_that_disagrees_the_tolerance_and_what_to_do(
     assert line["advice"] == "give a larger --artefact-build-memory"
 
 
-def test_verify_has_a_line_for_each_model_of_an_artefact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_has_a_line_for_each_model_of_an_artefact(
+    tmp_path: Path, built: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Two models with the same file share an artefact, and may allow different errors."""
     root, folder = tmp_path / "models", ["--artefact-folder", str(tmp_path / "a")]
     own = 'parameters { key: "oriel.compile.tolerance" value { string_value: "relative=9" } }'
     put(root, 2.0, config=COMPILED)
     models_put(root, "lenient", times(2.0), COMPILED.replace('name: "double"', 'name: "lenient"') + own)
-    assert main(["engines", "build", "--model-repository", str(root), *folder]) == 0
-    forge(only_artefact(tmp_path / "a"), ENTRY, times(5.0).SerializeToString())
-    capsys.readouterr()
+    shutil.copytree(built.parent, tmp_path / "a")
+    forge(tmp_path / "a" / built.name, ENTRY, times(5.0).SerializeToString())
     assert main(["engines", "verify", "--model-repository", str(root), *folder, "--json"]) == 1
     first, second = json.loads(capsys.readouterr().out)
     assert first["fingerprint"] == second["fingerprint"]
@@ -169,7 +178,7 @@ def test_a_build_for_devices_builds_what_this_machine_can_and_says_what_the_othe
 
 
 def test_artefacts_travel_through_an_object_store(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, built: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objects = MemoryObjects()
 
@@ -178,8 +187,7 @@ def test_artefacts_travel_through_an_object_store(
     put(tmp_path / "models", 2.0, config=COMPILED)
     repository, url = ["--model-repository", str(tmp_path / "models")], "s3://bucket/engines"
     one, other = (["--artefact-folder", str(tmp_path / name)] for name in ("one", "other"))
-    assert main(["engines", "build", *repository, *one]) == 0
-    capsys.readouterr()
+    shutil.copytree(built.parent, tmp_path / "one")
     assert main(["engines", "push", url, *one, "--json"]) == 0
     (line,) = json.loads(capsys.readouterr().out)
     assert (line["state"], line["model"]) == ("pushed", "double")

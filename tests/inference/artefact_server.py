@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from oriel_inference.app import Unit
+from oriel_inference.artefacts.folder import ArtefactFolder
+from oriel_inference.artefacts.offline import build_ahead, compilations
+from oriel_inference.artefacts.process import BuildBounds
+from oriel_inference.repository.compiling import Compilation
 
 from ..waiting import until
 from . import models
@@ -21,6 +25,14 @@ COMPILED = models.DOUBLE + COMPILE
 async def served(root: Path | str, folder: Path, **more: Any) -> AsyncIterator[Served]:
     async with serving(root, "none", artefact_folder=folder, **more) as one:
         yield one
+
+
+def built_ahead(root: Path, folder: Path) -> Path:
+    """Build the artefact of the only model without a server; return its folder."""
+    ((_, one),) = compilations(root)
+    assert isinstance(one, Compilation), one
+    build_ahead(one, ArtefactFolder(folder, max_bytes=1 << 30), BuildBounds(), lambda phase, seconds: None)
+    return only_artefact(folder)
 
 
 def state(unit: Unit, name: str = "double") -> str:

@@ -22,7 +22,7 @@ from oriel_wire.observe.trace import ListSink
 
 from ..waiting import until
 from . import models
-from .artefact_server import COMPILE, COMPILED, forge, only_artefact, outcomes, served, state, until_state
+from .artefact_server import COMPILE, COMPILED, built_ahead, forge, only_artefact, outcomes, served, state, until_state
 from .control_server import ROW, put, serving, times
 
 
@@ -114,9 +114,9 @@ async def test_a_restart_does_not_repeat_a_build_that_was_refused_until_its_boun
 async def test_a_damaged_artefact_is_never_opened_but_built_again(tmp_path: Path) -> None:
     put(tmp_path / "models", 2.0, config=COMPILED)
     folder = tmp_path / "artefacts"
-    async with served(tmp_path / "models", folder) as one:
-        await until_state(one, "serving")
-    save_model(times(5.0), str(only_artefact(folder) / ENTRY))  # the manifest has the checksum of the right one
+    save_model(
+        times(5.0), str(built_ahead(tmp_path / "models", folder) / ENTRY)
+    )  # the manifest has the checksum of the right one
     async with served(tmp_path / "models", folder) as one:
         await until_state(one, "serving")
         assert await one.answer() == 2.0
@@ -169,9 +169,7 @@ async def test_a_server_whose_build_is_refused_takes_what_another_one_has_publis
 async def test_a_forged_artefact_with_the_right_checksums_is_refused_by_its_outputs(tmp_path: Path) -> None:
     put(tmp_path / "models", 2.0, config=COMPILED)
     folder = tmp_path / "artefacts"
-    async with served(tmp_path / "models", folder) as one:
-        await until_state(one, "serving")
-    artefact = only_artefact(folder)
+    artefact = built_ahead(tmp_path / "models", folder)
     forge(artefact, ENTRY, times(5.0).SerializeToString())
     for expected in ({"outputs_differ": 1}, {"remembered": 1}):
         async with served(tmp_path / "models", folder) as one:

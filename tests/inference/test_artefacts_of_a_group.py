@@ -19,7 +19,7 @@ from oriel_wire.errors import StartFailed
 from oriel_wire.objects.client import location_of
 
 from ..waiting import until
-from .artefact_server import COMPILED, forge, only_artefact, outcomes, served, until_state
+from .artefact_server import COMPILED, built_ahead, forge, only_artefact, outcomes, served, until_state
 from .artefact_stores import Silent
 from .control_server import Served, put, times
 
@@ -78,9 +78,7 @@ async def test_a_store_that_is_down_delays_nothing_and_the_server_builds_by_itse
 
 async def test_a_forged_artefact_of_the_store_is_refused_by_its_outputs(tmp_path: Path, objects: MemoryObjects) -> None:
     put(tmp_path / "models", 2.0, config=COMPILED)
-    async with served(tmp_path / "models", tmp_path / "forged") as one:
-        await until_state(one, "serving")
-    artefact = only_artefact(tmp_path / "forged")
+    artefact = built_ahead(tmp_path / "models", tmp_path / "forged")
     forge(artefact, ENTRY, times(5.0).SerializeToString())
     folder = ArtefactFolder(tmp_path / "forged", max_bytes=0)
     pushed = await push(folder, objects, MemoryWriter(objects), STORE.prefix, artefact.name)
