@@ -125,7 +125,7 @@ class Request:
         self.received_s = received_s
 
 
-class Call(RequestRecord[Tenant, Target]):
+class Call(RequestRecord[Tenant, Target, HttpEndpoint | None]):
     """One call, from its authorised head to its last byte, and then the record of it.
 
     client, head: see `Request`. A call without a client has a receiver. lines: the part of the head that is the same
@@ -153,7 +153,6 @@ class Call(RequestRecord[Tenant, Target]):
     side: Side
     gate: PoolGate
     endpoints: EndpointSet[Any]
-    endpoint: HttpEndpoint | None
     connection: Any
     stick: str
     grant: Grant | None

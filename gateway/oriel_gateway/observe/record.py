@@ -15,6 +15,7 @@ from oriel_policies.documents import Tenant
 # None where the request was refused before its sender or its target was known.
 TenantT = TypeVar("TenantT", bound=Tenant | None, covariant=True)
 TargetT = TypeVar("TargetT", bound=Target | None, covariant=True)
+EndpointT = TypeVar("EndpointT", bound=Address | None, covariant=True)
 
 
 class Judged(NamedTuple):
@@ -32,7 +33,7 @@ class Judged(NamedTuple):
     passed: str = ""
 
 
-class RequestRecord(Generic[TenantT, TargetT]):
+class RequestRecord(Generic[TenantT, TargetT, EndpointT]):
     """One request that has ended. Times are monotonic seconds, 0.0 means not reached; sizes are bytes.
 
     tenant, target: None if the request was refused before they were known.
@@ -80,17 +81,17 @@ class RequestRecord(Generic[TenantT, TargetT]):
     beside: int
     bytes_in: int
     bytes_out: int
-    endpoint: Address | None
+    endpoint: EndpointT
     tried: tuple[Address, ...]
     timing: str
     used: str
     judged: Judged | None
 
 
-Record = RequestRecord[Tenant | None, Target | None]
+Record = RequestRecord[Tenant | None, Target | None, Address | None]
 
 
-class RefusedRecord(RequestRecord[Tenant | None, Target | None]):
+class RefusedRecord(RequestRecord[Tenant | None, Target | None, Address | None]):
     """The record of a request that did not become a call."""
 
     __slots__ = ()
