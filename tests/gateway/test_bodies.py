@@ -29,7 +29,7 @@ async def test_a_body_in_tiny_pieces_weighs_what_it_is() -> None:
             client.data_received(b"ab")
         weight = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
-        assert client.call.life.holding.units == 99_998 and weight < 2 * 100_000
+        assert client.call.holding.units == 99_998 and weight < 2 * 100_000
         client.connection_lost(None)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oriel_gateway.call.events import Events, events_of
+from oriel_gateway.call.stream import Events, events_of
 from oriel_gateway.errors import Outcome
 from oriel_wire.h1.chunked import ChunkedDecoder, chunk
 from oriel_wire.h1.response import ResponseMemo, parse_response_head

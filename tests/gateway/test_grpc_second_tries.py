@@ -67,12 +67,6 @@ async def test_what_a_server_says_of_itself_is_not_sent_again_and_does_not_eject
         assert len(it.asked) == 8 and not it.these.ejections and it.error.details() == "the server says so"
 
 
-async def test_an_answer_that_was_spent_is_not_tried_again() -> None:
-    async with house(calls=50) as it:
-        it.steps[:] = [Fails(CODE.UNAVAILABLE, "full", (*FULL.metadata, ("x-oriel-retry", "spent")))]
-        assert await it.infer() == "UNAVAILABLE" and len(it.asked) == 1
-
-
 async def test_a_server_that_fails_quickly_does_not_look_fast() -> None:
     """INTERNAL does not count as a quick answer, which would draw all calls to the failing server."""
     async with house() as it:
@@ -163,19 +157,6 @@ async def test_a_connection_that_is_lost_names_no_address() -> None:
         words = it.error.details() or ""
         assert words.startswith("no backend at (an address) (an address) or (an address) ") and len(words) == 500
         assert (decided := it.core.records.decisions.where()[0]).status == 500 and "10.1" not in decided.error
-
-
-async def test_a_late_call_gets_a_second_copy_and_the_first_answer_wins() -> None:
-    async with house("idempotent = true\nhedge_ms = 30") as it:
-        it.steps[:] = [never]
-        assert await it.infer(x_request_id="r") == "OK"
-        first, second = it.asked
-        assert first is not second and it.core.pools["p"].retries.spent == 1
-        await until(lambda: first.left == 1 and idle(it.core) and not any(e.outstanding for e in it.these))
-        (decided,) = it.core.records.decisions.of("r")
-        assert decided.endpoint is not None and [e.port for e in decided.tried] != [decided.endpoint.port]
-        assert sum(series.count for series in it.core.records.stats.series.values()) == 1
-        assert await it.infer() == "OK" and len(it.asked) == 3  # answered in time, so there is no second copy
 
 
 @pytest.mark.parametrize(

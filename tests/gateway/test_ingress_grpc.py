@@ -4,9 +4,7 @@ import asyncio
 import re
 import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
 from time import monotonic
-from typing import Any
 
 import grpc
 import numpy as np
@@ -16,7 +14,6 @@ from tritonclient.grpc import aio as triton
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-from oriel_gateway.call import call as any_call
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress.http import serve_public
 from oriel_gateway.limits import EmbeddedLimiter
@@ -26,7 +23,7 @@ from oriel_wire.observe.trace import ListSink
 from ..waiting import until
 from .grpc_stack import Backend, Metadata, headers, idle, infer, stack
 from .raw_grpc import framed, raw_call
-from .stack import BRONZE, GOLD, LIMITED, digest, documents, grpc_server, nobody
+from .stack import BRONZE, GOLD, LIMITED, digest, documents, nobody
 
 
 async def test_tritonclient_infers_through_the_gateway() -> None:
@@ -204,22 +201,6 @@ async def test_the_deadline_ends_a_wait_in_the_queue_and_cancels_the_upstream() 
         assert len(backend.seen) == 1
         first.cancel()
         await until(lambda: backend.left and idle(core))
-
-
-async def test_a_permit_that_comes_after_the_deadline_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """R5, as over HTTP."""
-    backend = Backend()
-    backend.hold = asyncio.Event()
-    async with stack(backend, max_inflight=1) as (address, core):
-        first, *late = [asyncio.ensure_future(infer(address, "digits", GOLD)) for _ in range(3)]
-        gate = core.pools["p"]
-        await until(lambda: backend.seen and len(gate.admission.queue) >= 2)
-        monkeypatch.setattr(any_call, "monotonic", lambda: monotonic() + 3600.0)
-        backend.hold.set()
-        said = await asyncio.gather(first, *late, return_exceptions=True)
-        refused = [each for each in said if isinstance(each, InferenceServerException)]
-        assert len(refused) == 2 and all("while waiting for a permit" in str(each) for each in refused)
-        assert len(backend.seen) == 1 and idle(core)
 
 
 async def test_every_message_of_a_stream_is_judged() -> None:
@@ -400,40 +381,6 @@ async def test_a_stream_goes_on_across_new_documents() -> None:
 
         assert len([answer async for answer in call(messages(), metadata=(("x-api-key", BRONZE),))]) == 2
         assert len(backend.seen) == 2
-
-
-@asynccontextmanager
-async def several(backends: Sequence[Backend], **more: Any) -> AsyncIterator[tuple[str, Gateway, list[int]]]:
-    """A gateway in front of several backends."""
-    async with AsyncExitStack() as exits:
-        ports = [await exits.enter_async_context(grpc_server(backend)) for backend in backends]
-        core = Gateway(compile_documents(documents(ports, **more)), limiter=EmbeddedLimiter(), sink=ListSink())
-        sock = socket.socket()
-        sock.bind(("127.0.0.1", 0))
-        ingress = await serve_public(core, sock)
-        try:
-            yield f"127.0.0.1:{ingress.port}", core, ports
-        finally:
-            await ingress.drain(0.0)
-            await core.close()
-
-
-class Without(Backend):
-    """A server that has no model."""
-
-    async def unary(self, method: str, message: bytes, context: Any) -> bytes:
-        self.seen.append((method, message, {}, 0.0))
-        await context.abort(grpc.StatusCode.NOT_FOUND, "Request for unknown model")
-        return b""
-
-
-async def test_over_grpc_a_model_is_found_where_it_is_loaded() -> None:
-    without, having = Without(), Backend()
-    async with several([without, having]) as (address, core, _):
-        for _ in range(12):
-            await infer(address, "digits", GOLD)
-        inferred = [[seen[0] for seen in each.seen].count("ModelInfer") for each in (without, having)]
-        assert inferred[0] <= 1 and inferred[1] == 12 and idle(core)
 
 
 async def test_over_grpc_a_call_waits_for_the_first_server_and_passes_over_one_that_is_gone() -> None:

@@ -136,16 +136,6 @@ async def test_too_many_requests_say_when_to_come_back(up: Upstream) -> None:
         assert reply.headers["ratelimit-policy"] == '"requests";q=2;w=4'
 
 
-async def test_a_large_body_is_refused_before_it_is_read(up: Upstream) -> None:
-    async with gateway(documents([up.port])) as (port, _), Client(port) as client:
-        client.writer.write(
-            b"POST /v2/models/digits/infer HTTP/1.1\r\nhost: x\r\nauthorization: Bearer key-gold\r\n"
-            b"content-length: 1000001\r\n\r\n"
-        )
-        reply = await client.reply()
-        assert reply.status == 413 and reply.headers["connection"] == "close"
-
-
 async def test_a_large_body_streams_through_unchanged(up: Upstream) -> None:
     body = bytes(range(256)) * 3900
     async with gateway(documents([up.port])) as (port, core), Client(port) as client:
@@ -159,31 +149,6 @@ async def test_a_large_body_streams_through_unchanged(up: Upstream) -> None:
             await client.writer.drain()
         client.writer.write(b"0\r\n\r\n")
         assert (await client.reply()).status == 200 and up.seen[1].body == body
-        assert idle(core)
-
-
-async def test_streamed_answers_are_passed_on_as_they_come(up: Upstream) -> None:
-    async def answer(_: Seen) -> bytes:
-        return b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n"
-
-    up.answer = answer
-    async with gateway(documents([up.port])) as (port, core), Client(port) as client:
-        for _ in range(2):
-            assert (await client.ask(INFER)).body == b"hello world"
-        assert idle(core)
-
-
-async def test_a_large_answer_arrives_whole(up: Upstream) -> None:
-    big = b"z" * 3_000_000
-
-    async def answer(_: Seen) -> bytes:
-        return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(big) + big
-
-    up.answer = answer
-    async with gateway(documents([up.port])) as (port, core), Client(port) as client:
-        client.send(INFER)
-        await asyncio.sleep(0.05)  # the client reads late, and meanwhile the upstream is not read
-        assert (await client.reply()).body == big
         assert idle(core)
 
 
@@ -341,15 +306,6 @@ async def test_an_answer_that_breaks_off_cuts_the_client(up: Upstream) -> None:
             assert (await other.ask(INFER)).status == 200
         client.writer.close()
         await until(lambda: idle(core))
-
-
-async def test_503_from_upstream_always_carries_retry_after(up: Upstream) -> None:
-    async def busy(_: Seen) -> bytes:
-        return b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"
-
-    up.answer = busy
-    async with gateway(documents([up.port])) as (port, _), Client(port) as client:
-        assert (await client.ask(INFER)).headers["retry-after"] == "1"
 
 
 async def test_health_needs_no_key_and_follows_the_drain(up: Upstream) -> None:

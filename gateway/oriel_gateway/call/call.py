@@ -33,10 +33,8 @@ from oriel_gateway.pools.cold_start import timing
 from oriel_gateway.pools.endpoint_state import HttpEndpoint
 from oriel_gateway.pools.grpc_answers import GrpcAnswer
 from oriel_gateway.pools.pool import PoolGate, holding_of
-from oriel_gateway.pools.stream_slots import StreamSlot
 from oriel_gateway.pools.upstream_answers import DENIED
 from oriel_gateway.routing.targets import Target
-from oriel_policies.waiting.shares import Holding
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable, UpstreamUnread
 
 __all__ = ["GatewayCall"]
@@ -77,7 +75,9 @@ class GatewayCall(Call):
         self.queued_s = self.permit_s = self.sent_s = self.response_s = self.limited_s = self.held_s = 0.0
         self.stick = self.timing = self.used = ""
         self.tried = ()
-        self.lines = self.receiver = self.grant = self.extras = self.endpoint = self.connection = self._body = None
+        self.lines = self.receiver = self.grant = self.extras = self.endpoint = self.connection = self.holding = (
+            self._body
+        ) = None
         self.stream = self.stream_slot = self.answer = self.judged = None
         self.slot = YOUNG
         clock = gateway.clock
@@ -133,9 +133,6 @@ class GatewayCall(Call):
             slot = self.as_stream()
             (slot.resume if writable else slot.pause)(monotonic())
 
-    def as_stream(self) -> StreamSlot:
-        return self.life.as_stream(self)
-
     # Admission -------------------------------------------------------------------------------------------------
 
     def granted(self) -> None:
@@ -168,7 +165,7 @@ class GatewayCall(Call):
             self.park()
             return
         if gate.cold_start is not None:
-            self.life.shorten_hold(self, now)
+            self.shorten_hold(now)
         if self.side.streams and not self.as_stream().reserve():
             self.refuse_full("the pool has no slot for a further stream")
             return
@@ -200,16 +197,9 @@ class GatewayCall(Call):
         if self._keep_body():
             gate.pump()
 
-    def adopt_bytes(self, holding: Holding) -> None:
-        """Take over what was put on the pool's byte budget before the call began."""
-        self.life.adopt_bytes(self, holding)
-
-    def reserve_bytes(self) -> bool:
-        return self.life.reserve_bytes(self)
-
     def _keep_body(self) -> bool:
         """Put the body on the pool's byte budget; False: there are not enough bytes, and the call is refused."""
-        if self.life.reserve_bytes(self):
+        if self.reserve_bytes():
             return True
         self.refuse_full("too many bytes wait for this pool")
         return False
@@ -259,12 +249,6 @@ class GatewayCall(Call):
         except Refused as refused:
             self.refuse(refused)
 
-    def hold(self) -> None:
-        self.life.hold(self)
-
-    def end_hold(self, now: float) -> bool:
-        return self.life.end_hold(self, now)
-
     def hold_timing(self) -> str:
         trouble = self.life.trouble
         return "" if trouble is None or not trouble.phase else timing(trouble.phase, trouble.parked_for_s())
@@ -308,7 +292,7 @@ class GatewayCall(Call):
     def _begin(self, connection: Any, now: float) -> None:
         """Write the request to the connection that was made for it; it makes room for no other call from now on."""
         self.sent_s = now
-        if (holding := self.life.holding) is not None:
+        if (holding := self.holding) is not None:
             self.gate.bytes.fix(holding)
         self.side.write(self, connection, now)
         if self.target.plan.hedge_s and self.kept:
@@ -369,7 +353,7 @@ class GatewayCall(Call):
 
     def move(self, target: Target, gate: PoolGate, now: float) -> bool:
         life = self.life
-        before, after = life.holding, holding_of(self.tenant, self)
+        before, after = self.holding, holding_of(self.tenant, self)
         if before is not None and not gate.reserve_bytes(after, before.units):
             return False
         if target.renames and not self.side.rename(self, target.renames):
@@ -379,11 +363,11 @@ class GatewayCall(Call):
         life.leave_pool(self, now)
         if before is not None:
             old.bytes.release(before)
-            life.holding = after
+            self.holding = after
         gate.calls += 1
         self.gate, self.target, self.endpoints = gate, target, gate.endpoints_for(grpc=self.side.grpc)
         self.lines = None  # they say that it was sent on
-        self.life.shorten_hold(self, now)
+        self.shorten_hold(now)
         return True
 
     # Of other calls (see `shared.single_flight`) ----------------------------------------------------------------

@@ -18,11 +18,12 @@ from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.endpoint_state import HttpEndpoint
 from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.grpc_answers import GrpcAnswer
-from oriel_gateway.pools.pool import PoolGate
+from oriel_gateway.pools.pool import PoolGate, holding_of
 from oriel_gateway.pools.stream_slots import StreamSlot
 from oriel_gateway.pools.upstream_answers import AnswerKind
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
+from oriel_policies.waiting.shares import Holding
 from oriel_wire.errors import UpstreamError
 
 COLLECT: Final = 0
@@ -132,7 +133,7 @@ class Call(RequestRecord[Tenant, Target, HttpEndpoint | None]):
     whenever it is sent, None until it is.
     state: see `call.lifecycle`. slot: its place among the deadlines.
     gate, endpoints: its pool, and the endpoints there that speak its protocol. endpoint: the one asked last.
-    stick: the key that chooses the endpoint, "" for the least busy.
+    holding: its bytes of the pool's byte budget. stick: the key that chooses the endpoint, "" for the least busy.
     bytes_in: bytes of the body that have come, or had when it was sent.
     stream: the side of an answer that comes in parts and is more than its bytes. stream_slot: the slot of a streaming
     call.
@@ -141,7 +142,7 @@ class Call(RequestRecord[Tenant, Target, HttpEndpoint | None]):
 
     __slots__ = (
         *("client", "extras", "gateway", "head", "lines", "receiver", "side"),
-        *("gate", "endpoints", "connection", "stick", "grant", "state", "slot"),
+        *("gate", "endpoints", "connection", "holding", "stick", "grant", "state", "slot"),
         *("_body", "answer", "cost_us", "stream", "stream_slot"),
     )
     client: "Client | None"
@@ -154,6 +155,7 @@ class Call(RequestRecord[Tenant, Target, HttpEndpoint | None]):
     gate: PoolGate
     endpoints: EndpointSet[Any]
     connection: Any
+    holding: Holding | None
     stick: str
     grant: Grant | None
     state: int
@@ -247,6 +249,57 @@ class Call(RequestRecord[Tenant, Target, HttpEndpoint | None]):
         """End the call, because there is too little of something in its pool."""
         self.refuse(Refused(Outcome.QUEUE_FULL, message, retry_after_s=self.gate.retry_after_s()))
 
+    # What it holds of its pool ---------------------------------------------------------------------------------
+
+    def adopt_bytes(self, holding: Holding) -> None:
+        """Take over what was put on the pool's byte budget before the call began."""
+        self.holding, holding.payload = holding, self
+
+    def reserve_bytes(self) -> bool:
+        """Put what has come of the body on the byte budget of the pool; False: there are not enough bytes."""
+        if self.bytes_in and self.holding is None:
+            self.holding = holding_of(self.tenant, self)
+        holding = self.holding
+        return holding is None or self.gate.reserve_bytes(holding, max(0, self.bytes_in - holding.units))
+
+    def as_stream(self) -> StreamSlot:
+        """Return the call's stream slot, made now if it has none: it is a streaming call from now on."""
+        slot = self.stream_slot
+        if slot is None:
+            slot = self.stream_slot = StreamSlot(self.gate.streams, self, holding_of(self.tenant))
+            if self.permit_s:
+                slot.begin_work(self.permit_s)
+        return slot
+
+    # Its time while no server is there (see `pools.cold_start`) -------------------------------------------------
+
+    def hold(self) -> None:
+        """Wait for the first server of the pool for as long as the documents say. Raises Refused."""
+        cold = self.gate.cold_start
+        if cold is None or self.client is None:
+            return
+        until = cold.until(self.endpoints, self.tenant, self.received_s, self.side.requested_until(self), monotonic())
+        if until is not None and until != self.deadline:
+            self._last_until(until)
+
+    def end_hold(self, now: float) -> bool:
+        """A server is there: from now on the call has the time of its tier. False: it was not held."""
+        scaling = self.gate.pool.scaling
+        if self.client is None or scaling is None or scaling.hold_for(self.tenant.tier.name) is None:
+            return False
+        self._last_until(min(now + self.tenant.tier.give_up_s, self.side.requested_until(self)))
+        return True
+
+    def shorten_hold(self, now: float) -> None:
+        """A server is there: the call has the time of its tier from now on, if it was given more to wait for one."""
+        until = now + self.tenant.tier.give_up_s
+        if self.deadline > until:
+            self._last_until(until)
+
+    def _last_until(self, deadline: float) -> None:
+        self.deadline = deadline
+        self.watch_until(deadline)
+
     # From here on: the verbs of `GatewayCall` -------------------------------------------------------------------
 
     @property
@@ -266,20 +319,8 @@ class Call(RequestRecord[Tenant, Target, HttpEndpoint | None]):
         """The body is complete."""
         raise NotImplementedError
 
-    def reserve_bytes(self) -> bool:
-        """Put what has come of the body on the byte budget of the pool; False: there are not enough bytes."""
-        raise NotImplementedError
-
     def enter(self, now: float = 0.0) -> None:
         """Acquire a permit or queue for one. now: 0.0 if the caller has not read the clock."""
-        raise NotImplementedError
-
-    def hold(self) -> None:
-        """Wait for the first server of the pool for as long as the documents say. Raises Refused."""
-        raise NotImplementedError
-
-    def end_hold(self, now: float) -> bool:
-        """A server is there: from now on the call has the time of its tier. False: it was not held."""
         raise NotImplementedError
 
     def hold_timing(self) -> str:
@@ -308,10 +349,6 @@ class Call(RequestRecord[Tenant, Target, HttpEndpoint | None]):
 
     def move(self, target: Target, gate: PoolGate, now: float) -> bool:
         """Leave the pool for `gate`; `enter` comes next. False: its bytes, or its other model, do not allow that."""
-        raise NotImplementedError
-
-    def as_stream(self) -> StreamSlot:
-        """Return the call's stream slot, made now if it has none: it is a streaming call from now on."""
         raise NotImplementedError
 
     def response(self, head: Any, data: bytes, complete: bool) -> None:

@@ -15,8 +15,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from oriel_gateway.call.contracts import LIMITED, QUEUED, SENDING, Call
-from oriel_gateway.call.events import Events, events_of
-from oriel_gateway.call.stream import AnswerStream
+from oriel_gateway.call.stream import AnswerStream, Events, events_of
 from oriel_wire.h1.response import UNBUFFERED, ResponseHead
 
 __all__ = ["KEEP_ALIVE_S", "KeepAlive", "rest_of", "wants_events"]

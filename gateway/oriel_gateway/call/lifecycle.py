@@ -37,10 +37,7 @@ from oriel_gateway.clock import YOUNG
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.http_status import STATUS
 from oriel_gateway.observe.spans import SpanFacts
-from oriel_gateway.pools.pool import holding_of
-from oriel_gateway.pools.stream_slots import StreamSlot
 from oriel_policies.waiting.flows import Ticket
-from oriel_policies.waiting.shares import Holding
 from oriel_wire.engine.upstream import ResponseSink
 from oriel_wire.h2.grpc import DEADLINE_EXCEEDED
 from oriel_wire.observe.semantics import NOWHERE
@@ -55,38 +52,17 @@ class Lifecycle:
     """The permit, places and bytes that one call holds, and its end. Its single writer is that call, which each method
     gets.
 
-    holding: its bytes of the pool's byte budget. ticket: of the queue, also while it has the permit that it queued for.
+    ticket: the call's ticket of the queue, also while it has the permit that it queued for.
     trouble: the next steps of a call whose endpoint failed, or that waits for one.
     """
 
-    __slots__ = ("holding", "ticket", "trouble")
+    __slots__ = ("ticket", "trouble")
 
     def __init__(self) -> None:
-        self.holding: Holding | None = None
         self.ticket: Ticket | None = None
         self.trouble: Trouble | None = None
 
     # What it holds ---------------------------------------------------------------------------------------------
-
-    def adopt_bytes(self, call: Call, holding: Holding) -> None:
-        """Take over what was put on the pool's byte budget before the call began."""
-        self.holding, holding.payload = holding, call
-
-    def reserve_bytes(self, call: Call) -> bool:
-        """Put what has come of the body on the byte budget of its pool; False: there are not enough bytes."""
-        if call.bytes_in and self.holding is None:
-            self.holding = holding_of(call.tenant, call)
-        holding = self.holding
-        return holding is None or call.gate.reserve_bytes(holding, max(0, call.bytes_in - holding.units))
-
-    def as_stream(self, call: Call) -> StreamSlot:
-        """Return the call's stream slot, made now if it has none: it is a streaming call from now on."""
-        slot = call.stream_slot
-        if slot is None:
-            slot = call.stream_slot = StreamSlot(call.gate.streams, call, holding_of(call.tenant))
-            if call.permit_s:
-                slot.begin_work(call.permit_s)
-        return slot
 
     def in_trouble(self, call: Call, *, counted: bool = True) -> Trouble:
         """Return the call's trouble, made now if there was none. counted: see `Trouble`."""
@@ -164,41 +140,12 @@ class Lifecycle:
 
         of_work: the lifecycle of `work`.
         """
-        holding, of_work.holding = of_work.holding, None
+        holding, work.holding = work.holding, None
         if holding is not None:  # it had to queue
             work.gate.bytes.release(holding)
         trouble, of_work.trouble = of_work.trouble, None
         self.trouble = None if trouble is None else trouble.handed_to(call)
         self.ticket = of_work.take_ticket()
-
-    # Its time while no server is there (see `pools.cold_start`) -------------------------------------------------
-
-    def hold(self, call: Call) -> None:
-        """Let the call wait for the first server of the pool for as long as the documents say. Raises Refused."""
-        cold = call.gate.cold_start
-        if cold is None or call.client is None:
-            return
-        requested_until = call.side.requested_until(call)
-        until = cold.until(call.endpoints, call.tenant, call.received_s, requested_until, monotonic())
-        if until is not None and until != call.deadline:
-            call.deadline = until
-            call.watch_until(until)
-
-    def end_hold(self, call: Call, now: float) -> bool:
-        """A server is there: from now on the call has the time of its tier. False: it was not held."""
-        scaling = call.gate.pool.scaling
-        if call.client is None or scaling is None or scaling.hold_for(call.tenant.tier.name) is None:
-            return False
-        call.deadline = min(now + call.tenant.tier.give_up_s, call.side.requested_until(call))
-        call.watch_until(call.deadline)
-        return True
-
-    def shorten_hold(self, call: Call, now: float) -> None:
-        """A server is there: the call has the time of its tier from now on, if it was given more to wait for one."""
-        until = now + call.tenant.tier.give_up_s
-        if call.deadline > until:
-            call.deadline = until
-            call.watch_until(until)
 
     # The end ---------------------------------------------------------------------------------------------------
 
@@ -281,7 +228,7 @@ class Lifecycle:
             receiver, call.receiver = call.receiver, None
             receiver.finished(call)
         gate.calls -= 1
-        if (holding := self.holding) is not None:
+        if (holding := call.holding) is not None:
             gate.bytes.release(holding)
             holding.payload = None
             gateway.bodies.ended(holding.units)
@@ -314,7 +261,7 @@ class Lifecycle:
             call.extras.finished(call)
         # From here on it is its own record, and holds nothing that its client or a server has sent.
         call.client = call.head = call.lines = call.grant = call.extras = call.connection = call._body = None
-        self.holding = self.ticket = None
+        call.holding = self.ticket = None
 
     def _release_permit(self, call: Call, now: float, good: bool | None, late: bool) -> float:
         """Release the permit or the slot. Returns what the call is charged, in seconds. See `PoolGate`."""

@@ -1,18 +1,51 @@
-"""The part of an answer that goes on after its head: its framing and its silence."""
+"""The part of an answer that goes on after its head: its framing and its silence.
+
+An answer of server-sent events (`text/event-stream`) that cannot go on reports why in one more event. This is done only
+between two events, that is after a blank line or before the first: within one, whatever is written would become a part
+of it. And only where the end of the answer can be told as well, which takes chunks. Every other answer is cut, which a
+client cannot take for a whole one. Line ends are those of the HTML standard, 9.2.5: LF, CR, CRLF.
+"""
 
 import asyncio
 from time import monotonic
 from typing import Final
 
-from oriel_gateway.call.events import Events, events_of
 from oriel_gateway.call.heads import answer_lines
 from oriel_policies.documents import Tier
 from oriel_wire.h1.chunked import LAST_CHUNK, chunk
 from oriel_wire.h1.response import ResponseHead
 
-__all__ = ["AnswerStream", "begin_stream"]
+__all__ = ["AnswerStream", "Events", "begin_stream", "events_of"]
 
 _COPIED: Final = 64 * 1024  # larger pieces are not copied into a chunk
+_ENDS = 4  # bytes: two line ends
+
+
+class Events:
+    """Tracks whether an answer is between two events."""
+
+    __slots__ = ("_tail",)
+
+    def __init__(self) -> None:
+        self._tail = b"\n\n"  # nothing yet is between two events
+
+    def sent(self, data: bytes) -> None:
+        """Take more of the answer, without the framing of its chunks."""
+        self._tail = data[-_ENDS:] if len(data) >= _ENDS else (self._tail + data)[-_ENDS:]
+
+    @property
+    def between(self) -> bool:
+        """Return whether an event may begin here."""
+        return self._tail.replace(b"\r\n", b"\n").replace(b"\r", b"\n").endswith(b"\n\n")
+
+
+def events_of(head: ResponseHead, data: bytes) -> Events | None:
+    """Return the tracker of a chunked answer that begins with `data`, None unless it is one of plain events."""
+    if not head.events or head.status != 200 or (head.get("content-encoding") or "identity").lower() != "identity":
+        return None
+    events = Events()
+    events.sent(data)
+    return events
 
 
 class AnswerStream:

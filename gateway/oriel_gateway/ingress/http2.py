@@ -8,10 +8,9 @@ from oriel_gateway.call.answers import refusal_body, refusal_bytes
 from oriel_gateway.call.call import GatewayCall
 from oriel_gateway.call.contracts import Call
 from oriel_gateway.call.cors import dressed
-from oriel_gateway.call.events import events_of
 from oriel_gateway.call.heads import answer_lines
 from oriel_gateway.call.kept_open import rest_of
-from oriel_gateway.call.stream import AnswerStream
+from oriel_gateway.call.stream import AnswerStream, events_of
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.http_status import STATUS
 from oriel_gateway.ingress.h2_connection import PublicConnection

@@ -98,7 +98,7 @@ class Charge:
         self.device_class = ""
         self._others: dict[str, int] = {}  # the device time of other classes
 
-    def answered(self, records: Sequence[Record], executes: bool) -> None:
+    def count_answered(self, records: Sequence[Record], executes: bool) -> None:
         """Charge answered calls. executes: whether their target does. A call's share of the time in which its pool was
         busy is the estimate of a device time that its answer does not report.
         """
@@ -130,7 +130,7 @@ class Charge:
         tokens_in, tokens_out = parse_tokens(record.used) or (0, 0)
         return Used(busy_ns, 0, self._classes.get(self._pool, ""), tokens_in, tokens_out)
 
-    def left(self, record: Record, executes: bool) -> None:
+    def count_cut_off(self, record: Record, executes: bool) -> None:
         """Charge a call that its client cut off: by leaving, or by a deadline of its own.
 
         Otherwise a client could have all of an answer but its end, or keep a device at work, and spend nothing. A call
@@ -251,11 +251,11 @@ class Cell:
         if (charge := self.charge) is None or self.target is None:
             return
         if self.answered:
-            charge.answered(records, self.target.executes)
+            charge.count_answered(records, self.target.executes)
             return
         for record in records:
             if record.sent_s:
-                charge.left(record, self.target.executes)
+                charge.count_cut_off(record, self.target.executes)
 
 
 def add_up(batch: Iterable[Record], classes: dict[str, str]) -> list[Cell]:
