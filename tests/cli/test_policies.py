@@ -18,11 +18,11 @@ def test_check_names_every_mistake_on_a_line_of_its_own(tmp_path: Path, capsys: 
     assert main(["policies", "check", str(tmp_path)]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(": ")[:2] for line in lines] == [
-        ["a.toml", "pools.p.endpoint"],
         ["a.toml", "tiers.gold.band"],
+        ["a.toml", "pools.p.endpoint"],
         ["b.ndjson:1", "tenants.t.tier"],
     ]
-    assert "did you mean 'endpoints'?" in lines[0]
+    assert "did you mean 'endpoints'?" in lines[1]
     assert main(["policies", "check", "--json", str(tmp_path)]) == 1
     report = json.loads(capsys.readouterr().out)
     assert not report["good"] and [bad["file"] for bad in report["mistakes"]] == ["a.toml", "a.toml", "b.ndjson:1"]
