@@ -265,6 +265,16 @@ def test_losing_the_ledger_is_not_worth_a_burst() -> None:
     assert sum(line.take(meter) for _ in range(30)) == 5, "a share of the rate is admitted without the ledger"
 
 
+def test_a_call_that_another_bound_refuses_uses_nothing_of_a_quota_without_the_ledger() -> None:
+    world = World(Bound(name="day", counts=Counts.REQUESTS, limit=20, period=Period.DAY))
+    line, meter = world.gateways[0], world.meters[0]
+    line.up = False
+    for _ in range(30):
+        assert meter.acquire(1, world.now) == 0.0
+        meter.undo(1, world.now)
+    assert sum(line.take(meter) for _ in range(30)) == 10, "half of the quota, because there are two gateways"
+
+
 def test_calls_that_are_decided_alone_because_an_answer_was_late_are_counted_in_full() -> None:
     """Units whose answer comes too late count as used; otherwise two gateways on a busy machine admit 1.15 of a
     rate.

@@ -215,6 +215,10 @@ class LeasedQuota(LeasedMeter):
         self.balance -= units
         return 0.0
 
+    def undo(self, units: int, now: float) -> None:
+        self._alone -= min(units, self._alone)
+        super().undo(units, now)
+
     def _lasts(self, now: float) -> bool:
         """Return whether the window of the balance is still the present one; if not, all counts begin anew."""
         if self._ends_s is None or now < self._ends_s:
