@@ -1,4 +1,5 @@
 import gc
+import pickle
 import socket
 import struct
 import weakref
@@ -116,6 +117,19 @@ def test_long_bytes_are_not_copied_into_the_pickle(make: Callable[[bytes], Any])
 @dataclass
 class Ordinary:
     body: bytes
+    made: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.body:
+            raise ValueError("it has no body")
+        self.made += 1
+
+
+def test_a_value_with_a_long_body_arrives_as_it_is_and_is_not_made_anew() -> None:
+    value = Ordinary(bytes(LONG_FROM))
+    packed = pack(value, limit_bytes=1 << 24)
+    assert len(packed.buffers) == 1
+    assert pickle.loads(packed.payload, buffers=packed.buffers) == value
 
 
 def test_more_long_buffers_than_a_frame_may_have_travel_too() -> None:

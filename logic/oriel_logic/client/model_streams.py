@@ -199,6 +199,9 @@ def refused(model: str, stream: GrpcCall) -> LogicError | NotServed:
     code, reason = CODES[stream.code], dict(stream.trailers).get(b"x-oriel-reason")
     if code == "UNAVAILABLE" and reason is None:
         return cut(model)
-    error = error_of(model, STATUS.get(code, 500), stream.text[:300] or "it gave no reason", RETRY_S, STAGE)
+    sentence = stream.text[:300] or "it gave no reason"
+    if code not in STATUS:
+        return ModelFailed(f"model '{model}' failed: {sentence}")
+    error = error_of(model, STATUS[code], sentence, RETRY_S, STAGE)
     is_elsewhere = code == "NOT_FOUND" or (code == "UNAVAILABLE" and (reason or b"").decode("latin-1") in ELSEWHERE)
     return NotServed(error) if is_elsewhere else error

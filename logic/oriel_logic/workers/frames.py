@@ -11,7 +11,8 @@ are views of the frame, whose memory ends with the last of them.
 import pickle
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from copy import copy
+from dataclasses import dataclass, is_dataclass
 from enum import IntEnum
 from itertools import accumulate
 from operator import is_not
@@ -97,12 +98,15 @@ def without_long(value: Any, levels: int = 3) -> Any:
         if levels and any(type(each) is bytes and len(each) >= LONG_FROM for each in value.values()):
             return {name: without_long(each, 0) for name, each in value.items()}
     elif is_dataclass(kind) and type(body := getattr(value, "body", None)) is bytes and len(body) >= LONG_FROM:
-        return OutOfBand(copied, (replace(value, body=b""), without_long(body)))
+        rest = copy(value)  # not made anew: its class may do or refuse something then
+        object.__setattr__(rest, "body", b"")
+        return OutOfBand(with_body, (rest, without_long(body)))
     return value
 
 
-def copied(value: Any, body: bytes) -> Any:
-    return replace(value, body=body)
+def with_body(value: Any, body: bytes) -> Any:
+    object.__setattr__(value, "body", body)
+    return value
 
 
 def pack(value: Any, *, limit_bytes: int) -> Packed:
