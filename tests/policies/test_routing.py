@@ -1,6 +1,8 @@
 """Finding a route: the table says what a walk over all routes says."""
 
+import gc
 from fnmatch import fnmatchcase
+from weakref import ref
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,6 +81,19 @@ def test_the_memory_of_names_is_bounded() -> None:
     for number in range(20_000):
         table.for_model(str(number))
     assert table._found.cache_info().currsize <= 16384
+
+
+def test_a_table_that_is_replaced_needs_no_garbage_collector() -> None:
+    """A gateway keeps what it has at its start out of every collection."""
+    table = RouteTable([route("a")])
+    assert table.for_model("a")
+    gone = ref(table)
+    gc.disable()
+    try:
+        del table
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_documents_end_up_in_the_table() -> None:

@@ -48,7 +48,7 @@ class RouteTable:
     def __init__(self, routes: Iterable[Route]) -> None:
         self._models = _Patterns()
         self._services = _Patterns()
-        self._found = lru_cache(maxsize=_REMEMBERED)(self._find)
+        self._found = lru_cache(maxsize=_REMEMBERED)(_find)  # no method: a table that refers to itself stays in memory
         for order, route in enumerate(routes):
             if route.model is not None:
                 self._models.add(order, route.model, route)
@@ -70,8 +70,9 @@ class RouteTable:
         """The same for a service."""
         return self._found(self._services, name, "")
 
-    def _find(self, patterns: _Patterns, name: str, version: str) -> tuple[Route, ...]:
-        return _until_unconditional([r for r in patterns.fitting(name) if r.version in (None, version)])
+
+def _find(patterns: _Patterns, name: str, version: str) -> tuple[Route, ...]:
+    return _until_unconditional([r for r in patterns.fitting(name) if r.version in (None, version)])
 
 
 def _until_unconditional(routes: Sequence[Route]) -> tuple[Route, ...]:
