@@ -261,7 +261,8 @@ class Lifecycle:
             call.extras.finished(call)
         # From here on it is its own record, and holds nothing that its client or a server has sent.
         call.client = call.head = call.lines = call.grant = call.extras = call.connection = call._body = None
-        call.holding = self.ticket = None
+        call.holding = call.answer = self.ticket = None
+        call.stick = ""
 
     def _release_permit(self, call: Call, now: float, good: bool | None, late: bool) -> float:
         """Release the permit or the slot. Returns what the call is charged, in seconds. See `PoolGate`."""

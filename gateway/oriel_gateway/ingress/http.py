@@ -171,8 +171,8 @@ class ClientConnection(ServerConnection):
         except Refused as refused:
             turn_away(view, refused)
             return
-        finally:  # the connection may be idle for long
-            view.head = None
+        finally:  # the connection may be idle for long, and what is known of a sender has all documents
+            view.head = view.known = view.tenant = view.target = None
         if head.expect_continue and self.call is not None:
             self.continue_body()
 
