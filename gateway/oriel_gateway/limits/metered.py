@@ -170,7 +170,9 @@ class Limiter(ABC):
             # The same as below, but faster, for the most frequent kind of limits.
             meters, counted = account.meters, 0
             for meter in meters:
-                if meter.acquire(1, now) > 0.0:
+                if (wait_s := meter.acquire(1, now)) > 0.0:
+                    if len(meters) == 1:
+                        raise refusal(meter, wait_s, now)
                     break
                 counted += 1
             else:
