@@ -98,7 +98,7 @@ class FakePool:
         )
 
     async def submit(self, job: Job) -> Done:
-        if self.full:
+        if self.full and not job.ticket.admitted:
             raise Saturated("full")
         self.queued.append((job, job.future))
         return await job.future
@@ -195,10 +195,11 @@ async def test_who_expires_before_a_worker_is_there_is_told_and_not_in_the_batch
     assert (await in_time).value == [-2]
 
 
-async def test_a_batch_that_kills_its_worker_is_tried_caller_by_caller() -> None:
+async def test_a_batch_that_kills_its_worker_is_tried_caller_by_caller_also_in_a_full_queue() -> None:
     pool = FakePool()
 
     def run(parts: list[Any]) -> Any:
+        pool.full = True
         if [13] in parts:
             raise WorkerDied("crash")
         return parts

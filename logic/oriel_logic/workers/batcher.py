@@ -256,6 +256,7 @@ class Batcher:
             return None if member.future.done() else [member.work.arguments[0]]
 
         job = self._jobs.batch_job(member.work, only, member.work.call.deadline)
+        job.ticket.admitted = True  # its batch had a place: a full queue refuses no neighbour of a bad caller
         try:
             give([member], await self._jobs.submit(job))
         except LogicError as error:
