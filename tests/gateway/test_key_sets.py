@@ -423,3 +423,8 @@ async def test_a_connection_whose_tokens_nobody_can_check_ends_after_some_bytes(
                 if reply.headers.get("connection") == "close":
                     return
     raise AssertionError("the connection takes any number of them")
+
+
+async def test_the_client_of_key_sets_follows_no_redirect() -> None:
+    async with module._client() as client:
+        assert not client.follow_redirects
