@@ -1,10 +1,11 @@
 """Serves the models of `fakes.py` files in place of inference servers; a file is read again when it was saved."""
 
 import logging
-from collections import ChainMap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from oriel_logic.client.models import ModelSpec
 from oriel_logic.dev.console import shown_path
 from oriel_logic.loading.handlers import one_line
 from oriel_logic.observe.stages import Ledger
@@ -62,10 +63,20 @@ class FakeServers:
 
 
 def together(fakes: Sequence[FakeModels]) -> FakeModels:
-    """Merge several fakes into one; the first one's count."""
-    models, specs = ChainMap(*(each.models for each in fakes)), ChainMap(*(each.specs for each in fakes))
+    """Merge several fakes into one; the first one that has a model counts, with what it says of that model."""
+    if len(fakes) == 1:
+        return fakes[0]  # of a class of its own, maybe
+    models: dict[str, Any] = {}
+    specs: dict[str, ModelSpec] = {}
+    takes_s: dict[str, float] = {}
+    for each in reversed(fakes):
+        for name in each.models:
+            specs.pop(name, None)
+            takes_s.pop(name, None)
+        models |= each.models
+        specs |= each.specs
+        takes_s |= each.takes_s
     clock = next((each.clock for each in fakes if each.clock is not None), None)
-    takes_s = ChainMap(*(each.takes_s for each in fakes))
     return FakeModels(models, specs=list(specs.values()), takes_s=takes_s, clock=clock)
 
 

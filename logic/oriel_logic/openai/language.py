@@ -249,7 +249,7 @@ class Run:
         except Exception as error:
             meant = failed(error)
             if not begun:
-                raise meant from error
+                raise meant from meant.__cause__  # not from itself: only the collector would free that
             # The stream has begun, so the error cannot be a status any more.
             if meant.__cause__ is error:
                 _log.error("request %s: stream failed", self._tools.visit.call.request_id, exc_info=error)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from oriel_logic.dev.fakes import FakeServers
+from oriel_logic.client.models import ModelSpec
+from oriel_logic.dev.fakes import FakeServers, together
 from oriel_logic.observe.stages import Ledger
+from oriel_logic.testing import FakeModels
 from oriel_wire.context import CallContext
 from oriel_wire.errors import StartFailed
 
@@ -67,3 +69,10 @@ async def test_the_fakes_of_several_services_stand_in_together(
     paths[1].write_text(FAKES.replace("any", "b").replace("NUMBER", "34"))
     found = await servers.bind(call(), Ledger(call().trace)).infer("b", {"x": 1})
     assert int(found["y"]) == 34
+
+
+def test_a_model_that_is_faked_twice_is_what_the_first_one_says() -> None:
+    first = FakeModels({"m": {}})
+    second = FakeModels({"m": {}, "n": {}}, specs=[ModelSpec(name=name, inputs={}, outputs={}) for name in "mn"])
+    assert list(together([first, second]).specs) == ["n"]
+    assert together([first]) is first

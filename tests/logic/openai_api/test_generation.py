@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 from oriel_logic.client.models import Outputs
 from oriel_logic.client.tensors import ModelSpec, TensorSpec
 from oriel_logic.errors import HandlerFailed, LogicError, ModelFailed, ParameterWrong, Refused
+from oriel_logic.observe.stages import Ledger
 from oriel_logic.openai.decoder import TokenModel, generate, token_model
 from oriel_logic.openai.detokenize import Vocabulary
+from oriel_logic.openai.language import Run
 from oriel_logic.openai.sampling import Sampling
 from oriel_logic.openai.schema import (
     MAX_MARKS,
@@ -26,6 +29,7 @@ from oriel_logic.openai.schema import (
 )
 from oriel_logic.openai.sequence import Delta
 from oriel_logic.openai.sequence import Sequence as Generated
+from oriel_wire.observe.trace import new_trace
 
 SIZE = 12
 END = 0
@@ -210,3 +214,15 @@ def test_a_body_of_very_many_fields_gets_no_second_try() -> None:
 def test_an_empty_body_is_called_empty() -> None:
     with pytest.raises(ParameterWrong, match="^the body is empty$"):
         parse(b"", ChatRequest)
+
+
+async def test_an_error_before_the_first_event_is_raised_and_is_no_cause_of_itself() -> None:
+    async def broken(*_: Any, **__: Any) -> Outputs:
+        raise ModelFailed("no")
+
+    visit = SimpleNamespace(ledger=Ledger(new_trace(False)), target="toy", tokens=None)
+    tools: Any = SimpleNamespace(visit=visit, models=SimpleNamespace(infer=broken), steps=broken)
+    run = Run(model=token_model(spec()), prompts=[np.array([1])], choices=[[]], tools=tools)
+    with pytest.raises(ModelFailed) as raised:
+        await anext(run.events(SimpleNamespace()))  # type: ignore[arg-type]
+    assert raised.value.__cause__ is None
