@@ -44,4 +44,4 @@ async def document(host: str, port: int, path: str) -> dict[str, Any]:
         raise CommandFailed(f"the gateway wants its admin token: set {TOKEN}")
     if isinstance(answer.document, dict) and (answer.status == 200 or "decisions" in answer.document):
         return answer.document
-    raise CommandFailed(f"what answers on {host}:{port} is not the admin port of a gateway (status {answer.status})")
+    raise CommandFailed(f"{host}:{port} is not the admin port of a gateway (it answered with status {answer.status})")

@@ -271,7 +271,7 @@ def _announce(settings: Settings, ports: _Ports, tenants: int) -> None:
         ports.grpc.port,
     )
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host
-    _log.info("what is served, to read and to try: http%s://%s:%d/docs", "s" * secure, shown, ports.http.port)
+    _log.info("API documentation: http%s://%s:%d/docs", "s" * secure, shown, ports.http.port)
 
 
 def _loops(gateway: Gateway, usage: UsageLedger | None) -> list[Coroutine[Any, Any, None]]:
@@ -308,7 +308,7 @@ async def _internal(settings: Settings, gateway: Gateway) -> HttpServer | None:
     server = await serve_public(gateway, sock)
     server.lame_duck_s = 0.0
     gateway.callers.tickets, gateway.callers.internal = Tickets(settings.ticket_keys), server.memo
-    _log.info("model calls of logic servers on http://%s:%d", settings.internal_host, server.port)
+    _log.info("logic servers can call models at http://%s:%d", settings.internal_host, server.port)
     return server
 
 
@@ -335,7 +335,7 @@ async def _remember_use(ledger: UsageLedger, gateway: Gateway) -> None:
     try:
         lines = await asyncio.to_thread(earlier)
     except OSError as error:
-        _log.error("what tenants used before this start is not counted, because it cannot be read: %s", error)
+        _log.error("usage from before this start is not counted, because it cannot be read: %s", error)
         return
     if isinstance(gateway.limiter, EmbeddedLimiter):  # else Redis has kept what was used and spent
         gateway.spending.restore(lines, now[:10], gateway.limiter.remembered)

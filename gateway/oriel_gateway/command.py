@@ -57,5 +57,5 @@ def _grouped(overrides: list[tuple[str, tuple[str, int]]]) -> dict[str, tuple[tu
 def trace_link(text: str) -> str:
     """Return the link to a trace that the console shows; "" for none. Raises StartFailed."""
     if text and (not text.startswith(("https://", "http://")) or "{trace_id}" not in text or len(text) > 2048):
-        raise StartFailed("ORIEL_TRACE_URL is a link like https://traces.example.com/trace/{trace_id}")
+        raise StartFailed("ORIEL_TRACE_URL must be a link like https://traces.example.com/trace/{trace_id}")
     return text

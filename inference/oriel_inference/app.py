@@ -92,7 +92,7 @@ def _report(settings: Settings, unit: Unit) -> None:
     ]
     _log.info(ports_table(open_ports), extra=PLAIN)
     if settings.without_effect:
-        _log.warning("accepted without effect: %s", "; ".join(settings.without_effect))
+        _log.warning("these settings have no effect: %s", "; ".join(settings.without_effect))
     ready, why = unit.surface.readiness()
     _log.info(
         "%s: HTTP %d, gRPC %d, metrics %d, %d model version(s) serve",

@@ -88,8 +88,8 @@ _ROWS = [
     *_refused("ports are not shared between servers", "--reuse-http-port", "--reuse-grpc-port", silent=_OFF),
     *_refused(_RESOURCES, "--rate-limit", silent=frozenset({"off"})),
     *_refused(_RESOURCES, "--rate-limit-resource"),
-    *_refused("a load is not judged by free GPU memory", "--model-load-gpu-limit"),
-    *_refused("models have one namespace", "--model-namespacing", silent=_OFF),
+    *_refused("free GPU memory is not checked before a model is loaded", "--model-load-gpu-limit"),
+    *_refused("model names are unique across repositories", "--model-namespacing", silent=_OFF),
     *_refused("configurations are read from config.pbtxt only", "--model-config-name"),
     *_refused(
         "latencies are counters and histograms, there are no summaries",

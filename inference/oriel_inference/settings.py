@@ -53,7 +53,9 @@ def _level(text: str) -> int:
 def _device_class(text: str) -> tuple[str, str]:
     device, given, name = text.partition("=")
     if not given or not _DEVICE.fullmatch(device) or not _CLASS.fullmatch(name):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not as host=CLASS or gpu0=CLASS (a-z, 0-9, - and _)")
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r} is not of the form host=CLASS or gpu0=CLASS (a-z, 0-9, - and _)"
+        )
     return device, name
 
 

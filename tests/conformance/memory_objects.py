@@ -73,7 +73,7 @@ class MemoryObjects:
                 await self.held.wait()
             self._check_up()
             if self._stored(key, checksum=False).etag != etag:
-                raise ObjectChanged(f"{key} was written again")
+                raise ObjectChanged(f"{key} was overwritten")
             piece = self.objects[key][position : min(end, position + PIECE_BYTES)]
             if left <= 0:
                 raise StoreUnavailable("the connection broke")

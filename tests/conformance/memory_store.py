@@ -61,7 +61,7 @@ class MemoryStore:
 
     def versions(self, model: str) -> Sequence[int]:
         if not any(_below(name, model) for name in self._files):
-            raise LoadFailed(f"model {model!r} cannot be listed: there is none")
+            raise LoadFailed(f"model {model!r} cannot be listed: it is not in the store")
         return sorted(int(name) for name in self._names(model) if is_version(name) and self._names(f"{model}/{name}"))
 
     def files(self, model: str, version: int) -> Sequence[str]:

@@ -68,7 +68,7 @@ def test_tools_have_at_most_1_mib(size: int, taken: bool) -> None:
         assert judged(body) == "m"
         return
     found = refusal(body)
-    assert (found.outcome, str(found)) == (Outcome.TOO_LARGE, "this key's `tools` have at most 1048576 bytes")
+    assert (found.outcome, str(found)) == (Outcome.TOO_LARGE, "with this key, `tools` may have at most 1048576 bytes")
 
 
 def test_a_path_of_lists_takes_no_body() -> None:
@@ -94,7 +94,7 @@ KIND = "multipart/form-data; boundary=b"
 @pytest.mark.parametrize(("parts", "taken"), [(1, True), (255, True), (256, True), (257, False)])
 def test_a_form_has_at_most_256_parts_which_may_be_empty(parts: int, taken: bool) -> None:
     body = form(*[part("a", "")] * (parts - 1), part("model", "m"))
-    assert (judged(body, "form", KIND) == "m") if taken else "not a plain" in str(refusal(body, "form", KIND))
+    assert (judged(body, "form", KIND) == "m") if taken else "in its simplest form" in str(refusal(body, "form", KIND))
 
 
 @pytest.mark.parametrize(("size", "taken"), [(4095, True), (4096, True), (4097, False)])
@@ -102,7 +102,7 @@ def test_the_head_of_a_part_has_at_most_4096_bytes_with_the_line_before_it(size:
     line = len("\r\n" + part("model", "", "\r\nContent-Type: text/plain"))
     body = form(part("model", "m", f"\r\nContent-Type: {' ' * (size - line)}text/plain"))
     assert body.index("\r\n\r\n") + 4 - len("--b") == size
-    assert (judged(body, "form", KIND) == "m") if taken else "not a plain" in str(refusal(body, "form", KIND))
+    assert (judged(body, "form", KIND) == "m") if taken else "in its simplest form" in str(refusal(body, "form", KIND))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_the_head_of_a_part_has_at_most_4096_bytes_with_the_line_before_it(size:
 )
 def test_a_line_in_the_head_of_a_part_is_whole(more: str, taken: bool) -> None:
     body = form(part("a", "", more), part("model", "m"))
-    assert (judged(body, "form", KIND) == "m") if taken else "not a plain" in str(refusal(body, "form", KIND))
+    assert (judged(body, "form", KIND) == "m") if taken else "in its simplest form" in str(refusal(body, "form", KIND))
 
 
 def test_a_refusal_shows_64_letters_of_a_field_and_128_of_a_model() -> None:
@@ -126,7 +126,7 @@ def test_a_refusal_shows_64_letters_of_a_field_and_128_of_a_model() -> None:
         assert f"'{field[:64]}' may name a model" in str(found)
     sent = head()
     sent.sent_on = lambda: [(field, "m"), ("content-type", "application/json")]
-    with pytest.raises(Refused, match=f"the header field {field[:64]} may"):
+    with pytest.raises(Refused, match=f"header field {field[:64]} may"):
         judge_head(sent, "json")
     unknown = refusal(b'{"model":"%b"}' % (b"n" * 200))
     assert f"no model '{'n' * 128}' here" in str(unknown) and unknown.outcome is Outcome.NOT_FOUND
@@ -234,17 +234,20 @@ GOOD = part("model", "small-1b")
         (form(part("model", "small-1b", '; filename="x"')), "plain text"),
         (form(part("model", "small-1b", "\r\nContent-Transfer-Encoding: base64")), "plain text"),
         (form(part("model", "small-1b", "\r\nContent-Type: text/plain; charset=utf-7")), "plain text"),
-        (form(GOOD, part('mod\\"el', "x")), "not a plain"),
-        (form(GOOD, part("a", "x", '; name="model"')), "not a plain"),
-        (form(GOOD, "Content-Disposition: form-data; name*=utf-8''model\r\n\r\nbig-70b"), "not a plain"),
-        (form(GOOD, part("a", "x", '\r\nContent-Disposition: form-data; name="model"')), "not a plain"),
-        (form(GOOD, 'Content-Disposition: form-data;\r\n name="model"\r\n\r\nbig-70b'), "not a plain"),
-        ('{"model": "big-70b"}\r\n' + form(GOOD), "not a plain"),
-        (form(GOOD) + '{"model": "big-70b"}', "not a plain"),
-        (form(GOOD).removesuffix("--\r\n"), "not a plain"),
-        (form(GOOD, part("a", '\n--b\nContent-Disposition: form-data; name="model"\n\nbig-70b')), "not a plain"),
-        (form(GOOD, part("a", "x")).replace("--b\r\n", "--b \r\n"), "not a plain"),
-        ('{"model": "small-1b"}', "not a plain"),
+        (form(GOOD, part('mod\\"el', "x")), "in its simplest form"),
+        (form(GOOD, part("a", "x", '; name="model"')), "in its simplest form"),
+        (form(GOOD, "Content-Disposition: form-data; name*=utf-8''model\r\n\r\nbig-70b"), "in its simplest form"),
+        (form(GOOD, part("a", "x", '\r\nContent-Disposition: form-data; name="model"')), "in its simplest form"),
+        (form(GOOD, 'Content-Disposition: form-data;\r\n name="model"\r\n\r\nbig-70b'), "in its simplest form"),
+        ('{"model": "big-70b"}\r\n' + form(GOOD), "in its simplest form"),
+        (form(GOOD) + '{"model": "big-70b"}', "in its simplest form"),
+        (form(GOOD).removesuffix("--\r\n"), "in its simplest form"),
+        (
+            form(GOOD, part("a", '\n--b\nContent-Disposition: form-data; name="model"\n\nbig-70b')),
+            "in its simplest form",
+        ),
+        (form(GOOD, part("a", "x")).replace("--b\r\n", "--b \r\n"), "in its simplest form"),
+        ('{"model": "small-1b"}', "in its simplest form"),
     ],
 )
 def test_the_model_that_a_form_names_is_judged(body: str, says: str) -> None:

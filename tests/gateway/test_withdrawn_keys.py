@@ -51,7 +51,7 @@ async def test_a_mistake_in_another_file_does_not_keep_a_dropped_key_alive(
             (tmp_path / "new.toml").unlink()
             await reloader.poll()
             assert await statuses() == (401, 200)
-            assert "what they drop is refused from now on, 1 keys in all: key 'k' of one" in caplog.text
+            assert "all that they no longer name is refused from now on, 1 keys in all: key 'k' of one" in caplog.text
             report = await asked(core, "/policies")
             assert (report["withdrawn_keys"], report["adopted"], len(report["mistakes"])) == (1, 1, 1)
             assert "oriel_gateway_policy_withdrawn_keys 1.0" in await asked_text(core, "/metrics")

@@ -110,7 +110,7 @@ ROWS = [
     ),
     works("version_policy.all", "version_policy { all { } }", lambda v: v.spec.version == 1),
     works("version_policy.specific.versions", "version_policy { specific { versions: 1 } }", lambda v: v.spec.version),
-    refused("version_policy.specific.versions", "version_policy { specific { versions: -1 } }", "not negative"),
+    refused("version_policy.specific.versions", "version_policy { specific { versions: -1 } }", "must not be negative"),
     works("max_batch_size", "", lambda v: v.spec.max_batch_size == 8),
     refused("max_batch_size", "max_batch_size: -1", "must not be negative", alone=True),
     works("default_model_filename", 'default_model_filename: "other.onnx"', lambda v: v.spec.name),
@@ -322,7 +322,7 @@ ROWS = [
     refused(
         "model_metrics.metric_control.histogram_options.buckets",
         f"model_metrics {{ metric_control {{ {FAMILY} histogram_options {{ buckets: [ 2, 1 ] }} }} }}",
-        "must rise",
+        "ascending numbers",
     ),
     refused(
         "model_metrics.metric_control.histogram_options.buckets",

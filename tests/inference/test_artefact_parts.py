@@ -281,7 +281,7 @@ def refused(root: Path, config: str) -> str:
         ({"oriel.compile.tolerance": "absolute=1"}, "parameters['oriel.compile.tolerance']: needs parameters"),
         (
             {"oriel.compile": "onnxruntime-graph", "oriel.compile.tolerance": "1e-3"},
-            "parameters['oriel.compile.tolerance']: must be as absolute=1e-5,relative=1e-3",
+            "parameters['oriel.compile.tolerance']: must be of the form absolute=1e-5,relative=1e-3",
         ),
     ],
 )

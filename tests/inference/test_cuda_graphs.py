@@ -109,7 +109,7 @@ def only_index_zero() -> Any:
     ("model", "shapes", "reason"),
     [
         (models.echo(), {"text": (1, 1)}, "tensor 'text' is BYTES, which a graph cannot hold"),
-        (nonzero(), {"x": (2, 4)}, "for x [2, 4]: its answer is not that of a run without it: output 'y'"),
+        (nonzero(), {"x": (2, 4)}, "for x [2, 4]: its outputs differ from those of a run without it: output 'y'"),
         (only_index_zero(), {"x": (2,)}, "no CUDA graph for x [2]: "),
     ],
 )
@@ -139,7 +139,9 @@ def test_a_graph_that_answers_otherwise_never_serves(tmp_path: Path, machine: Ma
     runtime.on_host, runtime.shows_memory = ("b",) if fault == "stale" else (), False
     runtime.broken_graph = 1 if fault == "wrong" else 0
     session = GraphSession(runtime, "test")
-    with pytest.raises(LoadFailed, match="its answer is not that of a run without it: output 'sum' differs in") as kept:
+    with pytest.raises(
+        LoadFailed, match="its outputs differ from those of a run without it: output 'sum' differs in"
+    ) as kept:
         session.capture([{"a": (2, 3), "b": (2, 3)}])
     session.close()
     assert kept.value.reason and machine.alive == 0, "the error that is kept keeps no memory of the GPU"
@@ -364,7 +366,7 @@ def test_each_instance_on_a_gpu_captures_its_graphs(tmp_path: Path, asked: str) 
 def test_on_the_cpu_graphs_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     version, backend = loaded(tmp_path, BY_FIELD + group("kind: KIND_CPU"))
     assert isinstance(version, LoadedVersion) and backend.sessions[0].captured == []
-    assert caplog.text.count("optimization.cuda has no effect here") == 1
+    assert caplog.text.count("optimization.cuda has no effect, because no instance runs on a GPU") == 1
 
 
 @pytest.mark.parametrize(

@@ -307,7 +307,7 @@ def test_what_the_store_has_no_more_leaves_its_pieces(objects: MemoryObjects, tm
         objects.remove("repo/m")
         store.models()
         assert not list((tmp_path / "models").iterdir()) and not list((tmp_path / "shared").iterdir())
-        with pytest.raises(LoadFailed, match="there is none"):
+        with pytest.raises(LoadFailed, match="is not in the store"):
             store.versions("m")
 
 

@@ -22,7 +22,9 @@ def test_names_of_cloud_providers_become_compute_capabilities(text: str, expecte
 
 @pytest.mark.parametrize("text", ["", "l4,", "nvidia", "8", "tpu-v5e", "l4;a100"])
 def test_an_unknown_name_is_named_with_those_that_are_known(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a known device: use cpu, a compute capability as 8.9, or one of p100"):
+    with pytest.raises(
+        ValueError, match="is not a known device: use cpu, a compute capability such as 8.9, or one of p100"
+    ):
         parse_targets(text)
 
 

@@ -136,7 +136,7 @@ def test_a_tolerance_that_was_written_is_read_again(absolute: float, relative: f
     "text", ["", "1e-3", "absolute=", "absolute=nan", "absolute=-1", "absolute=1,absolute=2", "x=1"]
 )
 def test_other_text_is_no_tolerance(text: str) -> None:
-    with pytest.raises(ValueError, match="must be as"):
+    with pytest.raises(ValueError, match="must be of the form"):
         parse_tolerance(text)
 
 

@@ -166,9 +166,9 @@ def test_a_route_has_the_defaults_of_the_rule() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ('pool = "stable"\nrollback = { canary = "stable" }\n', "two different ones"),
+        ('pool = "stable"\nrollback = { canary = "stable" }\n', "exactly two different sides"),
         (SPLIT.replace("]", ', { pool = "stable", version = "2", weight = 1 }]') + 'rollback = { canary = "stable" }\n',
-         "two different ones"),
+         "exactly two different sides"),
         (SPLIT + 'rollback = { canary = "canary" }\n', "neither of the sides, stable and canary@8"),
         (SPLIT + 'rollback = { canary = "canary@8", min_calls = 19 }\n', "min_calls"),
         (SPLIT + 'rollback = { canary = "canary@8", margin = 1.0 }\n', "margin"),

@@ -210,7 +210,11 @@ models = ["large-*"]
     snapshot = compile_documents(files)
     for tenant, asked, why in (
         ("all", {"model": "large-7b"}, ""),
-        ("all", {"model": "large-7b", "version": "2"}, "; not for this call: it names a version"),
+        (
+            "all",
+            {"model": "large-7b", "version": "2"},
+            "; not for this call: the call names a version of its own model",
+        ),
         ("some", {"model": "large-7b"}, "; not for this call: the tenant may not use it"),
     ):
         key = ApiKey(tenant=snapshot.tenants[tenant], expires_at=None)
@@ -220,7 +224,10 @@ models = ["large-*"]
         assert order[1:] == ["1. pool other", f"2. pool small with the model 'small-1b'{why}"]
         assert [step.says.partition(":")[0] for step in steps if step.stage == "pool"] == ["large", "other", "small"]
     key = ApiKey(tenant=snapshot.tenants["all"], expires_at=None)
-    for service, why in (("chat.completions", ""), ("mine", "; not for this call: its body is not read for a model")):
+    for service, why in (
+        ("chat.completions", ""),
+        ("mine", "; not for this call: the gateway cannot change the model in calls of this service"),
+    ):
         steps = explain(snapshot, key, ExplainedCall(service=service), now=NOW, documents=files)
         order = [step.says for step in steps if step.stage == "fallback"]
         assert order[1:] == [f"1. pool small with the model 'meta/small'{why}"]

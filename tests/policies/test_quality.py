@@ -108,7 +108,7 @@ def test_a_reference_is_read_as_it_was_written() -> None:
     ("tensor", "why"),
     [
         ({"rows": 499}, "fewer than 500 rows"),
-        ({"shares": [0.2, 0.8]}, "one share more than edges"),
+        ({"shares": [0.2, 0.8]}, "exactly one more share than edges"),
         ({"edges": [1.0, 1.0]}, "do not ascend"),
         ({"shares": [0.2, -0.3, 1.1]}, "not positive"),
         ({"shares": [0.0, 0.0, 0.0]}, "not positive"),

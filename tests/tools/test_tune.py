@@ -108,7 +108,7 @@ async def test_an_artefact_that_is_still_built_when_the_time_is_over_is_not_wait
             return json.dumps([{"name": "m", "artefact": {"state": "building", "reason": ""}}]).encode()
 
     why = await Building(1, 2, "m").load("", within_s=0.0)
-    assert why == "it was not ready after 0 s: oriel engines build makes it beforehand"
+    assert why == "it was not ready after 0 s: build it beforehand with 'oriel engines build'"
 
 
 @pytest.mark.parametrize(

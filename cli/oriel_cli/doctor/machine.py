@@ -64,9 +64,13 @@ def files() -> Iterator[Finding]:
     """Check how many files, and thereby connections, a process may have open."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < ENOUGH_FILES:
-        yield warn("open files", f"a process may have {hard}", f"ulimit -Hn {ENOUGH_FILES} or more, or LimitNOFILE=")
+        yield warn(
+            "open files",
+            f"a process may open only {hard}",
+            f"raise it: ulimit -Hn {ENOUGH_FILES} or more, or LimitNOFILE=",
+        )
     else:
-        yield good("open files", "as many as are needed" if hard < 0 else f"a process may have {hard}")
+        yield good("open files", "as many as are needed" if hard < 0 else f"a process may open {hard}")
 
 
 async def ports(host: str = LOOPBACK, default: dict[str, dict[str, int]] = PORTS) -> list[Finding]:
@@ -129,14 +133,14 @@ def _name(process: Path) -> str:
 def clock(others: dict[str, float], skew_s: float) -> Iterator[Finding]:
     """Compare clocks. others: name -> seconds it is ahead of ours. skew_s: a larger difference is a fault."""
     far = {name: ahead for name, ahead in others.items() if abs(ahead) > skew_s}
-    fix = "let it be set over the network (chrony, systemd-timesyncd): tokens are judged by it, 60 s are allowed"
+    fix = "synchronise it over the network (chrony, systemd-timesyncd): tokens expire by it, with 60 s of tolerance"
     if time() < EARLIEST_S:
         yield fail("clock", "this machine's clock is years behind", fix)
     elif far:
         named = ", ".join(f"{name} is {ahead:+.0f} s" for name, ahead in sorted(far.items()))
         yield fail("clock", f"clocks differ from this machine's: {named}", fix)
     elif _unsynchronised():
-        yield warn("clock", "the kernel says that nobody keeps this clock right", fix)
+        yield warn("clock", "the kernel reports that this clock is not synchronised", fix)
     else:
         known = ", ".join(sorted(others))
         yield good("clock", f"agrees with {known}" if known else "no server was there to compare it with")
@@ -163,7 +167,7 @@ def certificates(chain: Path | None, key: Path | None) -> Iterator[Finding]:
     try:
         found = x509.load_pem_x509_certificates(Certificates(chain, key).pem[0])
     except (StartFailed, ValueError) as error:
-        yield fail("certificate", str(error), "put a chain and its key, both PEM, into these files")
+        yield fail("certificate", str(error), "put a certificate chain and its key, both as PEM, into these files")
         return
     for each in found:
         name = each.subject.rfc4514_string()[:100] or "a certificate without a name"

@@ -63,16 +63,16 @@ def keys(snapshot: Snapshot, own: str) -> Iterator[Finding]:
         if named:
             yield warn("keys", f"{len(named)} keys {state}: {', '.join(sorted(named)[:MAX_NAMED])}", fix)
     if DEMO_KEYS & snapshot.keys.keys():
-        yield warn("keys", "the demo's keys are among them, and known to everybody", "'oriel keys new' makes others")
+        yield warn("keys", "the demo's published keys are accepted", "replace them: 'oriel keys new' makes others")
     with_key = {key.tenant.name for key in snapshot.keys.values()}
     without = sorted(set(snapshot.tenants) - with_key) if not snapshot.issuers else []
     if without:
         named_tenants = ", ".join(without[:MAX_NAMED])
-        yield warn("keys", f"{len(without)} tenants have none: {named_tenants}", "'oriel keys new --tenant NAME'")
+        yield warn("keys", f"{len(without)} tenants have no key: {named_tenants}", "'oriel keys new --tenant NAME'")
     if own:
         key = snapshot.keys.get(hashlib.sha256(own.encode("utf-8", "surrogateescape")).digest())
         if key is None:
-            yield fail("keys", "the key in ORIEL_KEY belongs to nobody", "'oriel keys new' makes one")
+            yield fail("keys", "the key in ORIEL_KEY belongs to no tenant", "'oriel keys new' makes one")
         elif key.expires_at is not None and key.expires_at <= now:
             yield fail("keys", "the key in ORIEL_KEY has expired", "'oriel keys new' makes another")
         else:

@@ -143,7 +143,9 @@ def _load(client: httpx.Client, args: argparse.Namespace) -> None:
     for text in args.files:
         match = _FILE.match(text)
         if match is None:
-            raise CommandFailed(f"--file {text[:100]!r}: the form is VERSION/PATH=LOCAL, as 1/model.onnx=./model.onnx")
+            raise CommandFailed(
+                f"--file {text[:100]!r}: the form is VERSION/PATH=LOCAL, such as 1/model.onnx=./model.onnx"
+            )
         parameters[f"file:{match[1]}"] = base64.b64encode(_read(Path(match[2]))).decode("ascii")
     if args.files and args.config is None:
         raise CommandFailed("--file needs --config: the server takes files only together with a configuration")

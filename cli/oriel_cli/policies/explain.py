@@ -112,7 +112,7 @@ def _credential(given: str | None) -> str:
         given = os.environ.get(KEY_VARIABLE)
     if not given or not given.strip():
         raise CommandFailed(
-            f"whose call? Pass --key KEY, --key - (from standard input), --tenant T or set ${KEY_VARIABLE}"
+            f"the caller is missing: pass --key KEY, --key - (from standard input), --tenant T or set ${KEY_VARIABLE}"
         )
     return given.strip()
 

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     namesakes = 0
     if args.write is not None:
         if not args.tenant:
-            raise CommandFailed("--write needs --tenant NAME: whose key is it?")
+            raise CommandFailed("--write needs --tenant NAME, the tenant that gets the key")
         # Before the key is shown: what was shown has to work.
         namesakes = add_key(args.write, args.tenant, table)
     print(f"key (shown once, give it to the tenant):\n  {key}\n")
@@ -68,7 +68,9 @@ def expiry(text: str, now: datetime) -> datetime:
             return (now + timedelta(**{_UNITS[match[2]]: int(match[1])})).replace(microsecond=0)
         moment = datetime.fromisoformat(text)
     except (ValueError, OverflowError) as error:
-        raise CommandFailed(f"--expires {text[:40]!r} is neither like 90d nor a date like 2027-01-31") from error
+        raise CommandFailed(
+            f"--expires {text[:40]!r} is neither a duration such as 90d nor a date such as 2027-01-31"
+        ) from error
     moment = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC).replace(microsecond=0)
     if moment <= now:
         raise CommandFailed("--expires is in the past")

@@ -62,7 +62,7 @@ async def snapshots(base: str) -> AsyncGenerator[dict[str, Any], None]:
             if answer.status_code == 401:
                 raise CommandFailed(f"the gateway asks for its admin token: put it into {TOKEN}")
             if answer.status_code == 503:
-                raise CommandFailed("the gateway has as many viewers as it may: close one of them")
+                raise CommandFailed("the gateway serves as many console viewers as it may: close one of them")
             if answer.status_code != 200:
                 raise CommandFailed(f"there is no console at {base}: it answered {answer.status_code}")
             kept = ""

@@ -93,6 +93,6 @@ async def fetch(base: str, request_id: str) -> dict[str, Any]:
                 return answer.document
         elif late:
             raise CommandFailed(
-                "no trace with this request id: it is the x-request-id of a sampled answer, the last 500 are kept"
+                "there is no trace with this request id: pass the x-request-id of one of the last 500 sampled answers"
             )
         await asyncio.sleep(POLL_S)

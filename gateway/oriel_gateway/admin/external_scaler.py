@@ -202,11 +202,11 @@ class ScalerCall(PortCall):
             reader.feed(data)
             while (message := reader.next()) is not None:
                 if reader.compressed:
-                    raise BadMessage("a message is compressed, though none may be")
+                    raise BadMessage("a message is compressed: send messages without compression")
                 self._messages.append(bytes(message))
             if end or len(self._messages) > 1:
                 if len(self._messages) != 1 or not reader.empty:
-                    raise BadMessage("the method takes one message")
+                    raise BadMessage("the method takes exactly one message")
                 self._run(self._messages.pop())
         except TooLarge as refusal:
             self.refuse(RESOURCE_EXHAUSTED, refusal.message)
@@ -224,7 +224,7 @@ class ScalerCall(PortCall):
             self.refuse(INVALID_ARGUMENT, "the message is none of KEDA's external scaler protocol")
         except Exception:
             # An unexpected error in one call must not affect others.
-            _log.exception("a call of the scaler failed unexpectedly")
+            _log.exception("a call to the external scaler's port failed unexpectedly")
             self.refuse(INTERNAL, "the gateway failed on this call")
         else:
             if answer is not None:

@@ -131,7 +131,10 @@ class Reloader:
             for each in mistakes[:_LOGGED_MISTAKES]:
                 _log.error("the policies on disk are not usable, the old ones stay in force: %s", each)
             if len(mistakes) > _LOGGED_MISTAKES:
-                _log.error("and %d more mistakes: `oriel policies check` names them", len(mistakes) - _LOGGED_MISTAKES)
+                _log.error(
+                    "the policies on disk have %d more mistakes: `oriel policies check` lists them",
+                    len(mistakes) - _LOGGED_MISTAKES,
+                )
             if isinstance(bad, BadFolder):
                 self._withdraw(bad)
             return
@@ -150,7 +153,8 @@ class Reloader:
             _log.warning("keys, tenants or issuers that had been removed are back and accepted")
             return
         _log.warning(
-            "the policies on disk have mistakes, but what they drop is refused from now on, %d keys in all: %s",
+            "the policies on disk have mistakes, so the old ones stay in force, but all that they no longer name is "
+            "refused from now on, %d keys in all: %s",
             bad.keys,
             ", ".join(bad.withdrawn),
         )

@@ -201,7 +201,7 @@ class GatewayCall(Call):
         """Put the body on the pool's byte budget; False: there are not enough bytes, and the call is refused."""
         if self.reserve_bytes():
             return True
-        self.refuse_full("too many bytes wait for this pool")
+        self.refuse_full("too many bytes of requests are waiting for this pool")
         return False
 
     def admitted(self) -> None:

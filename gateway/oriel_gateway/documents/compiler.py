@@ -70,7 +70,9 @@ class FolderCompiler:
         try:
             out = _unnamed_file()
         except OSError as error:
-            raise BadDocument(folder.name, "", f"there is no place to compile to: {error.strerror}") from error
+            raise BadDocument(
+                folder.name, "", f"a temporary file for the compiled policies cannot be made: {error.strerror}"
+            ) from error
         try:
             try:
                 mistakes = await self._fill(out)

@@ -186,7 +186,9 @@ class Mirror:
                 if fetched is not None and fetched[0] == listed:
                     break
             if fetched is None:
-                raise StoreFailed(f"{self.state.url} does not hold still: its documents change while they are read")
+                raise StoreFailed(
+                    f"{self.state.url} cannot be read consistently: its documents keep changing meanwhile"
+                )
             # After so many rounds a set that still changes is used: a revoked key must not stay valid for it.
             # Before the swap: a cancellation during it must not remove the folder that is linked by then.
             whole, fetched = fetched, None
@@ -264,7 +266,7 @@ def _touch(path: Path, now: float) -> None:
         path.touch(mode=0o600)
         os.utime(path, (now, now))
     except OSError as error:
-        _log.warning("the time of the last confirmation cannot be saved: %s", error.strerror)
+        _log.warning("the time of the last successful policy sync cannot be saved: %s", error.strerror)
 
 
 def _home(location: Location, state: Path | None) -> tuple[Path, int | None]:
@@ -275,7 +277,7 @@ def _home(location: Location, state: Path | None) -> tuple[Path, int | None]:
             home.mkdir(parents=True, exist_ok=True, mode=0o700)
             about = home.lstat()
             if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
-                _log.warning("others may write the folder of this gateway's copy of the policies: none is kept")
+                _log.warning("no copy of the policies is kept for the next start: other users can write to its folder")
             else:
                 lock = os.open(home / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
                 try:
@@ -283,7 +285,7 @@ def _home(location: Location, state: Path | None) -> tuple[Path, int | None]:
                     return home, lock
                 except OSError:
                     os.close(lock)
-                    _log.warning("another gateway keeps its copy of these policies there: this one keeps none")
+                    _log.warning("no copy of the policies is kept for the next start: another gateway uses its folder")
         except OSError as error:
-            _log.warning("no copy of the policies is kept over a restart: %s", error.strerror)
+            _log.warning("no copy of the policies is kept for the next start: %s", error.strerror)
     return Path(tempfile.mkdtemp(prefix="oriel-policies-")), None

@@ -39,7 +39,7 @@ def identify(credentials: Sequence[tuple[str, str]], snapshot: Snapshot, verify:
     if name == "authorization":
         scheme, _, value = value.partition(" ")
         if value and scheme.lower().startswith("oriel-"):
-            raise unauthenticated("calls for another tenant are taken on the gateway's internal port only, by a ticket")
+            raise unauthenticated("a call on behalf of another tenant needs a ticket and the gateway's internal port")
         if scheme.lower() != "bearer":
             raise unauthenticated("the Authorization header has to be `Bearer KEY`")
         value = value.strip()

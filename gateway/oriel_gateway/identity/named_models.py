@@ -62,19 +62,23 @@ def judge_head(head: RequestHead, form: str) -> None:
     sent = head.sent_on()
     for name, value in sent:
         if "model" in name:
-            raise _refused(f"the header field {name[:64]} may name a model: this key's are named in the body only")
+            raise _refused(
+                f"header field {name[:64]} may name a model: with this key, a model is named in the body only"
+            )
         if name == "content-encoding" and value.strip().lower() not in ("", "identity"):
-            raise Refused(Outcome.ENCODING_UNSUPPORTED, "send the body without a content encoding: its model is read")
+            raise Refused(
+                Outcome.ENCODING_UNSUPPORTED, "send the body without a content encoding: the model is read from it"
+            )
     if form in ("list", "entry"):
         if head.content_length or head.chunked:
             raise _refused("this path takes no body")
         return
     if "model" in head.query.lower() or "%" in head.query:
-        raise _refused("the query may name a model: this key's are named in the body only")
+        raise _refused("the query may name a model: with this key, a model is named in the body only")
     kinds = [value for name, value in sent if name == "content-type"]
     if form == "json":
         if len(kinds) != 1 or _JSON_TYPE.match(kinds[0]) is None:
-            raise Refused(Outcome.ENCODING_UNSUPPORTED, "send the body as application/json: its model is read")
+            raise Refused(Outcome.ENCODING_UNSUPPORTED, "send the body as application/json: the model is read from it")
         if (head.content_length or 0) > JUDGED_BYTES:
             raise _too_large()
     elif len(kinds) != 1 or _FORM_TYPE.match(kinds[0]) is None:
@@ -218,11 +222,11 @@ def _check_names(text: bytes, objects: list[dict[str, msgspec.Raw]]) -> None:
     if long or any(map("\n".join(names).casefold().__contains__, _NAMES_MODELS)):
         named = long or [name for name in names if any(map(name.casefold().__contains__, _NAMES_MODELS))]
         name = next(iter(named), "")
-        raise _refused(f"the field {name[:64]!r} may name a model: this key names one, in `model`")
+        raise _refused(f"the field {name[:64]!r} may name a model: with this key, only `model` names it")
     # Each key `model` is an object's own or lies within one of its values; a decoder keeps the last of equal keys.
     own, values = sum(["model" in each for each in objects]), [raw for each in objects for raw in each.values()]
     if len(_KEY.findall(text)) != own + len(_KEY.findall(b",".join(values))):
-        raise _refused("the field `model` is there more than once")
+        raise _refused("the field `model` is given more than once")
 
 
 def _plain(data: bytes) -> bytes:
@@ -252,7 +256,7 @@ def _check_depth(plain: bytes) -> None:
 def _judge_tools(raw: msgspec.Raw, tenant: Tenant) -> None:
     """Check tools that run on a model of their own (`image_generation`) and name it."""
     if len(data := bytes(raw)) > TOOLS_BYTES:
-        raise Refused(Outcome.TOO_LARGE, f"this key's `tools` have at most {TOOLS_BYTES} bytes")
+        raise Refused(Outcome.TOO_LARGE, f"with this key, `tools` may have at most {TOOLS_BYTES} bytes")
     try:
         tools, plain = _as_objects(data), _plain(data)
         _check_names(plain, tools if plain is data else _as_objects(plain))
@@ -280,9 +284,9 @@ def _named_in_form(body: bytes, boundary: bytes) -> str | None:
                 raise _refused("the part `model` has to be a plain text")
             named.append(data)
         elif any(map(name.casefold().__contains__, _NAMES_MODELS)):
-            raise _refused(f"the part {name[:64]!r} may name a model: this key names one, in `model`")
+            raise _refused(f"the part {name[:64]!r} may name a model: with this key, only `model` names it")
     if len(named) > 1:
-        raise _refused("the part `model` is there more than once")
+        raise _refused("the part `model` is given more than once")
     return named[0].decode("latin-1") if named else None
 
 
@@ -296,7 +300,7 @@ def _parts(body: bytes, boundary: bytes) -> Iterator[tuple[str, bool, list[str],
     Refused.
     """
     mark = b"--" + boundary
-    wrong = _refused("the body is not a plain multipart/form-data")
+    wrong = _refused("the body is not multipart/form-data in its simplest form")
     if not body.startswith(mark):
         raise wrong
     at, marks = len(mark), 1

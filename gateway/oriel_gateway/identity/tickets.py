@@ -71,7 +71,9 @@ class Tickets:
         name, value = credentials[0] if len(credentials) == 1 else ("", "")
         scheme, _, ticket = value.partition(" ")
         if name != "authorization" or scheme != TICKET_SCHEME:
-            raise unauthenticated("this port takes model calls of logic servers, by the ticket of a request")
+            raise unauthenticated(
+                "this port takes only model calls of logic servers: send the ticket of the request that they serve"
+            )
         text, _, signature = ticket.rpartition("/")
         if len(ticket) > _MAX_TICKET or not ticket.isascii():
             raise _invalid()
@@ -82,7 +84,7 @@ class Tickets:
             raise unauthenticated("the ticket has expired: the request that it came with is over")
         tenant, tier = snapshot.tenants.get(tenant_name), snapshot.tiers.get(tier_name)
         if tenant is None or tier is None:
-            raise unauthenticated("there is no such tenant or tier to call for any more")
+            raise unauthenticated("the tenant or tier of the ticket no longer exists")
         served = by_ticket(tenant, tier, snapshot.served)
         return ApiKey(tenant=served, expires_at=int(ends) + _LEEWAY_S, name=request_id, delegated=True)
 

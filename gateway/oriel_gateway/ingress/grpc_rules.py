@@ -93,7 +93,7 @@ def bound_message(size: int, pool: Pool) -> None:
 
 def no_message() -> Refused:
     """Return the refusal of a call that carries something else than one message."""
-    return Refused(Outcome.INVALID_REQUEST, "the call carries no message, or not exactly one")
+    return Refused(Outcome.INVALID_REQUEST, "the call must carry exactly one message")
 
 
 def too_much_metadata() -> Refused:

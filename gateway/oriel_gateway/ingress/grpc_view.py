@@ -145,7 +145,7 @@ class GrpcView(View):
     async def decompress(self, message: bytes) -> bytes:
         """Decompress a message within the bounds of its pool. Raises Refused."""
         if self.rpc.encoding not in (b"gzip", b"deflate"):
-            raise Refused(Outcome.ENCODING_UNSUPPORTED, "messages can be compressed as gzip or deflate")
+            raise Refused(Outcome.ENCODING_UNSUPPORTED, "messages can only be compressed as gzip or deflate")
         return await decompress(self.gateway, self.identify_again(), message)
 
     # The order of judging --------------------------------------------------------------------------------------

@@ -190,7 +190,7 @@ class LedgerClient:
         self._tasks.discard(task)
         self._pump()
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a batch of asks ended in an error", exc_info=error)
+            _log.error("a batch of requests to the limiter's ledger failed", exc_info=error)
 
     async def _send_batch(self, batch: list[tuple[Question, Done]]) -> None:
         """Send one batch and call every `done`."""
@@ -258,8 +258,8 @@ class LedgerClient:
             rest = _rest(present)
             if rest < self.rest:
                 _log.warning(
-                    "gateways that share the limits are silent and may admit %.2f of each alone: %.2f of it is left "
-                    "for those that ask",
+                    "other gateways no longer reach the limiter's ledger and may admit %.2f of each limit by "
+                    "themselves: %.2f of it is left for the gateways that do reach it",
                     present.alone,
                     rest,
                 )
@@ -284,8 +284,8 @@ class LedgerClient:
             if self._named:
                 self._cause, self._named_s = why, now
                 _log.warning(
-                    "the limiter's ledger cannot be used (%s): while that is so, this gateway admits its share, %.2f "
-                    "of every limit, alone",
+                    "the limiter's ledger cannot be used (%s): until it answers again, this gateway admits %.2f of "
+                    "every limit by itself, which is its share",
                     why,
                     _share(self.replicas),
                 )

@@ -155,7 +155,7 @@ class QuotaFile:
         ):
             tenant, bound, period, number, used = row
             if period not in periods or not (isinstance(number, int) and isinstance(used, int) and used >= 0):
-                raise sqlite3.DatabaseError("a row holds what no gateway has written")
+                raise sqlite3.DatabaseError("a row holds a value that no gateway writes")
             self._known[tenant, bound] = (number, used)
         self.budgets = {known for known in self._known if is_budget(known[1])}
 

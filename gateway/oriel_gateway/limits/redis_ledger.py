@@ -245,8 +245,8 @@ class RedisLedger:
         if tenant not in self._named and len(self._named) < _NAMED:
             self._named.add(tenant)
             _log.error(
-                "what Redis keeps of tenant %s was not written by a gateway of this version: each gateway counts it "
-                "alone until the keys %s{%s}* are deleted",
+                "the counters of tenant %s in Redis were not written by a gateway of this version: each gateway limits "
+                "the tenant by itself until the keys %s{%s}* are deleted",
                 tenant,
                 self._prefix,
                 tenant,

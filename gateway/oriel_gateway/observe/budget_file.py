@@ -112,7 +112,7 @@ class BudgetFile:
             for row in map(Row._make, database.execute(_ROWS)):
                 numbers = all(isinstance(each, int) and 0 <= each < 1 << 40 for each in row[3:])
                 if not numbers or not all(isinstance(each, str) for each in row[:3]):
-                    raise sqlite3.DatabaseError("a row holds what no gateway has written")
+                    raise sqlite3.DatabaseError("a row holds a value that no gateway writes")
                 if row.width_s in oldest and now - oldest[row.width_s] <= row.start_s <= now + row.width_s:
                     yield row
 

@@ -41,7 +41,7 @@ class SharedUse:
                 while await self.exchange():
                     pass
             except LedgerLost as error:
-                _log.debug("what tenants used is not exchanged now: %s", error)
+                _log.debug("the tenants' usage cannot be exchanged with the other gateways now: %s", error)
             await asyncio.sleep(EXCHANGE_S)
 
     async def exchange(self) -> bool:

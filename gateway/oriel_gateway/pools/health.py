@@ -331,7 +331,7 @@ class Watch:
                     _log.warning("%s: there is no such name, so the pool is empty", name[0])
                 these.assign(found)
         except DiscoveryFailed as error:
-            _log.warning("the last known addresses stay: %s", error)
+            _log.warning("the last known addresses stay in use: %s", error)
             every_s = min(every_s, 1.0)
         these.looked_up = True
         if not these.usable:

@@ -204,7 +204,11 @@ class PoolGate:
         """Return the refusal of a request for which the budget has no bytes, and count it as demand."""
         if self.demand is not None:
             self.demand.turned_away(tenant.tier.name)
-        return Refused(Outcome.QUEUE_FULL, "too many bytes wait for this pool", retry_after_s=self.retry_after_s())
+        return Refused(
+            Outcome.QUEUE_FULL,
+            "too many bytes of requests are waiting for this pool",
+            retry_after_s=self.retry_after_s(),
+        )
 
     def hold(self, these: EndpointSet[Any], tenant: Tenant, received_s: float, requested_until: float) -> float | None:
         """Judge a call whose body is not here yet, while no endpoint of `these` is usable.
@@ -310,7 +314,7 @@ class PoolGate:
         displaced = admission.queue.push(ticket)
         if displaced is None:
             retry_after_s = admission.retry_after_s()
-            raise Refused(Outcome.QUEUE_FULL, "too much is waiting for this pool", retry_after_s=retry_after_s)
+            raise Refused(Outcome.QUEUE_FULL, "too many calls are waiting for this pool", retry_after_s=retry_after_s)
         demand = self.demand
         if demand is not None:
             demand.queued(tier.name, due)

@@ -225,7 +225,10 @@ class ScaledPools:
                     continue
             except LedgerLost as error:
                 if not self._deaf:
-                    _log.warning("the first call at another gateway is heard of a second late: %s", error)
+                    _log.warning(
+                        "cannot listen to the other gateways: a pool's first call there is noticed up to 1 s late: %s",
+                        error,
+                    )
                 self._deaf = True
             await asyncio.sleep(self.listen_again_s)
 
@@ -261,7 +264,7 @@ class ScaledPools:
             return None
         except UnreadableRecords as error:
             if not self._unreadable:
-                _log.error("replicas are not planned: a gateway of another version counts calls as well: %s", error)
+                _log.error("replicas are not planned while a gateway of another version shares the ledger: %s", error)
             self._unreadable = True
             return None
         self._unreadable = False

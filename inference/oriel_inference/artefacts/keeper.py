@@ -122,7 +122,9 @@ class ArtefactKeeper:
             obtained = await self._obtain(one)
             if obtained is None or one.left or await self._enter(one, *obtained):
                 return
-        raise ArtefactRefused(RefusalKind.NO_SPACE, "the artefact folder does not keep what is written to it")
+        raise ArtefactRefused(
+            RefusalKind.NO_SPACE, "artefacts disappear from the artefact folder as soon as they are written"
+        )
 
     def _prepare(self, one: Followed) -> Refusal | None:
         """Read what the fingerprint and the check need. Returns the refusal that is remembered for it, if that holds.
@@ -174,7 +176,7 @@ class ArtefactKeeper:
 
     async def _discard(self, one: Followed, damaged: ArtefactDamaged) -> None:
         self.counts.count(one, "damaged")
-        _log.warning("%s: an artefact is removed: %s", one.shown, damaged)
+        _log.warning("%s: a damaged artefact is removed: %s", one.shown, damaged)
         await asyncio.to_thread(self._folder.discard, one.life.fingerprint)
 
     async def _build(self, one: Followed) -> Manifest:
@@ -212,11 +214,15 @@ class ArtefactKeeper:
         except GroupStoreFailed as failure:
             self._store_failed(one, failure)
         except OSError as error:
-            _log.warning("%s: its artefact cannot be read to be sent: %s", one.shown, error.strerror)
+            _log.warning(
+                "%s: its artefact is not sent to the artefact store, because it cannot be read: %s",
+                one.shown,
+                error.strerror,
+            )
 
     def _store_failed(self, one: Followed, failure: GroupStoreFailed) -> None:
         self.counts.count(one, "store_failed")
-        _log.warning("%s: the store of artefacts is not used: %s", one.shown, failure)
+        _log.warning("%s: the artefact store could not be used: %s", one.shown, failure)
 
     # Checking and opening it -------------------------------------------------------------------------------------
 
@@ -342,7 +348,7 @@ class ArtefactKeeper:
         try:
             await asyncio.to_thread(keep)
         except OSError as error:
-            _log.warning("%s: the refusal of its artefact cannot be kept: %s", one.shown, error.strerror)
+            _log.warning("%s: cannot save that its artefact was refused: %s", one.shown, error.strerror)
 
     # The folder -------------------------------------------------------------------------------------------------
 
@@ -364,7 +370,9 @@ class ArtefactKeeper:
             return
         self.counts.size_bytes = sum(each.size_bytes for each in stored)
         if gone:
-            _log.info("%d artefact(s) were removed from the folder, as too old or too much", len(gone))
+            _log.info(
+                "%d artefact(s) were removed from the folder: they were too old, or the folder too large", len(gone)
+            )
 
     def _lives(self) -> Iterable[ArtefactLife]:
         return [model.artefact for model in self._catalog.serving() if model.artefact is not None]

@@ -146,7 +146,7 @@ class GraphSession(Session):
             return f"batches of other models on the GPUs did not end within {self._drain_s:g} s, so try again"
         outputs = [(info.name, info.datatype) for info in self.outputs]
         if difference := disagreement(measure_all(outputs, [(found, expected)], _PRECISION)):
-            return f"its answer is not that of a run without it: {difference}"
+            return f"its outputs differ from those of a run without it: {difference}"
         self._graphs[self._key(zeros)] = graph
         return ""
 

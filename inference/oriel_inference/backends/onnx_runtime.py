@@ -178,7 +178,7 @@ class GpuSession(OnnxRuntimeSession):
                 # ONNX Runtime's exceptions have no common base class below Exception.
                 if not self._warned:
                     self._warned = True
-                    _log.warning("a batch runs again with tensors of the host: %s", _plain(error))
+                    _log.warning("a batch failed on GPU tensors and is run again from host memory: %s", _plain(error))
         return self.run({name: on_host(array) for name, array in inputs.items()}, outputs)
 
     def close(self) -> None:

@@ -218,7 +218,10 @@ class ModelCall:
             self._session.inferred(Inferred(self._message.id, result, final), body)
         except FrameError as error:
             _log.warning(
-                "model %s: the answer of %s is lost: %s", self._session.launch.model, self._message.model[:64], error
+                "model %s: the answer of model %s could not be passed to it: %s",
+                self._session.launch.model,
+                self._message.model[:64],
+                error,
             )
             lost = True
             self._session.inferred(Inferred(self._message.id, refusal(_LOST, code_of(BackendFailed(""))), True))

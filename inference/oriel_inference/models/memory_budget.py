@@ -294,7 +294,7 @@ class MemoryBudget:
         """Take a model out of service; its memory is free when it is closed."""
         model = share.name
         self.evictions[model if model in self.evictions or len(self.evictions) < MAX_NAMES else ""] += 1
-        _log.info("model %s is taken out of memory for %s", model, reason)
+        _log.info("model %s is unloaded to free memory for %s", model, reason)
         withdrawn = [model]
         for each in withdrawn:  # grows while it is walked
             withdrawn += [user for user in self._rollout.users(each) if user not in withdrawn]

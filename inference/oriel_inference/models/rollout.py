@@ -463,7 +463,10 @@ def _log_ready(serving: ServingModel) -> None:
     spec, bounds = serving.spec, serving.spec.bounds
     if spec.steps:
         _log.info(
-            "ensemble %s version %s is ready: %s", spec.name, spec.version, ", ".join(s.model for s in spec.steps)
+            "ensemble %s version %s is ready, with the steps %s",
+            spec.name,
+            spec.version,
+            ", ".join(s.model for s in spec.steps),
         )
         return
     _log.info(

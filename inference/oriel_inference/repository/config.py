@@ -76,7 +76,7 @@ def validate(config: pb.ModelConfig, model: str, file: str, files: Sequence[str]
     if config.HasField("dynamic_batching"):
         check_queueing(config.dynamic_batching, config.max_batch_size, refuse)
     if any(version < 0 for version in config.version_policy.specific.versions):
-        raise refuse("version_policy.specific.versions", "versions are not negative")
+        raise refuse("version_policy.specific.versions", "a version must not be negative")
     if is_ensemble(config):
         check_ensemble(config, file)
     return warnings + _without_effect(config)

@@ -305,7 +305,7 @@ def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
         found = with_host_code(found)
     found, wanted = with_compiler(config, file, found, backend.lacks)
     if not check_graphs(config, file, found) and config.optimization.cuda.graphs and config.backend == "onnxruntime":
-        _log.warning("%s: optimization.cuda has no effect here", file)
+        _log.warning("%s: optimization.cuda has no effect, because no instance runs on a GPU", file)
     if note and wanted is not None and wanted.compiler.on_gpu and finds_tensorrt(one.of.find_backend):
         note = ""  # the model runs on the CPU until TensorRT has compiled it
     if note:

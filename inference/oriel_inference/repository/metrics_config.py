@@ -30,7 +30,7 @@ def check_metrics(config: pb.ModelConfig, refuse: Callable[[str, str], ConfigInv
             raise refuse(f"{field}.metric_identifier.family", "is missing")
         buckets = list(control.histogram_options.buckets)
         if len(buckets) > MAX_BUCKETS or not all(map(isfinite, buckets)) or buckets != sorted(set(buckets)):
-            raise refuse(f"{field}.histogram_options.buckets", f"must rise; at most {MAX_BUCKETS} numbers are allowed")
+            raise refuse(f"{field}.histogram_options.buckets", f"must be at most {MAX_BUCKETS} ascending numbers")
 
 
 def other_families(config: pb.ModelConfig) -> dict[str, bool]:

@@ -153,8 +153,6 @@ def with_reference(
             opened.close()
             raise
     except LoadFailed as failure:
-        _log.warning(
-            "%s cannot run what the plan beside it does not take: %s; such requests are refused", shown, failure.reason
-        )
+        _log.warning("%s cannot run the requests that the plan beside it refuses: %s; they fail", shown, failure.reason)
         return
     sessions[:] = [ReferencedSession(session, reference) for session in sessions]

@@ -76,13 +76,13 @@ class OneMessage:
 
     def message(self, data: Body, received_s: float) -> None:
         if self._data is not None:
-            raise NotSupported("the method takes one message")
+            raise NotSupported("the method takes exactly one message")
         self._data = data
 
     def end(self) -> None:
         data, self._data = self._data, None
         if data is None:
-            raise NotSupported("the method takes one message")
+            raise NotSupported("the method takes exactly one message")
         self._call.ends_s = inf
         self._start(self._call, data)
 

@@ -172,7 +172,7 @@ class Cache:
                         f"the model cache ({self._max_bytes} bytes) has no room for {size_bytes} beside what serves or "
                         "is being loaded: give it more --model-cache-bytes"
                     )
-                _log.info("model cache: %s makes room", self._shown(oldest))
+                _log.info("model cache: %s is removed to make room", self._shown(oldest))
                 self._remove(oldest)
             self._reserved[digest] = size_bytes
         folder = self._folder / "partial" / digest

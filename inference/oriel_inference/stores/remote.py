@@ -267,13 +267,13 @@ class RemoteStore:
     def _model(self, model: str) -> ModelFiles:
         files = (self._found or {}).get(model)
         if files is None:
-            raise LoadFailed(f"model {model!r} cannot be listed: there is none")
+            raise LoadFailed(f"model {model!r} cannot be listed: it is not in the store")
         return files
 
     def _version(self, model: str, version: int) -> VersionFiles:
         files = self._model(model).versions.get(version)
         if files is None:
-            raise LoadFailed(f"{model}/{version} cannot be listed: there is none")
+            raise LoadFailed(f"{model}/{version} cannot be listed: it is not in the store")
         return files
 
     # Fetches ------------------------------------------------------------------------------------------------------

@@ -181,7 +181,9 @@ async def open_upload(
         if any(each.name == name for each in parts.found):
             break
         if before_bytes > limit_bytes + OVERHEAD_BYTES:
-            raise InputTooLarge(f"what comes before the file is larger than the {limit_bytes} bytes this service reads")
+            raise InputTooLarge(
+                f"the fields before the file are larger than the {limit_bytes} bytes this service reads"
+            )
     else:
         parts.end()
         raise Refused("the file is missing", field=f"$.{name}")

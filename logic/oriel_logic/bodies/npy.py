@@ -36,7 +36,9 @@ def decode(data: bytes) -> NDArray[Any]:
         raise Refused(f"the array has {len(shape)} dimensions, at most {MAX_DIMENSIONS} are read")
     start = file.tell()
     if math.prod(shape) * dtype.itemsize != len(data) - start:
-        raise Refused(f"the .npy header promises {list(shape)[:8]} values of {dtype}, the body has other bytes")
+        raise Refused(
+            f"the .npy header promises {list(shape)[:8]} values of {dtype}, but the body has another number of bytes"
+        )
     flat: NDArray[Any] = np.frombuffer(data, dtype, offset=start)
     try:
         return flat.reshape(shape, order="F" if fortran else "C")

@@ -250,7 +250,10 @@ class Deployer:
             why, cause = f"there was no answer within {limit_s:g} s", error
         except Exception as error:  # also what a handler raises while its answer is streamed
             if isinstance(error, LogicError) and error.message == NO_TICKET:
-                _log.warning("service '%s': its self-test ends where it calls a model: it has no ticket", release.name)
+                _log.warning(
+                    "service '%s': its self-test stopped at its first model call, because only requests have tickets",
+                    release.name,
+                )
                 return
             why, cause = why_of(error, release.file.path), error
         if why:

@@ -142,7 +142,7 @@ class Updates:
             listing = await asyncio.to_thread(self._read)
         except OSError as error:
             if not self._was_unreadable:
-                _log.error("services: a folder cannot be read (%s); what is served goes on", error.strerror)
+                _log.error("services: a folder cannot be read (%s); the present services stay in use", error.strerror)
             self._was_unreadable = True
             return
         self._was_unreadable = False
@@ -186,7 +186,7 @@ class Updates:
             self._retries.pop(origin, None)
             gone = self._registry.withdraw(origin)
             if gone:
-                _log.info("services: %s is gone and takes no more requests", gone[0].file.label)
+                _log.info("services: %s was removed and takes no more requests", gone[0].file.label)
                 self._count("removed")
             self._retire(gone)
             self.files.pop(origin, None)

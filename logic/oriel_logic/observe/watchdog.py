@@ -118,7 +118,7 @@ class Watchdog:
             return
         self._logged[service] = now
         if not service:  # a busy machine that does not schedule us looks the same
-            _log.info("the event loop stood still for %.0f ms (%s)", seconds * 1000, place)
+            _log.info("the event loop was blocked for %.0f ms (%s)", seconds * 1000, place)
             return
         held = "has been blocking the event loop, and every other request" if still else "held the event loop"
         hint = "do that in a plain `def`, or with `await ctx.run(function, ...)`"

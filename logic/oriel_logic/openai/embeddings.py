@@ -61,7 +61,9 @@ class Embeddings(Served):
         super().__init__(model=model, tokenizer=tokenizer, served_as=served_as, version=version)
         unknown = set(inputs) - set(MADE)
         if unknown or "input_ids" not in inputs:
-            raise ValueError(f"inputs {', '.join(inputs)}: input_ids and what else of the usual names the model takes")
+            raise ValueError(
+                f"inputs has {', '.join(inputs)}: it must have input_ids, and only names of {', '.join(MADE)}"
+            )
         if pooling not in ("mean", "cls", "last"):
             raise ValueError(f"pooling is mean, cls or last, not {pooling!r}")
         self.max_tokens = max_tokens

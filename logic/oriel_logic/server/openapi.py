@@ -93,7 +93,7 @@ def operation(definition: Definition) -> dict[str, Any]:
 def gives(definition: Definition) -> str:
     if definition.is_streamed:
         return "a stream: one value per line or event, the schema is of one; after an error the last one is an Error"
-    return "the answer, of the type that the service declares; tests check that, the server does not"
+    return "the answer, of the type that the service declares; the server does not check the type, tests do"
 
 
 def content(found: Mapping[str, Any]) -> dict[str, Any]:

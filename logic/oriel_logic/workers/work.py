@@ -165,7 +165,7 @@ class JobRunner:
             return self._runner.run(attended())
         except asyncio.CancelledError:
             mailbox.check()
-            raise RuntimeError("the handler was cancelled by itself") from None
+            raise RuntimeError("the handler cancelled its own task") from None
 
 
 def injected(function: Callable[..., Any], given: int) -> tuple[str, ...]:

@@ -75,11 +75,11 @@ def parse_tolerance(text: str) -> Tolerance:
     for part in text.split(","):
         match = _TOLERANCE.fullmatch(part)
         if match is None or not match[2] or match[1] in found:
-            raise ValueError("must be as absolute=1e-5,relative=1e-3")
+            raise ValueError("must be of the form absolute=1e-5,relative=1e-3")
         try:
             found[match[1]] = float(match[2])
         except ValueError as error:
-            raise ValueError("must be as absolute=1e-5,relative=1e-3") from error
+            raise ValueError("must be of the form absolute=1e-5,relative=1e-3") from error
     return Tolerance(**found)
 
 

@@ -58,7 +58,7 @@ def parse_targets(text: str) -> list[Target]:
             found[name] = Target(name, name)
         else:
             raise ValueError(
-                f"{part.strip()[:64]!r} is not a known device: use cpu, a compute capability as 8.9, or one of "
+                f"{part.strip()[:64]!r} is not a known device: use cpu, a compute capability such as 8.9, or one of "
                 f"{', '.join(CAPABILITIES)}"
             )
     if len(found) > MAX_TARGETS:

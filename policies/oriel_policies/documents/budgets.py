@@ -21,7 +21,7 @@ def budget_allowance(
     BadDocument.
     """
     if len(tables) > MOST_BUDGETS:
-        raise BadDocument(file, path, f"at most {MOST_BUDGETS} budgets, and there are {len(tables)}")
+        raise BadDocument(file, path, f"at most {MOST_BUDGETS} budgets are allowed, and there are {len(tables)}")
     budgets: dict[str, Budget] = {}
     for number, table in enumerate(tables):
         found = _budget(file, f"{path}[{number}]", table, currencies)
@@ -47,6 +47,6 @@ def _budget(file: str, path: str, table: BudgetTable, currencies: Collection[str
     most = 10**15 if unit == "tokens" else _MOST
     units = amount * scale_of(unit) if amount.is_finite() and abs(amount) <= most else Decimal(0)
     if units < 1 or units != units.to_integral_value():
-        decimals = "a whole number" if unit == "tokens" else "at most nine decimals"
-        raise BadDocument(file, f"{path}.amount", f"above 0 and at most {most}, with {decimals}")
+        decimals = "a whole number" if unit == "tokens" else "with at most nine decimals"
+        raise BadDocument(file, f"{path}.amount", f"must be above 0 and at most {most}, {decimals}")
     return Budget(unit=unit, amount=int(units), period=Period(table.period), warn=table.warn, stop=table.stop)

@@ -188,9 +188,7 @@ def _pool(file: str, path: str, name: str, pool: object, probes: Mapping[str | N
     if probe and not _PATH.match(probe):
         raise BadDocument(file, f"{path}.probe", 'a probe is a path such as "/v2/health/ready", or "" for none')
     if pool.place_models and not probe:
-        raise BadDocument(
-            file, f"{path}.place_models", "only with `probe`: the servers are asked which models they have"
-        )
+        raise BadDocument(file, f"{path}.place_models", "needs `probe`, because the servers are asked for their models")
     return Pool(
         name=name,
         endpoints=tuple(_address(file, f"{path}.endpoints", text) for text in pool.endpoints),
@@ -224,7 +222,7 @@ def _scaling(file: str, path: str, pool: PoolTable, tiers: set[str]) -> Scaling 
         reason = f"0 <= minimum <= maximum has to hold, and maximum is 1 to {_MOST_REPLICAS}"
         raise BadDocument(file, path, reason)
     if not 0 <= table.spare <= table.maximum:
-        raise BadDocument(file, f"{path}.spare", f"0 to {table.maximum}, the maximum")
+        raise BadDocument(file, f"{path}.spare", f"must be from 0 to {table.maximum}, the maximum")
     _known_tiers(file, f"{path}.weights", table.weights, tiers)
     _known_tiers(file, f"{path}.tier_hold_ms", table.tier_hold_ms, tiers)
     return Scaling(
@@ -250,12 +248,12 @@ def _known_tiers(file: str, path: str, names: Iterable[str], tiers: set[str]) ->
 
 def _schedule(file: str, path: str, table: ScalingTable) -> tuple[Window, ...]:
     if len(table.schedule) > _MOST_WINDOWS:
-        raise BadDocument(file, path, f"at most {_MOST_WINDOWS} windows")
+        raise BadDocument(file, path, f"at most {_MOST_WINDOWS} windows are allowed")
     windows = []
     for number, row in enumerate(table.schedule):
         where = f"{path}[{number}]"
         if not 1 <= row.minimum <= table.maximum:
-            raise BadDocument(file, f"{where}.minimum", f"1 to {table.maximum}, the maximum of the pool")
+            raise BadDocument(file, f"{where}.minimum", f"must be from 1 to {table.maximum}, the maximum of the pool")
         try:
             windows.append(read_window(row.begins, row.ends, row.zone, row.minimum))
         except ValueError as error:
@@ -318,7 +316,7 @@ def _route(
         if not _HEADER.match(header) or len(value) > 256 or not value.isascii() or not value.isprintable():
             raise BadDocument(file, f"{path}.headers", "a condition is a header name and its exact ASCII value")
         if header in _CREDENTIALS:
-            raise BadDocument(file, f"{path}.headers", "a credential says who calls; it cannot choose a route")
+            raise BadDocument(file, f"{path}.headers", "a header with a credential cannot choose a route")
     by = route.split_by
     if by not in ("tenant", "request"):
         by = _header_of(file, f"{path}.split_by", by, 'split_by is "tenant", "request" or "header:NAME"')
@@ -334,9 +332,13 @@ def _route(
     own = [side.pool for side in split] if split else [route.pool or ""]
     fallback = _fallback(file, f"{path}.fallback", route, own, pools, bad_pools)
     if fallback and sticky not in ("", "stream"):
-        raise BadDocument(file, path, "sticky calls stay in one pool, whose servers know them: no fallback")
+        raise BadDocument(
+            file, path, "a sticky route cannot have a fallback: only the servers of its pool know its callers"
+        )
     if fallback and route.deterministic:
-        raise BadDocument(file, path, "answers of another pool are not kept or shared: deterministic or fallback")
+        raise BadDocument(
+            file, path, "deterministic and fallback exclude each other: another pool's answers may differ"
+        )
     return Route(
         name=name,
         pool=route.pool if route.pool is not None else split[0].pool,
@@ -371,7 +373,7 @@ def _fallback(
     file: str, path: str, route: RouteTable, own: list[str], pools: Mapping[str, Pool], bad_pools: set[str]
 ) -> tuple[Fallback, ...]:
     if len(route.fallback) > MOST_POOLS:
-        raise BadDocument(file, path, f"at most {MOST_POOLS} pools, and there are {len(route.fallback)}")
+        raise BadDocument(file, path, f"at most {MOST_POOLS} pools are allowed, and there are {len(route.fallback)}")
     seen = set(own)
     found: list[Fallback] = []
     over_grpc = route.model is not None and any(_speaks_grpc(pools, name) for name in own)
@@ -385,7 +387,9 @@ def _fallback(
             reason = f"pool {name!r} has no grpc_endpoints, and gRPC calls of this route could not go there"
             raise BadDocument(file, path, reason)
         if not model and found and found[-1].model:
-            raise BadDocument(file, path, "pools with another model come last: after one, a call has lost its own")
+            raise BadDocument(
+                file, path, "name pools without `model` first: after another model, calls never return to their own"
+            )
         if model:
             _check_other_model(file, path, route, model)
         found.append(Fallback(pool=name, model=model))
@@ -400,7 +404,7 @@ def _speaks_grpc(pools: Mapping[str, Pool], name: str) -> bool:
 def _check_other_model(file: str, path: str, route: RouteTable, model: str) -> None:
     if route.service is not None and not any(fits(route.service, name) for name in MODEL_IN_JSON):
         services = ", ".join(sorted(MODEL_IN_JSON))
-        raise BadDocument(file, path, f"another model can be named only for models and for the services {services}")
+        raise BadDocument(file, path, f"`model` is allowed only in routes of models and of the services {services}")
     if not (_MODEL if route.model is not None else _MODEL_OF_BODY).match(model):
         raise BadDocument(file, path, f"{model!r} is not the name of one model")
 
@@ -409,15 +413,15 @@ def _split(file: str, path: str, sides: list[SplitTable]) -> tuple[Split, ...]:
     if not sides:
         return ()
     if len(sides) > 64:
-        raise BadDocument(file, f"{path}.split", "at most 64 sides")
+        raise BadDocument(file, f"{path}.split", "a split may have at most 64 sides")
     total = sum(side.weight for side in sides)
     if total <= 0.0:
-        raise BadDocument(file, f"{path}.split", "the weights are all 0")
+        raise BadDocument(file, f"{path}.split", "at least one weight of a split must be above 0")
     edges = accumulate(side.weight / total for side in sides)
     out = []
     for side, until in zip(sides, edges, strict=True):
         if side.pool is None:
-            raise BadDocument(file, f"{path}.split", "every side names its pool")
+            raise BadDocument(file, f"{path}.split", "every side of a split must name its pool")
         out.append(Split(pool=side.pool, version=side.version or "", until=until))
     return tuple(out)
 

@@ -41,13 +41,15 @@ def issuer(
     """
     assert isinstance(table, IssuerTable)
     if any(other.issuer == table.issuer for other in known.values()):
-        raise BadDocument(file, f"{path}.issuer", "another table has this issuer: give that one more audiences")
+        raise BadDocument(file, f"{path}.issuer", "another table has this issuer: add the audiences to that table")
     if not table.audience:
-        raise BadDocument(file, f"{path}.audience", "at least one audience: a token for somebody else is not for us")
+        raise BadDocument(
+            file, f"{path}.audience", "name at least one audience, or tokens for other services would be accepted"
+        )
     wrong = [name for name in table.algorithms if name not in _ALGORITHMS]
     if wrong or not table.algorithms:
         given = ", ".join(map(repr, wrong)) or "none is given"
-        raise BadDocument(file, f"{path}.algorithms", f"{given}: one or more of {', '.join(_ALGORITHMS)}")
+        raise BadDocument(file, f"{path}.algorithms", f"{given}: name one or more of {', '.join(_ALGORITHMS)}")
     if table.above_tenant and table.tier_claim is None:
         raise BadDocument(file, f"{path}.above_tenant", "above_tenant needs a tier_claim, and the issuer has none")
     if table.tenants is None and not alone:
@@ -55,7 +57,7 @@ def issuer(
         raise BadDocument(file, f"{path}.tenants", reason)
     tenants = ["*"] if table.tenants is None else table.tenants
     if not tenants:
-        raise BadDocument(file, f"{path}.tenants", "at least one pattern: an issuer without tenants needs no table")
+        raise BadDocument(file, f"{path}.tenants", "name at least one pattern, or remove the issuer")
     for pattern in tenants:
         check_pattern(file, f"{path}.tenants", pattern)
     if "://" in table.jwks:
@@ -97,7 +99,7 @@ def _check_key_set(file: str, data: bytes) -> None:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadDocument(file, "", f"not a JSON Web Key Set: {error}") from error
     if not 1 <= len(keys) <= MAX_KEYS:
-        raise BadDocument(file, "keys", f"1 to {MAX_KEYS} keys")
+        raise BadDocument(file, "keys", f"a key set must have 1 to {MAX_KEYS} keys")
     for number, key in enumerate(keys):
         if isinstance(key, dict) and _PRIVATE & key.keys():
             raise BadDocument(file, f"keys[{number}]", "this is a secret or private key: only public keys belong here")

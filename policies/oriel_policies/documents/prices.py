@@ -16,9 +16,9 @@ def price(file: str, path: str, name: str, table: object) -> Price:
     """Check one table. Raises BadDocument."""
     assert isinstance(table, PriceTable)
     if not _CLASS.match(table.device_class):
-        raise BadDocument(file, f"{path}.class", "a-z, 0-9, - and _, at most 32 of them")
+        raise BadDocument(file, f"{path}.class", "must be at most 32 characters of a-z, 0-9, - and _")
     if not _CURRENCY.match(table.currency):
-        raise BadDocument(file, f"{path}.currency", "three capital letters of ISO 4217, as EUR")
+        raise BadDocument(file, f"{path}.currency", "must be the three capital letters of ISO 4217, such as EUR")
     return Price(
         name=name,
         device_class=table.device_class,
@@ -39,5 +39,5 @@ def _nano(file: str, path: str, amount: float | str) -> int:
     except InvalidOperation as error:
         raise BadDocument(file, path, f"{str(amount)[:40]!r} is not an amount") from error
     if not nano.is_finite() or not 0 <= nano <= _MOST * NANO or nano != nano.to_integral_value():
-        raise BadDocument(file, path, f"0 to {_MOST} with at most nine decimals")
+        raise BadDocument(file, path, f"must be from 0 to {_MOST} with at most nine decimals")
     return int(nano)

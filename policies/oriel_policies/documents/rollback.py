@@ -13,7 +13,9 @@ def rollback(file: str, path: str, route: RouteTable, split: tuple[Split, ...]) 
         return None
     names = [side.name for side in split]
     if len(split) != 2 or names[0] == names[1]:
-        raise BadDocument(file, path, "a canary is compared with one other side: the split needs two different ones")
+        raise BadDocument(
+            file, path, "a canary is compared with one other side: the split needs exactly two different sides"
+        )
     if found.canary not in names:
         raise BadDocument(file, f"{path}.canary", f"{found.canary!r} is neither of the sides, {' and '.join(names)}")
     if route.shadow is not None and found.compare_percent:

@@ -98,7 +98,9 @@ class Tenants:
             if limit.tier is not None:
                 self._tier(file, f"{path}.limits[{number}].tier", limit.tier)
             if any(other.name == allowance.name for other in allowances):
-                raise BadDocument(file, f"{path}.limits[{number}]", f"{allowance.name} has a limit already: join them")
+                raise BadDocument(
+                    file, f"{path}.limits[{number}]", f"{allowance.name} has a limit already: put both into one"
+                )
             allowances.append(allowance)
         budgets = budget_allowance(file, f"{path}.budgets", tenant.budgets, self._currencies)
         if budgets is not None:
@@ -127,7 +129,11 @@ class Tenants:
         known = self._patterns.get(names)
         if known is None:
             if sum(map(len, names)) > _MAX_PATTERNS:
-                raise BadDocument(file, path, f"at most {_MAX_PATTERNS} characters in all patterns: use *")
+                raise BadDocument(
+                    file,
+                    path,
+                    f"the patterns may have at most {_MAX_PATTERNS} characters together: use * to shorten them",
+                )
             for pattern in names:
                 check_pattern(file, path, pattern, _GRANT)
             known = self._patterns[names] = names
@@ -188,7 +194,7 @@ def _allowance(file: str, path: str, name: str, selector: Selector, table: Limit
             raise BadDocument(file, path, kind.allowed)
         limits.append(Limit(field=kind.field, amount=amount, burst=burst))
     if not limits:
-        raise BadDocument(file, path, "this limit bounds nothing")
+        raise BadDocument(file, path, "this limit sets no bound: add one, or remove the limit")
     return Allowance(name=name, selector=selector, limits=tuple(limits))
 
 

@@ -82,7 +82,7 @@ def _wrong(tensor: TensorReference) -> str:
         shares = (*tensor.classes.values(), tensor.rest)
     else:
         if len(tensor.shares) != len(tensor.edges) + 1 or len(tensor.shares) > BINS:
-            return f"it needs one share more than edges, and at most {BINS}"
+            return f"it needs exactly one more share than edges, and at most {BINS} shares"
         if any(one >= other for one, other in pairwise(tensor.edges)):
             return "its edges do not ascend"
         shares = tensor.shares

@@ -68,5 +68,5 @@ def passed_over(model: str, *, may_use: bool, kind: str, name: str, version: str
     if not may_use:
         return "the tenant may not use it"
     if kind == "service" and name not in MODEL_IN_JSON:
-        return "its body is not read for a model"
-    return "it names a version" if version else ""
+        return "the gateway cannot change the model in calls of this service"
+    return "the call names a version of its own model" if version else ""

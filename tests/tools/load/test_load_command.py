@@ -149,7 +149,10 @@ async def test_ctrl_c_prints_what_there_is(server: Server, tmp_path: Path) -> No
     [
         (("--url", "http://127.0.0.1:1/x", "--rate", "1", "--plot", "absent/p.html"), "no such folder"),
         (("--url", "http://127.0.0.1:1/x", "--rate", "1", "--body", "absent.json"), "absent.json: cannot be read"),
-        (("--url", "http://127.0.0.1:1/v2/models/m", "--rate", "1", "--rows", "1"), "does not say what 'm' takes"),
+        (
+            ("--url", "http://127.0.0.1:1/v2/models/m", "--rate", "1", "--rows", "1"),
+            "does not describe the inputs of 'm'",
+        ),
         (("--url", "http://127.0.0.1:1/x", "--rate", "1", "--rows", "1"), "need a URL of a model"),
         (("--url", "grpc://127.0.0.1:1/x", "--rate", "1"), "neither /v2/models/NAME nor /Service/Method"),
     ],

@@ -53,7 +53,7 @@ def test_the_example_is_a_scenario() -> None:
         (("rate = 10", "rate = -1"), "phase[0].rate"),
         (("rate = 10", "rte = 10"), "rte"),
         (("rate = 10", ""), "either 'rate' or 'rates'"),
-        (("rate = 10", "rates = { bronze = 3 }"), "bronze, which is no stream"),
+        (("rate = 10", "rates = { bronze = 3 }"), "bronze, which is not the name of a stream"),
         (("rate = 10", 'arrivals = "trace"'), "'trace', a file"),
         (('"silver"', '"gold"'), "the same name"),
         (("http://", "https://"), "TLS"),

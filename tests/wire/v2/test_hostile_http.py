@@ -41,7 +41,7 @@ def refusal(body: bytes, header_length: int | None = None, **options: Any) -> st
         ({"shape": [0, 2**62, 2**62]}, "larger than any tensor can be"),
         (
             {"shape": [0, 2**23], "data": []},
-            "shape [0, 8388608] holds nothing, its other dimensions may make up 4194304",
+            "shape [0, 8388608] has no elements; the product of its other dimensions may be 4194304",
         ),
         ({"datatype": "BYTES", "shape": [2**18 + 1]}, "262145 BYTES elements, at most 262144 are accepted"),
         ({"parameters": {f"p{n}": n for n in range(1025)}}, "input 'x': parameters: 1025 are given, at most 1024"),

@@ -149,11 +149,11 @@ async def _described(host: str, port: int, model: str, version: str, fields: lis
     try:
         answer = await client.request("GET", target, fields, deadline=time.monotonic() + ANSWER_WITHIN_S)
     except UpstreamError as error:
-        raise CommandFailed(f"http://{host}:{port} does not say what {model!r} takes: {error}") from error
+        raise CommandFailed(f"http://{host}:{port} does not describe the inputs of {model!r}: {error}") from error
     finally:
         await client.close()
     if answer.status != 200:
-        raise CommandFailed(f"http://{host}:{port}{target} answered {answer.status}: what the model takes is unknown")
+        raise CommandFailed(f"http://{host}:{port}{target} answered {answer.status}, so the model's inputs are unknown")
     return decode_metadata(answer.body)
 
 
@@ -169,7 +169,7 @@ async def _described_grpc(
             raw = await call(metadata_request.SerializeToString(), timeout=ANSWER_WITHIN_S, metadata=fields)
         except grpc.aio.AioRpcError as error:
             raise CommandFailed(
-                f"grpc://{host}:{port} does not say what {model!r} takes: {error.code().name} {error.details()}"
+                f"grpc://{host}:{port} does not describe the inputs of {model!r}: {error.code().name} {error.details()}"
             ) from error
     found = v2_pb2.ModelMetadataResponse.FromString(raw)
     inputs = tuple(

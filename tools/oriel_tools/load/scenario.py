@@ -110,7 +110,9 @@ def checked(scenario: Scenario, folder: Path) -> Scenario:
         phase.name = phase.name or (f"phase {number}" if len(scenario.phase) > 1 else phase.arrivals)
         where = f"phase {phase.name!r}"
         if unknown := set(phase.rates) - set(names):
-            raise CommandFailed(f"{where}: 'rates' names {', '.join(sorted(unknown))}, which is no stream")
+            raise CommandFailed(
+                f"{where}: 'rates' names {', '.join(sorted(unknown))}, which is not the name of a stream"
+            )
         if phase.arrivals == "trace":
             if not phase.trace:
                 raise CommandFailed(f"{where}: trace arrivals need 'trace', a file")

@@ -234,7 +234,7 @@ async def _turn(
     after = await _statistics(client, model)
     counts = _since(before.counts, after.counts, model)
     if failed := watched.others or figures.others or ({} if figures.latencies_s else "none ended"):
-        raise CommandFailed(f"the server did not answer {callers} callers well: {failed}")
+        raise CommandFailed(f"the server failed calls of {callers} concurrent callers: {failed}")
     return _Turn(
         elapsed_s=elapsed_s,
         loop_s=_loop_s(before, after),

@@ -92,7 +92,7 @@ def _batches(name: str, found: Mapping[str, Any], colour: str) -> str:
         for label, executed in rows
     ]
     return (
-        f'<h2>Batches of {escape(name)}</h2><p class="soft">share of the rows that ran in batches of so many rows; '
+        f'<h2>Batches of {escape(name)}</h2><p class="soft">share of all rows by the size of their batch; '
         f"{found['batches']:,} batches of {found['rows'] / found['batches']:.1f} rows on average</p>"
         f'<table class="bars">{"".join(lines)}</table>'
     )

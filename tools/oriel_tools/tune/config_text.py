@@ -136,7 +136,7 @@ def _tokens(text: str) -> Iterator[_Token]:
     while position < len(text):
         found = _TOKEN.match(text, position)
         if found is None:
-            raise Unreadable(f"{text[position]!r} in line {text.count(chr(10), 0, position) + 1} is not read")
+            raise Unreadable(f"{text[position]!r} in line {text.count(chr(10), 0, position) + 1} is not understood")
         if found.lastgroup != "blank":
             yield _Token(found[0], position)
         position = found.end()

@@ -69,7 +69,7 @@ class Machine:
         deadline = monotonic() + within_s
         while (state := artefact_of(await self._models(), self._model)) is None:
             if monotonic() >= deadline:
-                return f"it was not ready after {within_s:.0f} s: oriel engines build makes it beforehand"
+                return f"it was not ready after {within_s:.0f} s: build it beforehand with 'oriel engines build'"
             await asyncio.sleep(POLL_S)
         return state
 

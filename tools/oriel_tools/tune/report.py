@@ -219,7 +219,7 @@ def _beyond(plan: Plan) -> str:
         return ""
     more = [f"{FIELDS[field]} {best.setting.shown(field)}" for field in changes(chosen.setting, best.setting)]
     better, _ = most_lost(best.reached, chosen.reached)
-    return f"not needed for that, but quicker by the simulation: {', '.join(more)} ({better})"
+    return f"not needed for the objectives, but quicker by the simulation: {', '.join(more)} ({better})"
 
 
 def _reaching(document: Mapping[str, Any], most: float) -> list[str]:

@@ -139,7 +139,9 @@ class Subject:
         if config.WhichOneof("scheduling_choice") == "ensemble_scheduling":
             raise StartFailed(f"{self.model} is an ensemble: tune the models of its steps")
         if config.model_transaction_policy.decoupled:
-            raise StartFailed(f"{self.model} is decoupled: its executions last as long as their readers want")
+            raise StartFailed(
+                f"{self.model} is decoupled and cannot be tuned: an execution lasts as long as its caller reads"
+            )
 
 
 def _threads(written: pb.ModelConfig, cores: int) -> int:

@@ -78,7 +78,7 @@ async def measure(
         for setting in wanted:
             without = await machine.load(changed(subject, setting), within_s=ARTEFACT * options.budget_s)
             if without and setting.engine.has_artefact:
-                raise CommandFailed(f"{setting.engine} served when it was calibrated, and does not any more: {without}")
+                raise CommandFailed(f"{setting.engine} served when it was calibrated, but no longer does: {without}")
             part = 1.0 / setting.replicas
             found, objection = await machine.offered(load.scenario(machine.url, turn_s, part=part))
             tallies[setting].append(found)

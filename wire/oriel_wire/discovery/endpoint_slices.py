@@ -329,7 +329,7 @@ class EndpointSlices:
             except (_BadAnswer, DiscoveryFailed) as error:
                 self._failed(str(error))
             except Exception as error:  # without this task the pool would never change again
-                _log.exception("EndpointSlices of %s", self._service)
+                _log.exception("following the EndpointSlices of %s failed unexpectedly", self._service)
                 self._failed(f"{type(error).__name__}: {error}")
             longest_s = min(LONGEST_WAIT_S, self._wait_s * 2.0 ** min(16, max(0, self._failures - 1)))
             await asyncio.sleep(longest_s * (0.5 + 0.5 * random()))
@@ -338,7 +338,7 @@ class EndpointSlices:
         self._failures += 1
         failure = failure[:300]
         if failure != self.failure:
-            stays = "" if self.found is None else "; the last known addresses stay"
+            stays = "" if self.found is None else "; the last known addresses stay in use"
             _log.warning("EndpointSlices of %s: %s%s", self._service, failure, stays)
         self.failure = failure
         self._tell()

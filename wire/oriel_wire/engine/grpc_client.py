@@ -117,7 +117,7 @@ class GrpcCall:
             self._reader.feed(data)
             while (message := self._reader.next()) is not None:
                 if self._reader.compressed:
-                    raise BadMessage("a message is compressed, though none may be")
+                    raise BadMessage("a message of the answer is compressed, although compression was not offered")
                 self._messages.append(bytes(message))
         except BadMessage as error:
             self._stream = None

@@ -76,8 +76,8 @@ def page_refusal(get: Callable[[str], str | None]) -> str:
     host, origin = get("host"), get("origin")
     match = None if host is None else _HOST.match(host)
     if host is not None and (match is None or not is_loopback(match[1])):
-        return "this port serves this machine only, and the Host is no loopback address: use one, such as 127.0.0.1"
+        return "this port serves this machine only: use a loopback address such as 127.0.0.1 as Host"
     own = origin is None or origin in (f"http://{host}", f"https://{host}")
     if not own and get(TIER) is None:
-        return "this port serves this machine only, and no pages of other sites: send the request from a program"
+        return "this port does not serve pages of other sites: send the request from a program on this machine"
     return ""

@@ -95,7 +95,7 @@ class Control(Sender):
             elif int.from_bytes(payload[:4], "big") & MAX_ID == stream_id:
                 self._bad_priority(stream_id, PROTOCOL_ERROR)
         elif kind == PUSH_PROMISE:
-            raise H2Error(PROTOCOL_ERROR, "push is switched off")
+            raise H2Error(PROTOCOL_ERROR, "PUSH_PROMISE came, although push is switched off")
         else:
             self._charge(1)  # an unknown type is ignored
 
@@ -180,7 +180,7 @@ class Control(Sender):
         last_id, code = PAIR.unpack_from(payload)
         last_id &= MAX_ID
         if last_id > self._peer_last_id:
-            raise H2Error(PROTOCOL_ERROR, "the last stream of GOAWAY grows")
+            raise H2Error(PROTOCOL_ERROR, "a GOAWAY names a higher last stream than the one before")
         self._peer_last_id = last_id
         self.peer_leaves = True
         self.on_goaway(last_id, code, payload[8:])
@@ -194,8 +194,10 @@ class Control(Sender):
     def _bad_priority(self, stream_id: int, code: int) -> None:
         stream = self.streams.get(stream_id)
         if stream is None and self._idle(stream_id):
-            raise H2Error(code, "a PRIORITY frame of a wrong size or about itself")  # an idle stream cannot be reset
-        self._stream_error(stream_id, stream, code, "a PRIORITY frame of a wrong size or about itself")
+            raise H2Error(
+                code, "a PRIORITY frame has a wrong size or names its own stream"
+            )  # an idle stream cannot be reset
+        self._stream_error(stream_id, stream, code, "a PRIORITY frame has a wrong size or names its own stream")
 
     def _idle(self, stream_id: int) -> bool:
         """Return whether a stream was never opened. The other side's streams of our parity are never."""

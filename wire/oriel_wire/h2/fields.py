@@ -101,7 +101,7 @@ def check_response(fields: list[Field]) -> int:
         raise BadMessage("an answer begins with :status")
     status = fields[0][1]
     if len(status) != 3 or not status.isdigit() or status[:1] == b"0" or status == b"101":
-        raise BadMessage(":status is not a status of HTTP/2")
+        raise BadMessage(":status is not a three-digit status that HTTP/2 allows")
     return _check_rest(fields, 1)
 
 

@@ -104,7 +104,7 @@ class MessageReader:
             pieces.clear()
             pieces.append(first)
         if first[0] > 1:
-            raise BadMessage("the prefix of a message says neither that it is compressed nor that it is not")
+            raise BadMessage("the compressed flag of a message is neither 0 nor 1")
         size = int.from_bytes(first[1:PREFIX_BYTES], "big")
         if size > self._max_bytes:
             raise TooLarge(f"Received message larger than max ({size} vs. {self._max_bytes})")

@@ -327,7 +327,7 @@ class Sender(H2Hooks):
         if self.paused:
             self._replies += 1
             if self._replies > self.limits.max_unread_replies:
-                raise H2Error(ENHANCE_YOUR_CALM, "replies are not read")
+                raise H2Error(ENHANCE_YOUR_CALM, "the peer does not read the replies to its frames")
         self._queue(data)
 
     def _split(self, stream_id: int, block: bytes, end: bool) -> bytes:

@@ -127,7 +127,7 @@ class ObstoreClient:
         try:
             result = await self._store.get_async(key, options={"range": (start, end), "if_match": f'"{etag}"'})
             if (result.meta["e_tag"] or "").strip('"') != etag:
-                raise ObjectChanged(f"{self._location}: {key!r} was written again")
+                raise ObjectChanged(f"{self._location}: {key!r} was overwritten")
             async for chunk in result.stream(CHUNK_BYTES):
                 left -= len(chunk)
                 if left < 0:
@@ -136,7 +136,7 @@ class ObstoreClient:
         except FileNotFoundError:
             raise ObjectChanged(f"{self._location}: {key!r} is gone") from None
         except PreconditionError:
-            raise ObjectChanged(f"{self._location}: {key!r} was written again") from None
+            raise ObjectChanged(f"{self._location}: {key!r} was overwritten") from None
         except (BaseError, ValueError) as error:
             raise self._refusal(error, f"give {key!r}") from None
         if left:

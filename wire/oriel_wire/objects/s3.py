@@ -94,10 +94,10 @@ class S3Client:
         body: aiohttp.ClientResponse = found["Body"].raw_stream
         try:
             if found.get("ETag", "").strip('"') != etag:
-                raise ObjectChanged(f"{key} was written again")
+                raise ObjectChanged(f"{key} was overwritten")
             given = found.get("ContentRange", "")
             if given.partition("/")[0] != f"bytes {part}" and (given or start or body.content_length != end):
-                raise self._unavailable(what, "it answers with another range of bytes")
+                raise self._unavailable(what, "it answers with another range of bytes than was requested")
             left = end - start
             try:
                 while left > 0 and (chunk := await body.content.readany()):
@@ -178,7 +178,7 @@ class S3Client:
             return self._unavailable(what, NO_BUCKET)
         if key and status in (404, 409, 412, 416):
             happened = {404: "is gone", 409: "is being written by another process"}
-            return ObjectChanged(f"{key} {happened.get(status, 'was written again')}")
+            return ObjectChanged(f"{key} {happened.get(status, 'was overwritten')}")
         if code in _WRONG_REGION:
             region = about.get("HTTPHeaders", {}).get("x-amz-bucket-region", "") or details.get("Region", "")
             return StoreUnavailable(f"{self._location} {wrong_region(status, region)}")

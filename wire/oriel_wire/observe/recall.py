@@ -119,7 +119,7 @@ class Recaller:
                     self.gone += len(piece) - known
                     continue
             except (WireError, msgspec.DecodeError) as error:
-                _log.debug("%s:%d was not asked for %d traces: %s", *address[:2], len(piece), error)
+                _log.debug("%s:%d could not be asked to keep %d traces: %s", *address[:2], len(piece), error)
                 self.gone += len(traces) - begin
                 return
             self._leave_alone(address)

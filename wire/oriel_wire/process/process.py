@@ -55,7 +55,7 @@ def run_unit(main: Callable[[asyncio.Event], Awaitable[None]], *, unit: str = ""
                 name = f"oriel {unit}" if unit else "oriel"
                 sys.stderr.write(f"{name}: {_one_line(str(refusal))}\n")
                 return 2
-            _log.critical("the unit crashed", exc_info=crash)
+            _log.critical("the process crashed", exc_info=crash)
             return 1
         finally:
             gc.freeze()  # or the interpreter looks for garbage in all of the memory before the process ends

@@ -114,7 +114,8 @@ def element_count(shape: Sequence[int], what: str) -> int:
         raise BadMessage(f"{what}: shape {shown(shape)} is larger than any tensor can be")
     if not count and extent > MAX_EMPTY_EXTENT:
         raise BadMessage(
-            f"{what}: shape {shown(shape)} holds nothing, its other dimensions may make up {MAX_EMPTY_EXTENT} at most"
+            f"{what}: shape {shown(shape)} has no elements; the product of its other dimensions may be "
+            f"{MAX_EMPTY_EXTENT} at most"
         )
     return count
 

@@ -75,7 +75,7 @@ class TensorRtCompiler(Compiler):
             )
         (failed,) = library.runtime.cudaSetDevice(_gpu(options))
         if int(failed):
-            raise LoadFailed(f"GPU {_gpu(options)} cannot be used")
+            raise LoadFailed(f"CUDA cannot select GPU {_gpu(options)}: check it with nvidia-smi")
         library.log.take()
         with _to_read(source, folder, library, given) as path:
             return self._plan(path, library, given, folder)

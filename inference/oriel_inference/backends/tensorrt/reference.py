@@ -33,7 +33,7 @@ class SharedReference:
         """Execute one batch that the plan refuses; see `Session`."""
         if not self._reported:
             self._reported = True
-            _log.warning("the ONNX file beside the plan runs what the plan does not take, the first time: %s", why)
+            _log.warning("the plan refused a batch; from now on the ONNX file beside it runs such batches: %s", why)
         converted = {name: np.asarray(array, self._input_dtypes[name]) for name, array in inputs.items()}
         results = self._reference.run(converted, outputs)
         found = zip(outputs, results, strict=True)
