@@ -210,7 +210,7 @@ async def _serve(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ports:
-    """The ports for callers. internal: takes tickets. scaler: of KEDA."""
+    """The ports for callers. internal: takes tickets. scaler: the port for KEDA."""
 
     http: HttpServer
     grpc: HttpServer

@@ -53,7 +53,7 @@ class Gateway(Host):
 
     Single writer: the loop it was built on. fronts: the servers that remember credentials. left_pools: not in the
     documents any more, but calls are still on their way. refusing: what cannot be sent at once is refused, because it
-    would still wait when the gateway ends. sampling: of traces, if not as the sink has it.
+    would still wait when the gateway ends. sampling: the sampling of traces, None for the sink's own.
     """
 
     def __init__(
@@ -107,7 +107,8 @@ class Gateway(Host):
     # documents -------------------------------------------------------------------------------------------------
 
     def adopt(self, snapshot: Snapshot, *, good: bool = True) -> None:
-        """Put other documents in force, all at once. good: False for those in force less what does not count any more.
+        """Put other documents in force, all at once. good: False if these are the current documents minus revoked
+        entries.
 
         A call that has begun keeps its tenant, its target and its pool.
         Pools of the same name keep queue, permits and connections; one that is gone takes no new calls and is closed

@@ -98,10 +98,10 @@ class QueuePolicy:
 class QueueRules:
     """The queue policies and priorities of a model.
 
-    policy: for levels that are not in by_level.
+    policy: the policy of levels that are not in by_level.
     by_level: levels with a policy of their own.
     priority_levels: 0 without priorities; then the only level is 0.
-    default_priority: for requests that name no level.
+    default_priority: the level of requests that name none.
     preserve_ordering: answers are delivered in the order in which their requests came, within a tier and tenant.
     """
 
@@ -149,7 +149,7 @@ class EngineOptions:
     is none, runs on the CPU.
     graph_level: -1 basic, 0 all, 1 extended, 2 no optimisations.
     session_entries, run_entries: the runtime's own settings of a session and of each run.
-    compiler_settings: those of the compiler of the model's artefact, as `Compiler.settings` read them.
+    compiler_settings: the settings of the compiler of the model's artefact, as `Compiler.settings` read them.
     concurrent_runs: how often one session runs at once.
     """
 

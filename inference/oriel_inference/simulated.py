@@ -137,9 +137,9 @@ class SimulatedLoop:
 class LoopTimes:
     """The times of a loop, in seconds.
 
-    turn_s: for each turn, whatever is done in it.
-    call_s: for a call: half when it is read, and half when it is answered or refused.
-    batch_s: for a batch: half when it begins, and half when it has ended.
+    turn_s: seconds for each turn, whatever is done in it.
+    call_s: seconds for a call: half when it is read, and half when it is answered or refused.
+    batch_s: seconds for a batch: half when it begins, and half when it has ended.
     """
 
     turn_s: float = 0.0
@@ -255,7 +255,8 @@ class SimulatedModel:
 
 
 class SimulatedServer:
-    """A server of some models. cores: executions that may run at once, of all models together. chance: of waits.
+    """A server of some models. cores: executions that may run at once, of all models together. chance: the random
+    numbers for waits.
 
     ran: is called with the model, the rows, the seconds and the end of each execution, when it begins.
     """

@@ -148,7 +148,7 @@ async def serve_unit(
 class Unit:
     """A logic server without its sockets: `open` adds one. `envelope` answers requests, with or without a socket.
 
-    server: for the services that share the first worker processes.
+    server: the fork server for the services that share the first worker processes.
     listing: the folders of all services, from before the fork server was launched.
     models: replaces the inference servers.
     stop: set when the server begins to stop.

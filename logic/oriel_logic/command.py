@@ -53,7 +53,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def launch(settings: Settings, dev: "Session | None" = None) -> int:
-    """Run a server until it is stopped; return the exit code. dev: for `oriel logic dev`. Raises StartFailed."""
+    """Run a server until it is stopped; return the exit code. dev: the session of `oriel logic dev`. Raises
+    StartFailed.
+    """
     listing, files = at_start(settings)
     use_one_thread()
     from oriel_logic.workers.launch import ForkServer
@@ -79,7 +81,7 @@ def launch(settings: Settings, dev: "Session | None" = None) -> int:
 
 
 def pass_on(names: str) -> None:
-    """Let services see further variables. names: of the flag, "" without it. Raises StartFailed."""
+    """Let services see further variables. names: the names of the flag, "" without it. Raises StartFailed."""
     from oriel_logic.workers.launch import ALSO
     from oriel_wire.process.environment import names_of
 
@@ -97,7 +99,7 @@ def use_one_thread() -> None:
 
 
 def import_ahead() -> None:
-    """Import what a server needs."""
+    """Import the modules that a server needs, ahead of its start."""
     use_one_thread()
     import oriel_logic.app
     import oriel_logic.workers.launch

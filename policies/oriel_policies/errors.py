@@ -11,7 +11,8 @@ class PolicyError(Exception):
 
 
 class BadDocument(PolicyError):
-    """A document is invalid. file: as given to `compile_documents`; path: dotted, inside it ("" for the whole).
+    """A document is invalid. file: the file's name as given to `compile_documents`; path: dotted, inside it ("" for the
+    whole).
 
     others: further mistakes of the same set. Path and reason are truncated, as a document's text may be long.
     """

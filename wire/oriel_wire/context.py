@@ -59,7 +59,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     trusted: True if the sender's `x-oriel-*` headers are honoured.
     connection: address and port of the client's connection, "" if nobody needs it.
     baggage: the client's own `baggage`, which is passed on and never read.
-    ticket: by which models are called through a gateway, "" if the request brought none.
+    ticket: the ticket by which models are called through a gateway, "" if the request brought none.
     """
 
     request_id: str

@@ -23,7 +23,9 @@ class Shot:
 
 @dataclass(slots=True, kw_only=True)
 class Figures:
-    """The result of a load. latencies_s: of the answers with status 200; others: status or error name -> count."""
+    """The result of a load. latencies_s: seconds of each answer with status 200; others: status or error name ->
+    count.
+    """
 
     elapsed_s: float = 0.0
     latencies_s: list[float] = field(default_factory=list)

@@ -252,8 +252,8 @@ def _quality_path(args: argparse.Namespace, end: str = "") -> str:
 
 
 def _stats_row(model: dict[str, Any]) -> list[object]:
-    """Means per successful request; the batch is rows per execution, from the sizes of batches if the server has them:
-    some servers do not count the rows of requests that failed or left, but the execution.
+    """Return the means per successful request. The mean batch is computed from the sizes of batches if the server
+    reports them, because some servers count the executions of requests that failed or left, but not their rows.
     """
     inference = model.get("inference_stats") or {}
 

@@ -15,7 +15,9 @@ DEMO_KEYS = {"gold": "oriel-demo-gold", "silver": "oriel-demo-silver", "bronze":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoAssets:
-    """Folders of the demo. generators: the scripts that write the generated models; generated: where they go."""
+    """Folders of the demo. generators: the scripts that write the generated models; generated: the folder for generated
+    files.
+    """
 
     policies: Path
     services: tuple[Path, ...]

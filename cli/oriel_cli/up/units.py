@@ -14,7 +14,9 @@ from oriel_wire.process.process import listen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """One listening port of a unit. what: "gateway HTTP"; flag: what moves it, "--gateway-http-port"."""
+    """One listening port of a unit. what: "gateway HTTP"; flag: the flag that moves it, such as
+    "--gateway-http-port".
+    """
 
     what: str
     host: str
@@ -29,11 +31,12 @@ class Address:
 class UnitSpec:
     """One process to keep alive.
 
-    argv: the whole command. addresses: label ("http") -> Address. scheme: what its "http" speaks. ready: (label, path)
-    that answers 200 when the unit serves. models: (label, path) of the JSON list of models, None for units without.
+    argv: the whole command. addresses: label ("http") -> Address. scheme: "http" or "https", as its "http" port speaks.
+    ready: (label, path) that answers 200 when the unit serves. models: (label, path) of the JSON list of models, None
+    for units without.
     prepare: a command that must end with 0 before each first start (generates files), empty for none.
     pool: the gateway's pool by whose demand the process is started and stopped; "" for one that always
-    runs. The processes of one pool are equal but for their ports. minimum: of them that always run.
+    runs. The processes of one pool are equal but for their ports. minimum: the number of them that always run.
     needs: the pool whose processes this one calls itself, so that the gateway does not see that demand; "" for none.
     spare: a command that becomes the same unit at the first byte on its input; empty for none.
     """

@@ -113,7 +113,7 @@ class _Session:
 
 
 def _refuse_unready(models: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse to start the demo without one of its models; elsewhere the others are served."""
+    """Raise StartFailed if a model of the demo is not ready. Without --demo, the models that are ready are served."""
     unready = [model for model in models if model.get("state") != "READY"]
     if unready:
         names = ", ".join(str(model.get("name")) for model in unready)

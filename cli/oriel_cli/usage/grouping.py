@@ -20,7 +20,7 @@ class Group:
     """The sum of what was used under one key.
 
     keys: name -> value.
-    device_class, day: what the price depends on.
+    device_class, day: the class of device and the day, on which the price depends.
     sums: counter -> number.
     estimated: True if some of it is an estimate.
     """

@@ -24,8 +24,8 @@ class Usage:
     """The lines of a period. lines: (id, line), in the order of their minutes.
 
     repeats: lines that were left out because their identity came before. gaps: segments that are missing between
-    others of their instance. crashes: servers that ended without a stop. lost_ns: for how long, at most, what they used
-    is missing.
+    others of their instance. crashes: servers that ended without a stop. lost_ns: nanoseconds for which, at most, what
+    they used is missing.
     """
 
     lines: list[tuple[str, UsageLine]] = field(default_factory=list)

@@ -36,8 +36,8 @@ def draw(
 ) -> list[str]:
     """Return the lines.
 
-    sort: a key of `SORTS`. width: of the screen; less than `WIDTH` counts as that. height: the most lines, 0 for as
-    many as there are. note: beside the title.
+    sort: a key of `SORTS`. width: the width of the screen; less than `WIDTH` counts as that. height: the most lines, 0
+    for as many as there are. note: beside the title.
     """
     width = min(max(width, WIDTH), MOST)
     sections = [

@@ -20,7 +20,7 @@ Span = Mapping[str, Any]
 def draw(request_id: str, trace_id: str, spans: Sequence[Span], *, ascii_only: bool = False) -> list[str]:
     """Lines of a waterfall: children under their parent, offsets and durations in milliseconds.
 
-    spans: the spans of `GET /traces/<id>`, at least one. ascii_only: for terminals that cannot show blocks.
+    spans: the spans of `GET /traces/<id>`, at least one. ascii_only: True for terminals that cannot show blocks.
     """
     start_ns = min(span["start_ns"] for span in spans)
     end_ns = max(span["end_ns"] for span in spans)

@@ -83,7 +83,7 @@ class ExternalScaler:
     """The server of one gateway. Single writer: the gateway's loop.
 
     stream_s: bounds of the time after which a stream ends while nothing waits. pings_s: see PINGS_S.
-    calls: those under way.
+    calls: the calls under way.
     """
 
     def __init__(

@@ -284,7 +284,7 @@ def _exemplar(found: Example) -> Exemplar:
 def _with_exemplars(
     buckets: Sequence[tuple[str, int]], examples: Mapping[int, Example]
 ) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
-    """Return the buckets of a histogram with their exemplars. examples: by the number of the bucket."""
+    """Return the buckets of a histogram with their exemplars. examples: an example by the number of its bucket."""
     found: list[tuple[str, float] | tuple[str, float, Exemplar]] = [*buckets]
     for number, example in examples.items():
         found[number] = (*buckets[number], _exemplar(example))

@@ -161,6 +161,6 @@ class Reloader:
 
 
 def _shrunk(before: Snapshot, after: Snapshot) -> bool:
-    """Return whether so many tenants or keys are gone that a file may be incomplete."""
+    """Return True if the number of tenants or keys that are gone suggests an incomplete file."""
     counts = ((len(before.tenants), len(after.tenants)), (len(before.keys), len(after.keys)))
     return any(was - now > max(100, was // 10) for was, now in counts)

@@ -46,7 +46,7 @@ class Page:
 
 
 class ApiDocs:
-    """The pages of one gateway. published: what the pools reported. Single writer: the loop."""
+    """The pages of one gateway. published: the descriptions that the pools reported. Single writer: the loop."""
 
     def __init__(self) -> None:
         self.published = Published()

@@ -111,7 +111,7 @@ class Side:
 
 
 class Request:
-    """A request that may become a call. received_s: when its head came, in monotonic seconds.
+    """A request that may become a call. received_s: the time its head came, in monotonic seconds.
 
     client: None for a call that is made for others.
     head: the head of the request, as its client sent it.
@@ -137,7 +137,7 @@ class Call(RequestRecord[Tenant, Target, HttpEndpoint | None]):
     bytes_in: bytes of the body that have come, or had when it was sent.
     stream: the side of an answer that comes in parts and is more than its bytes. stream_slot: the slot of a streaming
     call.
-    answer: the status and trailers of a gRPC answer. extras: of a special route.
+    answer: the status and trailers of a gRPC answer. extras: the hooks of a special route.
     """
 
     __slots__ = (

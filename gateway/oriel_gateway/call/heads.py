@@ -18,7 +18,7 @@ class Known:
     """The sender and the target of all heads of one shape with the same credentials, by one snapshot of the documents.
 
     lines: the header lines that an upstream gets for such a head, without those that differ from head to head; None if
-    they are written anew for each. varies: whether some differ. fronted: whether browsers or proxies have to be asked
+    they are written anew for each. varies: True if some differ. fronted: True if browsers or proxies have to be asked
     about the client.
     """
 

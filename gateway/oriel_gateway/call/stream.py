@@ -52,8 +52,8 @@ class AnswerStream:
     """State of one answer; its writer is its call. Times are monotonic seconds.
 
     unbounded: no length was announced, so the stream has its tier's bounds on silence and duration instead of the
-    call's deadline. rechunk: it is written in chunks. close: its end is the connection's. data_s: when its latest bytes
-    came. events: how far an answer of events has come, None for any other.
+    call's deadline. rechunk: it is written in chunks. close: its end is the connection's. data_s: the time when its
+    latest bytes came. events: how far an answer of events has come, None for any other.
     """
 
     __slots__ = ("close", "data_s", "events", "rechunk", "unbounded")

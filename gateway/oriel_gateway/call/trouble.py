@@ -50,8 +50,8 @@ class _Withheld:
 class Trouble:
     """The trouble of one call, from its begin to the call's end (`end`).
 
-    held: the call waited for a first server, for as long as the documents say (`hold_ms`). phase: of the pool when the
-    call began to wait for an endpoint, "" if it has not; only of pools that scale.
+    held: the call waited for a first server, for as long as the documents say (`hold_ms`). phase: the pool's phase when
+    the call began to wait for an endpoint, "" if it has not; only of pools that scale.
 
     counted: the call is among the requests of which second tries are a share. parked: it waits, without a permit, for
     an endpoint that can be asked. unsure: a server may have executed the call.
@@ -339,7 +339,8 @@ class Hedge:
     sees as a departure. Should the first copy break meanwhile, the second one is the call's. In a trace each copy is a
     span of its own, and the parent of what its server did.
 
-    It ends by `cancel`, by `failed`, or by an answer (`Trouble.take_copy`). span: of its hop, in lower-case hex.
+    It ends by `cancel`, by `failed`, or by an answer (`Trouble.take_copy`). span: the id of its hop's span, in
+    lower-case hex.
     """
 
     __slots__ = ("_trouble", "_timer", "connection", "endpoint", "sent_s", "span")

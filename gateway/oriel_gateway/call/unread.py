@@ -23,7 +23,7 @@ class Reader(Protocol):
 
 
 class Unread:
-    """max_bytes: for all readers. bytes: noted now. cut: readers that were cut so far."""
+    """max_bytes: the bound on bytes for all readers together. bytes: noted now. cut: readers that were cut so far."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes

@@ -39,7 +39,7 @@ class FolderCompiler:
     """Compiles a folder again and again; what has not changed is taken from the previous output.
 
     pools: names of pools that the documents must contain.
-    timeout_s: for one compilation.
+    timeout_s: seconds allowed for one compilation.
     """
 
     def __init__(self, folder: Path, pools: Collection[str] = (), *, timeout_s: float = COMPILE_TIMEOUT_S) -> None:

@@ -17,8 +17,8 @@ from oriel_wire.engine.families import counter, gauge
 class DocumentsInForce(Collector):
     """The state of the documents. Single writer: the gateway's loop.
 
-    adopted_at: when the documents in force were adopted, in epoch seconds.
-    mistakes: those of the documents on disk; empty if these are in force.
+    adopted_at: the time when the documents in force were adopted, in epoch seconds.
+    mistakes: the mistakes of the documents on disk; empty if these are in force.
     withdrawn_keys: the keys in force that are refused because the documents on disk do not name them.
     store: the object store that the documents are mirrored from; None without one.
     """

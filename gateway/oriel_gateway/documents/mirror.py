@@ -42,7 +42,7 @@ _CONFIRMED = ".confirmed"
 class MirrorLimits:
     """Bounds of one poll of a store.
 
-    poll_timeout_s: for the whole poll.
+    poll_timeout_s: seconds allowed for a whole poll.
     settle_s: how long a set has to stay the same; an upload of several documents takes longer than its first one.
     max_rounds: listings after which a set that still changes is used.
     """

@@ -38,7 +38,7 @@ class Listed:
 class StoredDocuments:
     """The documents directly below the prefix of `location`. Owns the client.
 
-    listing_s: for one whole listing.
+    listing_s: seconds allowed for a whole listing.
     """
 
     def __init__(self, location: Location, client: ObjectClient, *, listing_s: float = LISTING_S) -> None:

@@ -53,7 +53,7 @@ class KeySets:
     """The key sets of all issuers. Single writer: the loop.
 
     changed: called when keys were replaced, so that what they verified is forgotten.
-    fetch_timeout_s: for one answer of an issuer as a whole.
+    fetch_timeout_s: seconds allowed for a whole answer of an issuer.
     """
 
     def __init__(

@@ -58,7 +58,9 @@ class _List(msgspec.Struct):
 
 
 def judge_head(head: RequestHead, form: str) -> None:
-    """Refuse a head whose body might be read in another way. form: see `Target.names`. Raises Refused."""
+    """Refuse a head whose body might be read in another way. form: the kind of body, see `Target.names`. Raises
+    Refused.
+    """
     sent = head.sent_on()
     for name, value in sent:
         if "model" in name:

@@ -21,7 +21,9 @@ _MIN_RSA_BITS, _MAX_RSA_BITS, _MAX_EXPONENT_BITS = 2048, 8192, 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicKey:
-    """A public key for one algorithm. kid: "" if the key has no id. key: in the form that PyJWT takes."""
+    """A public key for one algorithm. kid: "" if the key has no id. key: the public key in the form that PyJWT
+    takes.
+    """
 
     kid: str
     algorithm: str

@@ -57,7 +57,7 @@ class Tickets:
     def line(self, tenant: Tenant, request_id: str, left_s: float) -> str:
         """Return the header line of a call's ticket, which is valid for as long as the call may take.
 
-        left_s: until the call's deadline, before which its answer begins; a stream may go on after that.
+        left_s: seconds until the call's deadline, before which its answer begins; a stream may go on after that.
         """
         ends = int(time() + left_s + tenant.tier.stream_max_s) + 1
         text = f"{tenant.name}/{tenant.tier.name}/{request_id}/{ends}"

@@ -66,7 +66,7 @@ class GrpcClient(Stream):
     # From the client -------------------------------------------------------------------------------------------
 
     def began(self, fields: list[HeaderField], end: bool, credentials: list[Field] | None = None) -> None:
-        """The call's metadata is here. credentials: those that are not among the fields."""
+        """The call's metadata is here. credentials: the credentials that are not among the fields."""
         try:
             rpc = read_head(fields, self.connection.server.memo)
         except BadMessage as error:

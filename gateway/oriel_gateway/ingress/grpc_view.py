@@ -55,12 +55,13 @@ NO_METADATA: Final = RpcHead(None)
 class GrpcView(View):
     """A gRPC call on its way to become one.
 
-    call: the call that it has become. rpc: its metadata, `NO_METADATA` before they were read. line: of its method, None
-    if it is not served. ends: no message comes after the metadata. message: the first one without its prefix, None
-    until it is here.
-    name, version: of the model that it names. deadline: 0.0 until the sender is known. answer_code, answer_head: the
-    status and the head of its refusal, if they are not those of every refusal. unknown: it was refused and its sender
-    is not known.
+    call: the call that it has become. rpc: its metadata, `NO_METADATA` before they were read. line: the line of its
+    method, None if it is not served. ends: no message comes after the metadata. message: the first one without its
+    prefix, None until it is here.
+    name, version: the name and version of the model that it names. deadline: 0.0 until the sender is known.
+    answer_code,
+    answer_head: the status and the head of its refusal, if they are not those of every refusal. unknown: it was refused
+    and its sender is not known.
     gate, holding: the pool whose byte budget holds the message before there is a call, and its part of it. sought,
     granted_bytes: the answer of limits that were asked ahead, and the bytes it is for.
     """

@@ -47,8 +47,8 @@ class View(Request, ABC):
     mark: the ids of the request, `NO_MARK` before it was read. tenant: the sender by the tier that serves the request,
     None while the sender is not known. target: None while it is not known. side: the one of the call that it becomes.
     now_s: monotonic seconds at which it is judged. timeout_ms, timeout_s: the time that its client allows, in the words
-    of HTTP and of gRPC. size_bytes: of its body, 0 if that is not known. whole: its body is here. streams: more
-    messages follow, so that its size does not tell how long it takes. grant: what the limits have granted for its
+    of HTTP and of gRPC. size_bytes: bytes of its body, 0 if that is not known. whole: its body is here. streams: more
+    messages follow, so that its size does not tell how long it takes. grant: the grant of the limits for its
     beginning. later: its refusal is written in a later turn of the loop, when there is time for it.
     """
 
@@ -209,7 +209,9 @@ def _held(view: View, gate: PoolGate, deadline: float, grant: Grant | None) -> f
 
 
 def turn_away(view: View, refused: Refused, status: int = 0) -> None:
-    """Answer a request that does not become a call. status: of HTTP, if it is not that of the refusal's outcome."""
+    """Answer a request that does not become a call. status: the HTTP status, if it is not that of the refusal's
+    outcome.
+    """
     mark, tenant = view.mark, view.tenant
     if mark is NO_MARK:
         mark = view.gateway.marks.of(None, None, None)

@@ -17,7 +17,9 @@ from oriel_policies.bounds.limits import Amounts, Bound
 
 
 class Waiter(Protocol):
-    """A call whose limiter has not answered yet. The loop calls one method once, unless the grant is settled."""
+    """A call whose limiter has not answered yet. The event loop calls exactly one of the methods, once, unless the
+    grant is settled before.
+    """
 
     def granted(self) -> None:
         """Go on: the call is within its limits."""
@@ -53,7 +55,7 @@ class Terms:
 class Grant:
     """The units that one call acquired from its meters. The call moves bytes on it and settles it, once.
 
-    meters: those that counted the call, until the grant is settled.
+    meters: the meters that counted the call, until the grant is settled.
     tokens: returns the tokens that the call has used so far; None for a call that reserves none.
     """
 

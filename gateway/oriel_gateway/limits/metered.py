@@ -52,7 +52,7 @@ class _Plan:
 class _Account:
     """One tenant's account of an allowance. Its meters outlive a reload of the documents, so that it forgives nothing.
 
-    meters: those that count every call at its head. later: the others; see `_Plan`.
+    meters: the meters that count every call at its head. later: the others; see `_Plan`.
     retired: meters whose bounds the documents do not have now; the next documents may have them again.
     """
 
@@ -97,8 +97,8 @@ def _together(all_terms: tuple[Terms, ...]) -> Terms:
 
 
 class _Acquired(NamedTuple):
-    """The result of asking meters for a call. counted: those that have counted it. undecided: those whose ledger has to
-    be asked. over: those that refuse it, with the seconds to wait; then none has counted it.
+    """The result of asking meters for a call. counted: the meters that have counted it. undecided: the meters whose
+    ledger has to be asked. over: the meters that refuse it, with the seconds to wait; then none has counted it.
     """
 
     counted: list[Meter]

@@ -16,7 +16,7 @@ ASK = -1.0  # the meter cannot decide by itself: its ledger has to be asked
 
 
 class Meter(ABC):
-    """A counter for one bound. bound: what it counts; a reload of the documents may replace it."""
+    """A counter for one bound. bound: the limit that it counts for; a reload of the documents may replace it."""
 
     __slots__ = ("bound",)
 

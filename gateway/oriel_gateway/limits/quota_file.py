@@ -29,7 +29,7 @@ _UPSERT = "INSERT OR REPLACE INTO quotas VALUES (?, ?, ?, ?, ?)"
 
 
 class _Row(NamedTuple):
-    """The use of a bound in one window. number: of the window, counted from the epoch."""
+    """The use of a bound in one window. number: the number of the window, counted from the epoch."""
 
     tenant: str
     bound: str
@@ -42,7 +42,7 @@ class QuotaFile:
     """The quota file of one process, opened on the first use of a quota. Without a path, memory alone.
 
     Single writer of its state: the loop; rows are written in a thread.
-    budgets: those that were in the file when it was opened, as (tenant, name).
+    budgets: the budgets that were in the file when it was opened, as (tenant, name).
     """
 
     def __init__(self, path: Path | None, *, save_s: float = SAVE_S, max_rows: int = MAX_ROWS) -> None:

@@ -108,8 +108,8 @@ class _TLSConnection(SSLConnection):
 class RedisLedger:
     """The `Ledger` at a `redis://` or `rediss://` URL.
 
-    holder: this gateway's unique name in the ledger. prefix: of all its keys; gateways with another one share nothing
-    with these, so that several environments can use one database.
+    holder: this gateway's unique name in the ledger. prefix: the prefix of all its keys; gateways with another one
+    share nothing with these, so that several environments can use one database.
     authorities: a PEM file of the authorities for a `rediss://` URL, read at each connection; while there is no file,
     the authorities that this machine trusts are used. With the file an address in the URL, unlike a name, is not looked
     for in the certificate: a managed Redis with an authority of its own (Memorystore) has no address in there.

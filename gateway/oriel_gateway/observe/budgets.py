@@ -202,7 +202,7 @@ class Budgets:
 
         The first ones have the most bad calls of 30 days; at most `limit` are listed.
 
-        objectives: by tier. tenant: only this one's; "" for all.
+        objectives: the objective of each tier. tenant: only this one's; "" for all.
         """
         month = WINDOWS["30d"]
         ranked = []

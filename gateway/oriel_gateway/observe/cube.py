@@ -24,7 +24,9 @@ _LATE: Final = Outcome.DEADLINE_EXCEEDED
 
 
 class Promises:
-    """Counts of requests by what became of the promise of their tier. causes: of the late and missed ones."""
+    """Counts of requests by what became of the promise of their tier. causes: the number of late and missed ones by
+    cause.
+    """
 
     __slots__ = ("causes", "excused", "late", "met", "missed")
 
@@ -99,8 +101,8 @@ class Charge:
         self._others: dict[str, int] = {}  # the device time of other classes
 
     def count_answered(self, records: Sequence[Record], executes: bool) -> None:
-        """Charge answered calls. executes: whether their target does. A call's share of the time in which its pool was
-        busy is the estimate of a device time that its answer does not report.
+        """Charge answered calls. executes: True if their target executes a model or service. A call's share of the time
+        in which its pool was busy is the estimate of a device time that its answer does not report.
         """
         estimated, reported, estimated_ns = self.estimated, self.reported, 0
         for record in records:
@@ -259,7 +261,7 @@ class Cell:
 
 
 def add_up(batch: Iterable[Record], classes: dict[str, str]) -> list[Cell]:
-    """Return the cells of some records. classes: see `Charge`; it is kept up to date."""
+    """Return the cells of some records. classes: the classes of devices, see `Charge`; updated in place."""
     records_of: dict[tuple[int, int, int, int, int], list[Record]] = {}
     found: list[Record] = []
     tenant: Tenant | None = None

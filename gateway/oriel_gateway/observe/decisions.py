@@ -1,4 +1,4 @@
-"""Keep the records of recent requests in a ring; they are explained only when an operator asks."""
+"""Keep the records of recent requests in a ring buffer. A record is explained only when an operator asks for it."""
 
 from collections import deque
 from collections.abc import Iterator

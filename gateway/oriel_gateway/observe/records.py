@@ -31,8 +31,8 @@ class Records:
 
     traced: True if spans go anywhere. scheme: the scheme of the clients' URLs. kept: traces kept so far, by
     `oriel.kept`. recall: None if no server is asked for the spans of a trace that is kept only at its end. exemplars:
-    traces of calls by the series of their duration. bad_exemplars: of late and missed calls by the key that they are
-    counted under and cause.
+    traces of calls by the series of their duration. bad_exemplars: examples of late and missed calls by the key that
+    they are counted under and cause.
     """
 
     def __init__(self, sink: SpanSink) -> None:
@@ -53,7 +53,8 @@ class Records:
     ) -> None:
         """Record a request that was refused before it became a call; it is traced if its sender is known.
 
-        record: the request's, to which the refusal is added. status: of its answer, 0 for the one of its outcome.
+        record: the request's, to which the refusal is added. status: the status of its answer, 0 for the one of its
+        outcome.
         served_at: the listener of a gRPC call.
         """
         tenant = record.tenant
@@ -71,7 +72,9 @@ class Records:
                 self.sink.keep(spans_of, (record, why, self.scheme, SpanFacts(served_at=served_at)), 1)
 
     def finished(self, record: Record, tenant: Tenant, route: str) -> bool:
-        """Record a call that is over; return whether `trace` is to be asked about it. route: of its target."""
+        """Record a call that is over; return whether `trace` is to be asked about it. route: the route of its
+        target.
+        """
         if (
             record.answered_s - record.received_s > tenant.tier.target_s
             or record.status >= 400

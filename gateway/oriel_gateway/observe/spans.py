@@ -48,7 +48,7 @@ class SpanFacts:
 def spans_of(decided: Record, why: str, scheme: str, facts: SpanFacts) -> list[Span]:
     """Return the SERVER span of a request, that of its wait in the queue, and one CLIENT span for each attempt.
 
-    why: the value of `oriel.kept`. scheme: of the client's URL.
+    why: the value of `oriel.kept`. scheme: the scheme of the client's URL.
     """
     code, held = facts.code, facts.held
     mark, outcome = decided.mark, decided.outcome

@@ -56,9 +56,9 @@ class _Periods:
 
 
 class Usage:
-    """Single writer: the gateway's loop. since: from when on this gateway knows what its tenants used. spending: None
-    if there are no budgets. unshared: sums that the ledger has not got yet, None without a ledger. tokens: those that
-    were read (`input`) and written (`output`), by tenant and route. classes: see `cube.Charge`.
+    """Single writer: the gateway's loop. since: the time from which on this gateway knows what its tenants used.
+    spending: None if there are no budgets. unshared: sums that the ledger has not got yet, None without a ledger.
+    tokens: those that were read (`input`) and written (`output`), by tenant and route. classes: see `cube.Charge`.
     """
 
     def __init__(self, now: datetime | None = None) -> None:

@@ -62,7 +62,7 @@ class PoolDemand:
         self._counter.left(tier, due_s)
 
     def wake(self, replicas: int, until_s: float) -> None:
-        """An operator wants so many replicas until then."""
+        """Note that an operator wants `replicas` replicas until then."""
         self._counter.wake(replicas, until_s)
 
     def note_work(self, device_s: float) -> None:

@@ -39,7 +39,7 @@ _SOME = 16
 class Parked(Protocol):
     """A call that waits for an endpoint. One of its methods is called, on the loop, at most once in total.
 
-    due_s: when it should be answered, by the target of its tier.
+    due_s: the time by which it should be answered, by the target of its tier.
     """
 
     tenant: Tenant
@@ -351,7 +351,7 @@ class EndpointSet(Generic[E]):
             self.demand.left_queue(waiter.tenant.tier.name, waiter.due_s)
 
     def lacking(self, model: str) -> str:
-        """Return why no endpoint is usable. model: what the call asks for; "" if every server has it."""
+        """Return why no endpoint is usable. model: the model that the call asks for; "" if every server has it."""
         if not any(member.reach is Reach.NOT_READY for member in self.members):
             return "no server of this pool could be reached"
         if model:

@@ -68,8 +68,8 @@ _USED: Final = COST.encode()
 class GrpcAnswer:
     """The head and the trailers of an answer, with what a call and its receivers read of a `ResponseHead`.
 
-    code: the gRPC status. status: the HTTP status that says the same. message_bytes: of the one message. forward: lines
-    `name: value` that the client gets among its trailers.
+    code: the gRPC status. status: the HTTP status that says the same. message_bytes: the size of the single message.
+    forward: lines `name: value` that the client gets among its trailers.
     """
 
     content_length: int | None = None
@@ -169,7 +169,8 @@ class GrpcAnswer:
 class GrpcExchange(UpstreamStream):
     """One gRPC call to an upstream. Its sink is a `ResponseSink` that gets `GrpcAnswer`s as heads.
 
-    whole_bytes: an answer of up to so many bytes is delivered at once; the five bytes before its message are not.
+    whole_bytes: the size in bytes up to which an answer is delivered at once; the five bytes before its message are
+    not.
     streamed: each message is delivered as soon as it is here, with its five bytes, and pieces of messages are not.
     """
 

@@ -61,8 +61,8 @@ class Watch:
     tick_s: between two checks of all endpoints.
     again_s: between two probes of an endpoint that refuses connections or is not ready.
     waited_for_s: the same while calls wait for the pool.
-    probe_timeout_s: for the answer to a regular probe.
-    probes_per_s: at most so many in one pool; four times as many while calls wait for it.
+    probe_timeout_s: seconds allowed for the answer to a regular probe.
+    probes_per_s: the most probes a second in one pool; four times as many while calls wait for it.
     """
 
     def __init__(self, pools: Callable[[], Collection[PoolGate]]) -> None:

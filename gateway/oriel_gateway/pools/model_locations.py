@@ -49,8 +49,8 @@ class _Location(Generic[E]):
 
     denied: endpoints that denied the model to a call, and until when that is believed.
     reported: endpoints that reported its absence to a probe.
-    due_s: when the model has to be probed again.
-    probed_s: when all endpoints were probed last.
+    due_s: the time when the model has to be probed again.
+    probed_s: the time when all endpoints were probed last.
     """
 
     __slots__ = ("denied", "due_s", "probed_s", "reported")

@@ -52,7 +52,7 @@ class _Use:
     """The use of one model.
 
     work: server -> the share of it that the model's calls keep busy.
-    called_s: when a call came last.
+    called_s: the time of the latest call.
     """
 
     def __init__(self) -> None:
@@ -229,7 +229,7 @@ class PoolPlacement:
 class ModelPlacements:
     """The placements of a gateway, by pool. Single writer: the gateway's loop.
 
-    pools, plans: those in force; called at each turn, so that a reload need not notify this.
+    pools, plans: return the pools and plans in force; called at each turn, so that a reload need not notify this.
     """
 
     def __init__(

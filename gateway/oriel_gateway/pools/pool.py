@@ -40,7 +40,7 @@ def holding_of(tenant: Tenant, payload: Any = None) -> Holding:
 class Waiter(Protocol):
     """A call that waits for a permit. One of its methods is called, on the loop, at most once in total.
 
-    queued_s: when it joined the queue, in monotonic seconds.
+    queued_s: the time when it joined the queue, in monotonic seconds.
     """
 
     tenant: Tenant
@@ -253,7 +253,7 @@ class PoolGate:
             )
 
     def prospect(self, target: Target, tenant: Tenant, size_bytes: int, *, usable: bool) -> Prospect:
-        """Return what this pool can do for a call now. usable: whether an endpoint of its protocol is."""
+        """Return what this pool can do for a call now. usable: True if an endpoint of its protocol is usable."""
         admission, band = self.admission, tenant.tier.band
         queues = admission.inflight >= admission.limit or bool(admission.queue.items)
         queues = queues or target.counted in admission.queue.aside
@@ -382,7 +382,7 @@ class PoolGate:
     def release_permit(self, model: str, took_s: float, good: bool | None, late: bool = False) -> None:
         """Release a permit, and give it to a waiting call.
 
-        model: by which the permit is counted.
+        model: the name by which the permit is counted.
         took_s: seconds for which the call had the permit.
         good: True if the call was answered; None if the caller ended it.
         late: True if the deadline passed before the answer.

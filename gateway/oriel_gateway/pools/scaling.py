@@ -45,9 +45,9 @@ class PoolPlan:
 
     edge: called when other gateways should know at once.
     replicas: addresses of the pool that do not terminate; of fixed ones, those that accept connections.
-    ready: those that are called.
-    latest, demand: of the latest update.
-    model_replicas: those whose memory the models in use fill; 0.0 while models are not placed.
+    ready: the number of servers that get calls.
+    latest, demand: the counts and the demand of the latest update.
+    model_replicas: the number of replicas whose memory the models in use fill; 0.0 while models are not placed.
     listeners: called whenever the pool needs a replica at once, and at the end; they must not change the set at once.
     over: True once this plan has ended.
     """
@@ -110,7 +110,7 @@ class PoolPlan:
         self._members.read({**others, _OWN: (self.record(now), 0.0)}, now)
 
     def wake(self, replicas: int, for_s: float) -> None:
-        """Plan for at least so many replicas for a while. The latest call counts."""
+        """Plan for at least this number of replicas for a while. A later call replaces an earlier one."""
         now = monotonic()
         self.counts.wake(replicas, now + for_s)
         self.update(now)

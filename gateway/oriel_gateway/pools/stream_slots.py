@@ -44,7 +44,7 @@ class StreamSlots:
     """The slots of one pool. Single writer: the loop.
 
     working: streams with a slot for which a server is at work now.
-    most_unread_s: for so long a client without a slot may leave its answer unread.
+    most_unread_s: seconds for which a client without a slot may leave its answer unread.
     """
 
     def __init__(self, admission: Admission, count: int) -> None:
@@ -141,7 +141,7 @@ class StreamSlot:
             self._set(True, self.paused)
 
     def note_answer(self, now: float, more: bool) -> None:
-        """The server has answered. more: whether messages are unanswered."""
+        """The server has answered. more: True if messages are unanswered."""
         self._count(now)
         self._set(more, self.paused)
 

@@ -51,7 +51,7 @@ _decode = msgspec.json.Decoder(_Answer).decode
 
 
 def classify_answer(head: Any, data: bytes, *, model: bool) -> AnswerKind:
-    """Classify an answer. model: whether the request names a model; only then it can concern this endpoint alone."""
+    """Classify an answer. model: True if the request names a model; only then it can concern this endpoint alone."""
     status = head.status
     # With a cost it was executed: a service can be full after its model has run.
     if status not in (404, 503, 400) or head.cost_us > 0 or len(data) > _MAX_REASON_BODY:

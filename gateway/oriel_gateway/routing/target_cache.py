@@ -22,7 +22,7 @@ _LISTED = 8  # tiers, in a refusal
 class TargetCache:
     """Resolves and remembers what tenants ask for. tiers_differ: the tier of a call may depend on its route.
 
-    routes: those in force, if they are not the snapshot's own. others: counts the requests for what there is not.
+    routes: the routes in force, if they are not the snapshot's own. others: counts the requests for what there is not.
     """
 
     def __init__(

@@ -96,20 +96,20 @@ class Target:
 
     tenant: the caller's tenant, with the tier that serves the call; where the route is not known yet, by the caller's
     own.
-    allowances: those of the tenant that count the call.
+    allowances: the tenant's allowances that count the call.
     work: calls of one name here take about as long as one another; "": not worth timing.
     choices: not None when the call's headers or its id decide; then `choices.pick` gives the target to use.
     side: the side of the split, "" without one; version: the version of the model, "" as the call asks.
     executes: a call to it runs something, and only such calls use a device.
     keepable: its answer may be kept where the route is deterministic.
-    special: a call needs `Extras`. flex: what it is if its body asks for a lower tier, as the OpenAI API does; None: it
+    special: a call needs `Extras`. flex: the target if its body asks for a lower tier, as the OpenAI API does; None: it
     cannot.
     tokens: the tokens of a call are counted, for limits or budgets of its tenant.
     names: the place at which the call names its model, or its answer models, and this tenant may not use every one:
     "json" or "form" (of its body), "list" or "entry" (of its answer); "": they are not read.
     sought: the name that an endpoint has or has not, as in `/v2/models/<sought>/ready`; "": every one has it.
-    counted: by which its permits are counted: the model, or service and tenant, because calls of one tenant may take
-    longer than those of another; "": they are not counted.
+    counted: the name by which its permits are counted: the model, or service and tenant, because calls of one tenant
+    may take longer than those of another; "": they are not counted.
     fallbacks: the targets that the call asks of the pools after this one, in order; see `call.fallback`.
     renames: the model that its body or its message has to name, "" if it stays as it is.
     spills: the pools that the call went on from.
@@ -223,7 +223,8 @@ def check_model(tenant: Tenant, name: str, version: str) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
     """The place that a path names. found: its routes that the tenant may use. missing: the error if there are none, if
-    it is another one than that there is no such thing. allowed: its methods. verb, version: of a model's path.
+    it is another one than that there is no such thing. allowed: its methods. verb, version: the verb and version in a
+    model's path.
     """
 
     kind: Kind

@@ -61,7 +61,7 @@ class Body:
 
 
 class Latest:
-    """The latest pairs of one model and one pool. counts: of all pairs, by result."""
+    """The latest pairs of one model and one pool. counts: the number of pairs by result."""
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(RESULTS, 0)
@@ -87,7 +87,9 @@ class Latest:
 
 
 class Agreement:
-    """The comparisons of a gateway. Single writer: the loop. latest: by (model, pool and version compared with)."""
+    """The comparisons of a gateway. Single writer: the loop. latest: the latest pairs by (model, pool and version
+    compared with).
+    """
 
     def __init__(self, *, clock: Callable[[], float] = monotonic) -> None:
         self.latest: dict[tuple[str, str], Latest] = {}

@@ -23,7 +23,7 @@ _raw_decode: Final = JSONDecoder().raw_decode
 class AnswerTokens:
     """The tokens of one call. prompt: the estimate for its request, which counts until the answer says more.
 
-    tokens_in, tokens_out: what was used so far. reported: whether the server said so.
+    tokens_in, tokens_out: the numbers of tokens used so far. reported: True if the server reported these numbers.
     """
 
     __slots__ = ("_bytes", "_edge", "_events", "_read", "_tail", "reported", "tokens_in", "tokens_out")
@@ -81,7 +81,7 @@ class AnswerTokens:
         return True
 
     def end(self, used: str = "") -> None:
-        """The answer is complete. used: what its server has reported, see `oriel_wire.context.parse_cost`."""
+        """The answer is complete. used: the usage that its server has reported, see `oriel_wire.context.parse_cost`."""
         if self._take(used):
             pass
         elif self._read and (found := _usage(self._tail.decode("utf-8", "replace"))) is not None:

@@ -48,7 +48,8 @@ def folder_name(policies: object) -> str:
 class Canaries:
     """The canaries of a gateway. Single writer: the loop.
 
-    rolled_back: by the digest of the route. changed: called, a turn of the loop later, when a side was rolled back.
+    rolled_back: the canaries that were rolled back, by the digest of the route. changed: called, a turn of the loop
+    later, when a side was rolled back.
     """
 
     def __init__(self) -> None:
@@ -98,7 +99,7 @@ class Canaries:
         return sorted(found, key=lambda each: -each.at)
 
     def finished(self, target: Target, judged: Judged | None) -> None:
-        """Count a call of a split that is over. target: of the call. judged: see `Record`."""
+        """Count a call of a split that is over. target: the target of the call. judged: see `Record`."""
         plan = target.plan
         watch = self._watches.get(plan)
         result = "met" if judged is None else judged.result
@@ -109,7 +110,9 @@ class Canaries:
             self._roll_back(plan, verdict)
 
     def compared(self, plan: Route, rows: float) -> None:
-        """Count an answer of a canary that was compared with one of the other side. rows: with the same class."""
+        """Count an answer of a canary that was compared with one of the other side. rows: the number of rows with the
+        same class.
+        """
         watch = self._watches.get(plan)
         if watch is not None and (verdict := watch.compared(rows)) is not None:
             self._roll_back(plan, verdict)

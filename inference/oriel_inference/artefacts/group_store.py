@@ -34,7 +34,7 @@ class GroupStoreFailed(Exception):
 
 
 class GroupStore:
-    """One store. All but `close` belong to the loop that serves; none of them blocks it.
+    """The artefact store of a group of servers. Call all methods but `close` on the serving event loop; none blocks it.
 
     prefix: beginning of all keys, empty or ending with "/". shown: the store's URL, for logs.
     request_s, send_s: seconds that a listing may take, and sending one artefact.

@@ -227,7 +227,7 @@ class ArtefactKeeper:
     # Checking and opening it -------------------------------------------------------------------------------------
 
     async def _enter(self, one: Followed, manifest: Manifest, built: bool) -> bool:
-        """Copy, check and open an artefact, and swap it in. built: by this server just now, and checked.
+        """Copy, check and open an artefact, and swap it in. built: True if this server has just built and checked it.
 
         Returns False if it was damaged and is to be built again. Raises ArtefactRefused and OSError.
         """

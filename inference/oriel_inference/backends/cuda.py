@@ -70,7 +70,7 @@ def find_used_bytes(
     """Return GPU -> bytes in use as a driver library reports them; a GPU that cannot be asked is left out.
 
     numbers: the GPUs.
-    contexts: those that are open; those that this opens are added.
+    contexts: the contexts that are open; those that this opens are added.
     """
     found: dict[int, int] = {}
     for number in numbers:

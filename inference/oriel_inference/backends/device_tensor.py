@@ -128,7 +128,7 @@ class DeviceTensor:
         )
 
     def extended(self, rows: int) -> "DeviceTensor":
-        """Return a view of so many rows that begins where this begins."""
+        """Return a view of `rows` rows that begins where this one begins."""
         return DeviceTensor(self._held, self.memory, self.dtype, (rows, *self.shape[1:]), self.offset)
 
 

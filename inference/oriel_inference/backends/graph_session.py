@@ -46,7 +46,7 @@ class Runtime(Protocol):
 
     open: the session.
     plain: makes a session of ours of it, whose runs use no graph.
-    settings: returns the options of the runs with a graph. identity: from 1.
+    settings: returns the options of the runs with a graph. identity: the number of the graph, from 1.
     value: returns a new tensor in the memory of the GPU.
     """
 
@@ -185,7 +185,7 @@ class _Graph:
             self._binding.bind_ortvalue_output(name, value)
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        """Replay the graph. inputs: of its shapes and types. Raises BackendFailed."""
+        """Replay the graph. inputs: arrays of its shapes and types. Raises BackendFailed."""
         try:
             for name, value in self._inputs.items():
                 value.update_inplace(inputs[name])

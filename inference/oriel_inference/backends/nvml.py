@@ -36,7 +36,7 @@ class GpuLoad:
 class GpuLoads:
     """The GPUs of this process, which are those that CUDA shows to it.
 
-    bus_ids: their PCI addresses; None asks the driver. wait_s: for the driver's answer.
+    bus_ids: their PCI addresses; None asks the driver. wait_s: seconds to wait for the driver's answer.
     open_library: returns the module `pynvml`, or raises ImportError.
     """
 

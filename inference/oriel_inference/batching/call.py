@@ -50,7 +50,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class StepRun:
-    """One step of an ensemble. queued_s: when it was given to its model."""
+    """One step of an ensemble. queued_s: the time when it was given to its model."""
 
     model: str
     version: str
@@ -107,21 +107,21 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
     inputs: name -> [rows, ...].
     signature: calls with equal signatures may share a batch (every non-batch dimension and the set of inputs).
     deadline: absolute.
-    give_up_s: when the queue policy of the model gives up on it, if that is earlier; then it is refused or, if
+    give_up_s: the time when the queue policy of the model gives up on it, if that is earlier; then it is refused or, if
     `delays`, parked.
     level: the caller's own ranking, which orders only its own calls of its own tier; 0 goes before 1.
     admitted: set for a step of an ensemble, which was admitted by the ensemble's bounds: a full queue does not refuse
     it.
     reply: called exactly once on the loop, unless the caller leaves first.
-    emit: for decoupled models; called before `reply` with the outputs of each response and a function to call once they
-    are written.
+    emit: takes each response of a decoupled model; called before `reply` with the outputs of each response and a
+    function to call once they are written.
     on_early_end: called if the call ends before its answer has come; set while a decoupled or a Python model runs it.
-    request_id: for the log.
+    request_id: the id for the log.
     caller: a tenant or a connection, "" if unknown.
     usage: the row that counts what the call uses; None for calls that nobody accounts for.
     source: the client's request and its context, for models that take requests one by one.
     keep: the outputs that may stay in the memory of the model's device, because only models there need them.
-    started_s: when it left the queue for a batch; 0 before.
+    started_s: the time when it left the queue for a batch; 0 before.
     ticket: its place in the queue, made with it.
     """
 

@@ -22,7 +22,7 @@ MAX_KNOWN = 4096  # callers that one version remembers the rows of
 
 
 class Device:
-    """One device. name: "host", or "gpu0". device_class: what prices are for, as "cpu" or "h100".
+    """One device. name: "host", or "gpu0". device_class: the class that prices name, such as "cpu" or "h100".
 
     `start` and `end` are called by any thread, once each per execution.
     """

@@ -61,7 +61,7 @@ def swap_sessions(
     Executions go on, and their instance has the new session afterwards. Returns a function that tells whether something
     that ran at the swap still does: until then, the sessions of before must stay open. Not for sessions that take
     requests one by one, nor for decoupled models.
-    idle, running, device_of: of the batcher, changed in place. host: the device of sessions without one.
+    idle, running, device_of: the batcher's own containers, changed in place. host: the device of sessions without one.
     """
     began = list(running)
     before = [*idle, *(batch.session for batch in began)]

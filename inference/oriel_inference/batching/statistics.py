@@ -97,7 +97,8 @@ class Statistics:
     sizes: rows of batches.
     releases: reason -> batches.
     tiers: tier -> requests.
-    responses, first_response: of a decoupled model; the latter in milliseconds.
+    responses, first_response: the number of responses and the time to the first one, for a decoupled model; the latter
+    in milliseconds.
     offer: takes samples of executed rows, the next one when `inferences` reaches sample_at. Writer: `quality`.
     """
 
@@ -171,8 +172,8 @@ class Statistics:
         """Count a batch that answered `calls` requests. The rows of callers that left meanwhile were executed as
         well.
 
-        members, shares: its calls and the outputs of each, from which rows are sampled. spec: of the load that ran it,
-        because one that is being replaced finishes its calls beside the next one.
+        members, shares: its calls and the outputs of each, from which rows are sampled. spec: the spec of the load that
+        ran it, because one that is being replaced finishes its calls beside the next one.
         """
         self.executions += 1
         self.inferences += times.rows
@@ -243,7 +244,7 @@ class Statistics:
 
 
 class Responses:
-    """Counts the responses of one request of a decoupled model. arrived_s: when the request was queued."""
+    """Counts the responses of one request of a decoupled model. arrived_s: the time when the request was queued."""
 
     __slots__ = ("_arrived_s", "_number", "_statistics")
 

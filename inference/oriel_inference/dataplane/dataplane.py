@@ -32,7 +32,7 @@ class Completion:
 
     answer: set on success, else `error` is set.
     response: set on success, unless the model is decoupled.
-    queued_s: when the call was queued.
+    queued_s: the time when the call was queued.
     serving: the version that it was queued for.
     rows: rows of the call.
     """

@@ -57,7 +57,7 @@ _Waiting = tuple[Callable[[], None], Callable[[InferenceError], None]]
 
 @dataclass(frozen=True, slots=True)
 class _Full:
-    """A load that found no memory. until_s: when it may be tried again, pause_s after it was refused."""
+    """A load that found no memory. until_s: the time when it may be tried again, pause_s after it was refused."""
 
     until_s: float
     pause_s: float

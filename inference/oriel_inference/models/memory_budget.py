@@ -330,7 +330,9 @@ class MemoryBudget:
         new: list[ServingModel],
         load_s: float,
     ) -> None:
-        """Record the end of a load. A model of which nothing serves keeps no share. least: what it counts at least."""
+        """Record the end of a load. A model of which nothing serves keeps no share. least: the bytes that it counts at
+        least, by device.
+        """
         model = share.name
         serving = self._serving(model)
         sizes = {device: max(measured.get(device, 0), size) for device, size in least.items()} if measured else {}

@@ -191,8 +191,8 @@ class Rollout:
         return reason
 
     def _publish(self, name: str, versions: _Versions, old: Mapping[int, ServingModel]) -> str:
-        """Publish loaded versions. old: those that served when the load began; meanwhile an ensemble may have lost a
-        model, and its place.
+        """Publish loaded versions. old: the versions that served when the load began; meanwhile an ensemble may have
+        lost a model, and its place.
         """
         current = self._serving(name)
         entries: dict[int, Entry] = {}

@@ -126,7 +126,7 @@ class VersionQuality:
             self._profiles[name] = TensorProfile(totals, known.get(name), logits=name in logits, random=values)
 
     def first(self, inferences: int) -> float:
-        """Return the number of the first row to sample, after so many rows were executed."""
+        """Return the number of the first row to sample, after this number of rows was executed."""
         return inferences + self._step() if self._profiles else inf
 
     def offer(

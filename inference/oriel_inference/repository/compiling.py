@@ -177,7 +177,9 @@ def variants() -> list[str]:
 
 
 def _read(compiler: Compiler, given: Mapping[str, str], file: str, field: str) -> dict[str, str]:
-    """Return the settings of a compiler. field: with {} for the name of a setting. Raises ConfigInvalid."""
+    """Return the settings of a compiler. field: the field's name, with {} for the name of a setting. Raises
+    ConfigInvalid.
+    """
     read: dict[str, str] = {}
     for name, value in sorted(given.items()):
         if name not in compiler.settings:

@@ -109,7 +109,7 @@ def _specified(
 
 
 def _shapes(config: pb.ModelConfig, file: str, field: str, rows: int, given: Shapes) -> Shapes:
-    """Return the shape of each required input with so many rows.
+    """Return the shape of each required input for this number of rows.
 
     given: dims of inputs, without the batch dimension; the others have those of the configuration.
     """

@@ -148,8 +148,8 @@ def name_engine(config: pb.ModelConfig, file: str, files: Sequence[str]) -> None
 
 
 def named_engine(config: pb.ModelConfig) -> str:
-    """Return the engine that a configuration names by `backend`, `platform` or the suffix of its model file; "" if the
-    files decide, or the name is none.
+    """Return the engine that a configuration names by `backend`, `platform` or the suffix of its model file; "" if it
+    names none, so that the files decide.
     """
     by_platform = _PLATFORMS.get(config.platform, "")
     return config.backend.lower() or by_platform or _from_suffix(config.default_model_filename)

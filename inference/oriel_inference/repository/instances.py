@@ -36,8 +36,8 @@ def placements(
 ) -> list[Place]:
     """Return one place per instance, in the order of the groups.
 
-    threads, inter_threads: for an instance on the CPU if the configuration sets none.
-    gpus: those that the backend is known to run on.
+    threads, inter_threads: the numbers of threads of an instance on the CPU if the configuration sets none.
+    gpus: the GPUs that the backend is known to run on.
     Without groups there is one instance per GPU, or one on the CPU. Raises ConfigInvalid, also if a group asks for a
     missing GPU.
     """

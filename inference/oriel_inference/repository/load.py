@@ -57,7 +57,7 @@ WARM_UP_S = 1.0
 class Loading:
     """The facts of one load of one model.
 
-    store, model: where the model lies, and its name there.
+    store, model: the place where the model lies, and its name there.
     find_backend: returns the backend that a configuration names. Raises LoadFailed for a name it does not know.
     cores, models: the cores of the machine and how many models share them; they size the default number of threads.
     check: tries each model file in another process before it is opened here; None skips that.

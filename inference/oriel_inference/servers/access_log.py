@@ -20,9 +20,9 @@ MAX_NAME = 128
 class _Line(msgspec.Struct, kw_only=True):
     """The line of one request.
 
-    ts: when it ended, UTC.
+    ts: the time when it ended, UTC.
     status: an HTTP status or a gRPC status code.
-    queue_ms: until its batch began, or until it ended.
+    queue_ms: milliseconds until its batch began, or until it ended.
     compute_ms: the time of its whole batch.
     bytes: size of its body or message as it arrived.
     Times of a stage that the request never reached are null.
@@ -101,7 +101,7 @@ def _of_call(ctx: CallContext, model: str, protocol: str, outcome: Outcome) -> _
 
 
 def _dated(note: _Note, offset_s: float) -> _Line:
-    """Complete a line. offset_s: from the monotonic clock to the wall clock."""
+    """Complete a line. offset_s: seconds from the monotonic clock to the wall clock."""
     line, ended_s = note
     line.ts = timestamp(ended_s + offset_s)
     return line

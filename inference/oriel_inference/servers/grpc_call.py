@@ -99,7 +99,7 @@ class Method:
 class GrpcPort:
     """The state that all connections of one port share.
 
-    plans: those for the calls of trusted peers (True) and of other peers (False).
+    plans: the plans for the calls of trusted peers (True) and of other peers (False).
     calls: how many are under way now.
     """
 
@@ -114,9 +114,9 @@ class GrpcPort:
 class GrpcCall(PortCall):
     """One call. Single writer: the loop.
 
-    plan, own, timeout_s: its metadata, see `CallPlans.read`. arrived_s: when its head arrived, monotonic.
-    ends_s: when the port gives the call up, because its message is late or its own deadline has passed; inf where its
-    method judges that.
+    plan, own, timeout_s: its metadata, see `CallPlans.read`. arrived_s: the monotonic time when its head arrived.
+    ends_s: the time when the port gives the call up, because its message is late or its own deadline has passed; inf
+    where its method judges that.
     on_leave: called once if the client leaves, or is given up, before the answer has ended.
     on_room: called when an answer that `send` could not pass on has gone.
     """

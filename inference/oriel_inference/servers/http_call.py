@@ -92,8 +92,8 @@ def answer(
 
 
 def refuse(exchange: Exchange, error: InferenceError, headers: Sequence[tuple[str, str]]) -> None:
-    """Refuse a request. headers: those of the request record, the request's id first; without any, the answer carries
-    only the id.
+    """Refuse a request. headers: the headers of the request record, the request's id first; without any, the answer
+    carries only the id.
     """
     status = http_status(error)
     extra = [JSON, ("retry-after", str(max(1, ceil(error.retry_s))))] if status == 503 else [JSON]

@@ -79,7 +79,8 @@ class LargeJson:
 
     limit_bytes: the most bytes of one request as binary data.
     max_waiting, max_waiting_bytes: jobs that wait; one that need not wait may be larger.
-    memory_bytes: address space of a child. timeout_s: for one job. idle_s: without work until a child is ended.
+    memory_bytes: address space of a child. timeout_s: seconds allowed for one job. idle_s: without work until a child
+    is ended.
     """
 
     def __init__(
@@ -123,9 +124,9 @@ class LargeJson:
         band: int = 0,
         tenant: str = "",
     ) -> Callable[[], None]:
-        """Convert `parts`; `then` is called later, on the loop. length: of the JSON part, None if all is JSON.
+        """Convert `parts`; `then` is called later, on the loop. length: bytes of the JSON part, None if all is JSON.
 
-        deadline: monotonic seconds. band, tenant: of the caller, by which it waits.
+        deadline: monotonic seconds. band, tenant: the caller's band and tenant, which decide how it waits.
         Returns the function to call when the caller leaves; `then` is not called after it.
         Raises QueueFull, ServerStopping.
         """

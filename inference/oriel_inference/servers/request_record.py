@@ -247,7 +247,7 @@ def note_kept(meter: Meter, ended: Ended) -> None:
 
 def keep_traces(surface: Surface, body: bytes) -> bytes | None:
     """Send the spans of traces that a server in front asks for at their end (`oriel_wire.observe.recall`). Return the
-    body of the answer, None for a request that is not valid. body: of the request.
+    body of the answer, None for a request that is not valid. body: the body of the request.
     """
 
     def recalled(found: Iterable[Noted]) -> None:

@@ -34,7 +34,7 @@ OPERATOR_EXTENSIONS = ("model_repository", "model_repository(unload_dependents)"
 
 
 def extensions(*, of_tenant: bool) -> tuple[str, ...]:
-    """Return the extensions that a caller may use. of_tenant: whether a gateway sent the call for a tenant."""
+    """Return the extensions that a caller may use. of_tenant: True if a gateway sent the call for a tenant."""
     return EXTENSIONS if of_tenant else EXTENSIONS + OPERATOR_EXTENSIONS
 
 

@@ -55,7 +55,7 @@ class VersionFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """The files of a model. shared: name -> file, beside the version folders. digest: of these."""
+    """The files of a model. shared: name -> file, beside the version folders. digest: the digest of these."""
 
     shared: Mapping[str, RemoteFile] = field(default_factory=dict)
     versions: Mapping[int, VersionFiles] = field(default_factory=dict)

@@ -31,7 +31,7 @@ def restore(arrays: dict[str, Array], model: str, model_version: str) -> Outputs
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor of a model. shape: as the server reports it, -1 for any size, batch axis included."""
+    """One tensor of a model. shape: the shape that the server reports, -1 for any size, batch axis included."""
 
     name: str
     datatype: str

@@ -41,7 +41,9 @@ def refusal(model: str, response: HttpResponse) -> LogicError:
 
 
 def error_of(model: str, status: int, reason: str, wait_s: float, stage: str = "infer") -> LogicError:
-    """Return the error for a refusal. status: of HTTP. reason: the server's text. wait_s: when to try again."""
+    """Return the error for a refusal. status: the HTTP status. reason: the server's text. wait_s: seconds to wait
+    before another try.
+    """
     match status:
         case 400:
             return ModelInputWrong(f"model '{model}' refused its inputs: {reason}")

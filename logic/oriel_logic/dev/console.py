@@ -26,7 +26,7 @@ class Shown:
 
 
 def banner(url: str, services: Sequence[Shown], models: str) -> str:
-    """Return the lines at the start. url: of the server, without a path; models: their source."""
+    """Return the lines at the start. url: the server's URL, without a path; models: their source."""
     width = max([6, *(len(each.name) for each in services)])
     lines = [line for each in services for line in service_lines(url, each, width)]
     lines.append(f"{'models':<{width}}  {models}")

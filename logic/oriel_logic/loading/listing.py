@@ -51,8 +51,8 @@ class Source:
 class Listing:
     """All handlers that were found.
 
-    sources: by origin.
-    weights: by service, of those that set some.
+    sources: the sources by origin.
+    weights: the weights of versions by service, for services that set some.
     unread: entries of the folders that could not be read; what lies there must not count as removed.
     """
 

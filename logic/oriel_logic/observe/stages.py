@@ -18,8 +18,8 @@ Kind = Literal["client", "internal"]
 class HopFacts:
     """A call of another server.
 
-    path: "" for gRPC. status: of HTTP, 0 without an answer, or of gRPC, -1 without one. resent: endpoints that were
-    tried before.
+    path: "" for gRPC. status: the HTTP status, 0 without an answer, or the gRPC status, -1 without one. resent:
+    endpoints that were tried before.
     """
 
     host: str
@@ -33,8 +33,9 @@ class HopFacts:
 class Stage:
     """One stage, timed by `with ledger.stage("pre"):`; open while `end_s` is 0. Times are monotonic seconds.
 
-    Exceptions of its body pass through; `error` is their reason, or the name of their class. hop: of a call of a model,
-    as far as it is known. idle_s: seconds between start and end in which nothing was done, of a stage with breaks.
+    Exceptions of its body pass through; `error` is their reason, or the name of their class. hop: the facts of a model
+    call, as far as it is known. idle_s: seconds between start and end in which nothing was done, of a stage with
+    breaks.
     """
 
     __slots__ = (
@@ -88,8 +89,8 @@ class Ledger:
     cost_us: the cost of the request so far: processor time of workers plus what inference servers charged.
     cpu_ns: processor time of workers. lost_ns: that of jobs that failed, or whose answer nobody took; see `spent`.
     late: called with the microseconds of a job that ends after the request has been counted.
-    device_ns, device_class: of devices, as inference servers report it.
-    tokens_in, tokens_out: of the OpenAI API.
+    device_ns, device_class: the time and class of devices, as inference servers report them.
+    tokens_in, tokens_out: the numbers of tokens in calls of the OpenAI API.
     """
 
     __slots__ = (

@@ -51,7 +51,7 @@ class Cache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenModel:
-    """Runs one model step by step. positions, mask: whether the model has these inputs."""
+    """Runs one model step by step. positions, mask: True if the model has these inputs."""
 
     model: str
     version: str

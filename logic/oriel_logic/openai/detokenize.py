@@ -16,7 +16,9 @@ class DecoderUnknown(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """The bytes of each token. pieces: by token id, empty for control tokens. named: control tokens by their text."""
+    """The bytes of each token. pieces: the bytes of each token by its id, empty for control tokens. named: control
+    tokens by their text.
+    """
 
     pieces: Sequence[bytes]
     named: Mapping[str, int]
@@ -43,7 +45,7 @@ class Detokenizer:
 def pieces_of(decoder: Mapping[str, Any] | None, tokens: Sequence[str], added: Mapping[int, str | None]) -> list[bytes]:
     """Return the bytes of each token, by the `decoder` of a `tokenizer.json`.
 
-    tokens: by id.
+    tokens: the tokens by their id.
     added: tokens that are text as they are, by id; None for control tokens, which have no text. A space that the
         decoder would remove from the very first token is kept: generated text continues a prompt.
     Raises DecoderUnknown.

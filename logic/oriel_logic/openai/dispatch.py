@@ -193,7 +193,9 @@ class OpenAI:
         )
 
     def _as_openai(self, label: str, work: Work) -> Handler:
-        """Run `work` under the request's deadline, with errors in that API's form. label: for metrics and traces."""
+        """Run `work` under the request's deadline, with errors in that API's form. label: the name for metrics and
+        traces.
+        """
 
         async def handle(inbound: Inbound, visit: Visit) -> Reply:
             visit.service = label

@@ -185,7 +185,7 @@ class LanguageModel(Served):
 
 
 class Run:
-    """The generation of one request. choices: for each prompt, those that continue it."""
+    """The generation of one request. choices: for each prompt, the choices that continue it."""
 
     def __init__(
         self, *, model: TokenModel, prompts: Sequence[Ids], choices: Sequence[Sequence[Generated]], tools: Tools

@@ -25,7 +25,7 @@ MAX_SHOWN = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """Token ids of several texts, one after another. lengths: of each. problem: why an input is invalid."""
+    """Token ids of several texts, one after another. lengths: the length of each. problem: why an input is invalid."""
 
     ids: NDArray[np.int32]
     lengths: NDArray[np.int32]

@@ -53,7 +53,7 @@ Bind = Callable[[CallContext, Ledger], BoundModels]
 class Pipeline:
     """Runs services.
 
-    services: those set up in this process, for stages that are `async def`.
+    services: the services set up in this process, for stages that are `async def`.
     bind: makes the models of one request.
     """
 

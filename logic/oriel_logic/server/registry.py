@@ -57,7 +57,9 @@ class Shares:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """The reason why a file's newest state is not served: "" while it is being set up. at: when it failed or began."""
+    """The reason why a file's newest state is not served: "" while it is being set up. at: the time when it failed or
+    began.
+    """
 
     file: HandlerFile
     problem: str

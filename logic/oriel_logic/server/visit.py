@@ -79,7 +79,7 @@ def spans_of(visit: Visit) -> list[Span]:
 
 
 def stage_span(stage: Stage, own: TraceContext, ended_s: float) -> Span:
-    """Return the span of one stage. ended_s: when its request ended, for a stage that did not."""
+    """Return the span of one stage. ended_s: the time when its request ended, for a stage that did not."""
     attributes: dict[str, Any] = dict(stage.attributes)
     name, failed = stage.name, bool(stage.error)
     if stage.kind == "client":

@@ -68,7 +68,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageFacts:
-    """The place where a stage runs, and whether it yields its answer piece by piece."""
+    """The place where a stage runs. streams: True if it yields its answer piece by piece."""
 
     where: Literal["loop", "worker"]
     streams: bool = False
@@ -80,7 +80,7 @@ class Definition:
 
     target: the function or the class itself, None if only another interpreter has it.
     is_named: True if the decorator gave the name.
-    facts: by stage: "" for a function, "predict" for a class, "pre" and "post" for a chain.
+    facts: the facts by stage: "" for a function, "predict" for a class, "pre" and "post" for a chain.
     signature: the parameters of the stage that reads the request, with the output of the stage that answers.
     plan: the argument order of that stage.
     reads_stream: True if it reads its body while it arrives.

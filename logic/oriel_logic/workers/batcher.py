@@ -42,7 +42,7 @@ class Jobs(Protocol):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Member:
-    """One call. work: with its rows, `count` of them. waits: whether it is in the queue."""
+    """One call. work: the job with its rows, `count` of them. waits: True if it is in the queue."""
 
     work: Work
     count: int
@@ -54,7 +54,7 @@ class Member:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """A released batch. band: of the most urgent call at its release. members: set once a worker is free."""
+    """A released batch. band: the band of the most urgent call at its release. members: set once a worker is free."""
 
     band: int
     members: list[Member] = field(default_factory=list)

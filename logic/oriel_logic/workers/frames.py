@@ -144,7 +144,7 @@ def body_bound(limit_bytes: int) -> int:
 class Frame:
     """One received message. cpu_us: processor time the worker has spent on its job, 0 from the pool.
 
-    sizes: those of the buffers in the body, in bytes. body: empty once the frame has been unpacked.
+    sizes: bytes of each buffer in the body. body: empty once the frame has been unpacked.
     """
 
     kind: Kind

@@ -26,7 +26,7 @@ class Keeper:
     launch: makes a fork server; `server` is the first one.
     make: makes the loop's end of a worker from its token and the pipe with its output.
     on_news: called when a worker has failed to start, or when none can ever be started.
-    workers: by token, ready or not.
+    workers: the worker processes by token, ready or not.
     failed_starts: workers in a row that ended before they were ready.
     problem: why no worker can be started, "" while that is not known.
     suspect: a worker that may be broken; it has to end once others are ready in its place.
@@ -172,7 +172,7 @@ class Keeper:
 
 
 def how_ended(status: int) -> str:
-    """Describe the end of a process. status: as from `os.waitpid`."""
+    """Describe the end of a process. status: the exit status as from `os.waitpid`."""
     if os.WIFSIGNALED(status):
         return f"signal {os.WTERMSIG(status)}"
     return f"exit code {os.waitstatus_to_exitcode(status)}"

@@ -39,7 +39,7 @@ class OutputError:
     """How one output of an artefact differs from the reference's, over all samples.
 
     outside: elements beyond the tolerance, NaN and infinities that only one of the two has among them.
-    not_finite: those elements among them.
+    not_finite: the number of such elements among them.
     absolute, relative: the largest errors of elements that are finite in both.
     top1: share of rows whose largest element is the same one; None where that means nothing.
     shapes: "" if all shapes are equal.

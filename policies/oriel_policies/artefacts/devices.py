@@ -38,7 +38,7 @@ _CAPABILITY = re.compile(r"[0-9]{1,2}\.[0-9]")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A device to build for. capability: of a GPU; "" for the CPU of the machine that builds."""
+    """A device to build for. capability: the compute capability of a GPU; "" for the CPU of the machine that builds."""
 
     name: str
     capability: str

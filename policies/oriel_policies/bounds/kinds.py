@@ -53,10 +53,10 @@ UNITS: Mapping[Counts, Unit] = {
 class LimitKind:
     """One kind of limit.
 
-    field, burst: its fields in the documents; without `burst` it has no bursts. name: of its bound, in headers.
+    field, burst: its fields in the documents; without `burst` it has no bursts. name: the bound's name in headers.
     counts: the unit that it counts. seconds: the time in which a rate allows its amount, 0.0 for what is no rate.
-    slots: calls hold it while they run. period: of a calendar window. least, most, most_burst: of what the fields may
-    be. sentence: its explanation, with places for both.
+    slots: calls hold it while they run. period: the period of a calendar window. least, most, most_burst: of what the
+    fields may be. sentence: its explanation, with places for both.
     """
 
     field: str

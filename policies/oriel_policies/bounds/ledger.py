@@ -29,8 +29,8 @@ class Ask:
     """A request about one record; see the module's docstring. All amounts are in units.
 
     key: the record's name within its tenant. limit: burst, slots or units of the window.
-    step: rate: microseconds per unit; window: 0 for days, 1 for months. number, born, used: of a window, as last seen;
-    of slots: used is the asker's own count if number >= 0.
+    step: rate: microseconds per unit; window: 0 for days, 1 for months. number, born, used: the number, begin and use
+    of a window, as last seen; of slots: used is the asker's own count if number >= 0.
     """
 
     key: str
@@ -50,7 +50,7 @@ class Ask:
 class Answer:
     """granted: units that the asker now has. wait_us: if > 0, the time until the needed units are available.
 
-    used: units used in a window, or slots that the asker holds. ends_us: until the window ends.
+    used: units used in a window, or slots that the asker holds. ends_us: microseconds until the window ends.
     """
 
     granted: float

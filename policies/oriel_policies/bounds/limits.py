@@ -33,8 +33,8 @@ class Bound:
     """One bound of an allowance. Exactly one of rate, slots, period is set.
 
     name: unique among the bounds of a tenant, stable over reloads: the counter's key and the policy's name in headers.
-    limit: units of the burst, calls at once, units of the window. budget: what a bound with a period is made of, if it
-    is one.
+    limit: units of the burst, calls at once, units of the window. budget: the budget that a bound with a period is made
+    of, if it is one.
     """
 
     name: str

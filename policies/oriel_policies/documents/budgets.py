@@ -17,7 +17,7 @@ _MOST = 10**9
 def budget_allowance(
     file: str, path: str, tables: list[BudgetTable], currencies: Collection[str] | None
 ) -> Allowance | None:
-    """Check the budgets of one tenant. currencies: those of the prices; None if they are not known. Raises
+    """Check the budgets of one tenant. currencies: the currencies of the prices; None if they are not known. Raises
     BadDocument.
     """
     if len(tables) > MOST_BUDGETS:

@@ -94,7 +94,9 @@ class Selector:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """One limit. field: of the documents, by which `bounds.kinds` describes it. burst: 0 for a kind without bursts."""
+    """One limit. field: the field of the documents by which `bounds.kinds` describes it. burst: 0 for a kind without
+    bursts.
+    """
 
     field: str
     amount: float

@@ -37,7 +37,7 @@ class TierTable(_Table):
 
 
 class KeyTable(_Table):
-    """An API key, by its SHA-256. name: used in explanations and logs. tier: of its calls, instead of the
+    """An API key, by its SHA-256. name: used in explanations and logs. tier: the tier of its calls, instead of the
     tenant's; above_tenant: it may be above the tenant's."""
 
     sha256: str

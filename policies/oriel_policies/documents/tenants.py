@@ -34,10 +34,11 @@ _MAX_PATTERNS = 8192  # patterns of models are sent to logic servers in a header
 
 
 class Tenants:
-    """The tenants of a set that are checked so far. compiled: by name; keys: by the SHA-256 of the credential.
+    """The tenants of a set that are checked so far. compiled: the compiled tenants by name; keys: the keys by the
+    SHA-256 of the credential.
 
-    routes: the names of all routes; None if they are not known, because one of them is wrong. currencies: those of the
-    prices; None if they are not known.
+    routes: the names of all routes; None if they are not known, because one of them is wrong. currencies: the
+    currencies of the prices; None if they are not known.
     """
 
     def __init__(

@@ -29,7 +29,8 @@ from oriel_policies.documents.tenants import epoch
 class Withdrawn(NamedTuple):
     """The result of a withdrawal.
 
-    parts: the block without what was withdrawn. names: what was withdrawn, for the log. keys: number of withdrawn keys.
+    parts: the block without what was withdrawn. names: the names that were withdrawn, for the log. keys: number of
+    withdrawn keys.
     mark: "" if nothing was withdrawn, else equal for equal results.
     """
 

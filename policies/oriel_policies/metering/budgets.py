@@ -19,8 +19,8 @@ _PREFIX = "budget-"
 class Budget:
     """One budget of one tenant.
 
-    unit: one of UNITS, or a currency such as "EUR". amount: in whole units of `scale`. warn: the share of it that is
-    reported as a warning. stop: whether calls are refused once it is spent.
+    unit: one of UNITS, or a currency such as "EUR". amount: the amount in whole units of `scale`. warn: the share of it
+    that is reported as a warning. stop: True if calls are refused once it is spent.
     """
 
     unit: str
@@ -42,7 +42,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """Units that were used. device_ns: by the class of the device, "" where it is not known."""
+    """Units that were used. device_ns: nanoseconds by the class of the device, "" where it is not known."""
 
     device_ns: Mapping[str, int] = field(default_factory=dict)
     cpu_ns: int = 0

@@ -9,7 +9,7 @@ starts and ends. This is the virtual time of fair queueing (Parekh, Gallager 199
 class DeviceClock:
     """The clock of one device. Times are integer nanoseconds. Single writer.
 
-    busy_ns: for how long at least one batch ran, up to the last call.
+    busy_ns: nanoseconds during which at least one batch ran, up to the last call.
     charged_ns: the sum of all charges.
     running: how many batches run.
     """
@@ -31,7 +31,7 @@ class DeviceClock:
         return self._virtual_ns
 
     def end(self, started: int, now_ns: int) -> int:
-        """End a batch and return its charge. started: what `start` returned for it."""
+        """End a batch and return its charge. started: the value that `start` returned for it."""
         self.advance(now_ns)
         charge = self._virtual_ns - started
         self.running -= 1

@@ -57,7 +57,8 @@ def explain(
 ) -> list[Step]:
     """The stages in order, up to the one that refuses. key: the credential's key, None if it is not known.
 
-    now: epoch seconds. documents: what `snapshot` was compiled from, so that fields are named with their files.
+    now: epoch seconds. documents: the documents that `snapshot` was compiled from, so that fields are named with their
+    files.
     """
     if key is None:
         return [Step(stage="identify", says="no tenant of these documents has this credential", refused=_UNKNOWN)]

@@ -23,8 +23,9 @@ class Rollback:
     """The rule of one canary.
 
     canary: the side of the split that is judged. min_calls: on each side before anything is judged.
-    margin: by how much more of its calls may fail or be late. agreement: the least share of compared rows with the same
-    class; 0 if answers may differ. compare_share: of its calls that are made on the other side as well.
+    margin: the share by which more of its calls may fail or be late. agreement: the least share of compared rows with
+    the same class; 0 if answers may differ. compare_share: the share of its calls that are made on the other side as
+    well.
     """
 
     canary: str

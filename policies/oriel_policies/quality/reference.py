@@ -25,7 +25,7 @@ class TensorReference(msgspec.Struct, frozen=True, omit_defaults=True):
 
     rows: rows that it was made from.
     edges, shares: the inner edges of the bins, and the share of the values in each of them, one more than edges.
-    low, high: the range of the values. mean, deviation: of the values.
+    low, high: the range of the values. mean, deviation: the mean and standard deviation of the values.
     classes: index of the largest element -> share of the rows, for outputs with classes; `rest` is the share of all
     other classes.
     """
@@ -42,7 +42,7 @@ class TensorReference(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
-    """The distributions of the tensors of one version. made: when, as text."""
+    """The distributions of the tensors of one version. made: the time when it was made, as text."""
 
     format: int = FORMAT
     model: str

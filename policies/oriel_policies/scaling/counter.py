@@ -39,7 +39,7 @@ class DemandCounter:
         self._woken_until_s = now
 
     def wake(self, replicas: int, until_s: float) -> None:
-        """Note that an operator wants so many replicas until then; this replaces an earlier wish."""
+        """Note that an operator wants this number of replicas until then; this replaces an earlier wish."""
         self._woken, self._woken_until_s = replicas, until_s
 
     def arrived(self, tier: str, now: float, calls: int = 1) -> None:

@@ -86,7 +86,8 @@ class _Largest:
 class Planner:
     """See the module's docstring. Single writer; `plan` is to be called about once a second, and at edges.
 
-    tiers: by the names that the records use; calls of other tiers are planned for like those of the least urgent one.
+    tiers: the tiers by the names that the records use; calls of other tiers are planned for like those of the least
+    urgent one.
     """
 
     def __init__(self, pool: Scaling, tiers: Mapping[str, TierScaling], now: float) -> None:
@@ -113,9 +114,9 @@ class Planner:
     ) -> Plan:
         """Return the plan for this moment.
 
-        replicas: addresses of the pool that are not terminating; ready: those that serve.
+        replicas: addresses of the pool that are not terminating; ready: the number of replicas that serve.
         scheduled: the minimum of the windows that are open, see `scheduled_minimum`.
-        model_replicas: those whose memory the models in use fill.
+        model_replicas: the number of replicas whose memory the models in use fill.
         """
         pool, total = self.pool, demand.total
         if self._wanted < 0:

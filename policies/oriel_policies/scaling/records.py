@@ -47,7 +47,7 @@ class TierRecord(Struct, array_like=True, forbid_unknown_fields=True):
 class PoolRecord(Struct, array_like=True, forbid_unknown_fields=True):
     """The report of one gateway about one pool; or the sum of several.
 
-    tiers: by name.
+    tiers: the records of tiers by name.
     held: calls that wait because the pool has no usable endpoint or no permit.
     in_flight: calls at the servers.
     observed_s: seconds for which the gateway has been counting.

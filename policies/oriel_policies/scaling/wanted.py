@@ -107,9 +107,10 @@ def service_time(curve: Mapping[int, tuple[float, float]], target_s: float) -> S
 def replicas_wanted(
     pool: Scaling, loads: Sequence[TierLoad], replicas: int, model_replicas: float = 0.0, *, spare: int = 0
 ) -> int:
-    """The wanted number, within the pool's bounds. replicas: those that are ready, or will be within `start_s`.
+    """The wanted number, within the pool's bounds. replicas: the number of replicas that are ready, or will be within
+    `start_s`.
 
-    model_replicas: those whose memory the models in use fill. spare: replicas beyond what the loads
+    model_replicas: the number of replicas whose memory the models in use fill. spare: replicas beyond what the loads
     need. Non-decreasing in every backlog.
     """
     paid = sorted([load for load in loads if load.tier.weight > 0.0], key=_band)

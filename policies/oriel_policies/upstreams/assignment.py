@@ -28,8 +28,8 @@ def unit(text: str) -> float:
 
 
 class Sides:
-    """The sides of one traffic split. salt: makes the splits of two routes independent. names: of the sides, all
-    different.
+    """The sides of one traffic split. salt: makes the splits of two routes independent. names: the names of the sides,
+    all different.
     """
 
     def __init__(self, salt: str, names: Sequence[str], shares: Sequence[float]) -> None:

@@ -39,7 +39,7 @@ class Cause(StrEnum):
 
 class Record:
     """The answers of one endpoint. error_rate, mean_s: exponentially weighted. broken: exchanges in a row without an
-    answer. heard_s: when the last byte came, or when the endpoint got work after being idle."""
+    answer. heard_s: the time when the last byte came, or when the endpoint got work after being idle."""
 
     __slots__ = ("answers", "broken", "error_rate", "heard_s", "mean_s")
 

@@ -49,7 +49,7 @@ class MemoryShare:
     """The memory of one load of one model. Single writer: `ModelMemory`.
 
     sizes: device -> bytes.
-    since_s: when it was loaded.
+    since_s: the time when it was loaded.
     """
 
     def __init__(self, name: str, sizes: Mapping[str, int], *, pinned: bool) -> None:
@@ -102,7 +102,8 @@ class _Rate:
 class _Use:
     """The use of one model.
 
-    lately, usual: rates of its calls, for rules 3 and 4. called_s: when the latest of them came.
+    lately, usual: recent and usual rate of its calls, for rules 3 and 4 of this module. called_s: the time when the
+    latest of them came.
     load_s: seconds of its latest load, 0 before the first.
     """
 

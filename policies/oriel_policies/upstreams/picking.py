@@ -17,8 +17,8 @@ LONGEST_BUSY_S = 5.0
 
 
 class PeakEwma:
-    """The cost of one endpoint. cost_s: seconds per answer at `stamp_s`, decaying from there. busy_s: until then it
-    reports no capacity.
+    """The cost of one endpoint. cost_s: seconds per answer at `stamp_s`, decaying from there. busy_s: the time until
+    which it reports no capacity.
 
     Times are monotonic seconds and do not go back.
     """

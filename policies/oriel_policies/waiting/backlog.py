@@ -32,7 +32,7 @@ class Backlog:
         self._refused = 0
 
     def turn(self, now: float, waits: bool) -> None:
-        """Record a turn of the flow at `now`. waits: whether further calls of it wait."""
+        """Record a turn of the flow at `now`. waits: True if further calls of it wait."""
         if self._last_s:
             self.turns += 1
             self.turn_s += max(WEIGHT, 1.0 / self.turns) * (now - self._last_s - self.turn_s)

@@ -28,9 +28,9 @@ class Ticket(Holding):
     order: rank inside the tenant's flow, the deadline by default; it has no effect on expiry.
     rows: counted by `rows_ahead`.
     admitted: it was admitted by other bounds already, so it takes no room here.
-    late_s: from this time on it cannot be answered in time, and goes behind the tickets of its flow that can.
+    late_s: the time from which on it cannot be answered in time, and goes behind the tickets of its flow that can.
     target_s: the longest time that such a call may take to be in time.
-    model: by which a permit is counted; "" if it is not. apart: whether the ticket is in `SlaQueue.aside`.
+    model: the name by which a permit is counted; "" if it is not. apart: True if the ticket is in `SlaQueue.aside`.
     """
 
     __slots__ = (
@@ -170,7 +170,7 @@ class _Heap:
 
 
 class Flow:
-    """One tenant inside one band. key: of its entry among the band's active flows, or 0.
+    """One tenant inside one band. key: the key of its entry among the band's active flows, or 0.
 
     watched: see `Expiry`. waiting: tickets, of which `behind` were found to be late. backlog: only if turns are timed.
     """

@@ -16,7 +16,7 @@ _ALPHA = 0.1
 class _Use:
     """One model. count: its permits now; most, before: the most of them in this period and in the one before.
 
-    mean_s: how long a call holds a permit. ended_s: when the model released one last, or got its only one.
+    mean_s: how long a call holds a permit. ended_s: the time when the model last released one, or got its only one.
     """
 
     def __init__(self) -> None:

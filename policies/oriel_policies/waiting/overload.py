@@ -114,7 +114,8 @@ class LoopOverload:
 
 
 def shares(waiting: Mapping[int, int], most: int) -> dict[int, int]:
-    """Return how many of each rank go on. waiting: rank -> how many wait. most: of all ranks together, at least 2.
+    """Return how many of each rank go on. waiting: rank -> how many wait. most: the bound on all ranks together, at
+    least 2.
 
     The more urgent go first, but for a share of the least urgent, so that these hear that they are refused.
     """

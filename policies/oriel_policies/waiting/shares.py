@@ -128,7 +128,7 @@ class _Band:
 
 
 class Shares:
-    """A budget of `bound` units. held: of all holdings.
+    """A budget of `bound` units. held: the sum of all holdings.
 
     spared: the units that only the band `first`, and more urgent ones, may use, and each band up to its floor.
     floor_share: part of `bound` that each band keeps from the others, rounded down to whole units; less where many

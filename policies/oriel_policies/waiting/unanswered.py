@@ -25,7 +25,7 @@ class Unanswered:
         models[model] = models.get(model, 0) + 1
 
     def note_answer(self, model: str, final: bool | None) -> None:
-        """Count an answer. final: whether it is the last one to its message; None if it does not say."""
+        """Count an answer. final: True if it is the last one to its message; None if it does not say."""
         models = self.models
         if final is False or not models:
             return

@@ -33,7 +33,9 @@ Arrivals = Iterator[tuple[float, int]]
 
 @dataclass(slots=True)
 class Record:
-    """The result of a run. tallies: [phase][stream]; timelines: by tier; ran_s: seconds until sending ended."""
+    """The result of a run. tallies: [phase][stream]; timelines: a timeline for each tier; ran_s: seconds until sending
+    ended.
+    """
 
     tallies: list[list[Tally]]
     timelines: dict[str, Timeline]

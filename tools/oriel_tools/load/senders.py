@@ -33,7 +33,7 @@ class Ticket:
 
 
 class HttpSender:
-    """Over keep-alive connections; a connection is made whenever none is free."""
+    """Sends requests over keep-alive connections, and opens another connection whenever none is free."""
 
     def __init__(self, prepared: Prepared, endpoint: Endpoint) -> None:
         host = f"[{prepared.host}]" if ":" in prepared.host else prepared.host

@@ -16,7 +16,9 @@ MAX_BINS = 400
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of one request. kind: good, refused or failed; reason: for people and machines, e.g. `503 queue_full`."""
+    """The end of one request. kind: good, refused or failed; reason: a word for people and machines, e.g. `503
+    queue_full`.
+    """
 
     kind: str
     reason: str = ""
@@ -48,8 +50,8 @@ class Tally:
     """The counts of one stream (or, merged, one tier) in one phase.
 
     scheduled: arrivals so far; good: proper answers; kept: good ones within the target since their scheduled arrival
-    (without a target: all good ones). latency, service: of good answers; refusals: by reason, how long the server took
-    to say no, from the moment of sending; lag: of everything sent, how late it left.
+    (without a target: all good ones). latency, service: times of good answers; refusals: times by reason that
+    the server took to say no, from the moment of sending; lag: the delay with which each request was sent.
     """
 
     scheduled: int = 0
@@ -66,7 +68,7 @@ class Tally:
     lag: Histogram = field(default_factory=Histogram)
 
     def ended(self, outcome: Outcome, latency_s: float, service_s: float, target_s: float | None) -> bool:
-        """Count a request that was sent; whether it kept its promise."""
+        """Count a request that was sent. Return True if it kept its promise."""
         if outcome.kind == "good":
             self.good += 1
             self.latency.add(latency_s)

@@ -28,7 +28,7 @@ class HorizontalPodAutoscaler:
         self._wishes: deque[tuple[float, int]] = deque()
 
     def replicas(self, value: float, replicas: int, now: float) -> int:
-        """Return the new number of replicas. value: of the metric, in replicas."""
+        """Return the new number of replicas. value: the metric's value, in replicas."""
         wish = replicas if abs(1.0 - value / replicas) <= TOLERANCE else ceil(value)
         self._wishes.append((now, wish))
         while now - self._wishes[0][0] > SETTLE_S:
@@ -56,7 +56,8 @@ class Autoscaled:
     ) -> None:
         """begins_s: wall clock at second 0, in epoch seconds. replicas: ready ones at the beginning.
 
-        record: returns the demand that the gateway counts. change: adds so many ready replicas, or takes them away.
+        record: returns the demand that the gateway counts. change: adds a number of ready replicas, or removes them if
+        it is negative.
         """
         table = snapshot.pools[pool].scaling
         assert table is not None

@@ -176,7 +176,7 @@ async def measured(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Turn:
-    """Some callers at once, for a while. latencies_s: of the answers. counts: rows -> batches meanwhile.
+    """Some callers at once, for a while. latencies_s: seconds of each answer. counts: rows -> batches meanwhile.
 
     single: (rows, seconds) of batches that were seen one by one. loop_s: how long the server's event loop was busy.
     """
@@ -210,7 +210,7 @@ class _Turn:
     def saturation(self, known: int, batch_s: float) -> tuple[int, float]:
         """Return how many batches ran at once, and the rest of an instance between two, for each row.
 
-        known: how many can, if that is known. batch_s: what the event loop takes for a batch, which does not count as
+        known: how many can, if that is known. batch_s: seconds of the event loop for a batch, which does not count as
         rest.
         """
         instances = known or max(1, round(self.busy_s / self.elapsed_s))
@@ -394,9 +394,9 @@ def _spreads(
 ) -> dict[int, list[float]]:
     """Return the spread of the batches of each size, as `spread_of` does.
 
-    sizes: rows -> mean seconds of a batch. single: (rows, seconds) of batches that were seen one by one. answers_s: of
-    the answers to one caller. The spread of a size is that of its own batches if enough were seen, else that of all
-    sizes, else that of the answers, whose other time spreads as much.
+    sizes: rows -> mean seconds of a batch. single: (rows, seconds) of batches that were seen one by one. answers_s:
+    seconds of the answers to one caller. The spread of a size is that of its own batches if enough were seen, else that
+    of all sizes, else that of the answers, whose other time spreads as much.
     """
     profile = [Size(rows=rows, mean_ms=mean_s * 1e3) for rows, mean_s in sizes.items()]
     every = [seconds * 1e3 / mean_ms(profile, rows) for rows, seconds in single]

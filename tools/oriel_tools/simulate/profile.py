@@ -19,7 +19,7 @@ Rows = Annotated[int, Meta(ge=1, le=65_536)]
 
 
 class Size(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Batches of one size. rows: of a batch. mean_ms: of `batches` of them.
+    """Batches of one size. rows: the rows of a batch. mean_ms: the mean of `batches` of them, in milliseconds.
 
     spread: quantiles of a batch's time over the mean, at equal steps from the least to the largest.
     """
@@ -58,8 +58,8 @@ class Profile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     overhead_ms: time of an answer beside its batch and the event loop: the network, the hand-over to a thread.
     row_ms: pause of an instance after a batch, for each row, although calls wait; the event loop is not in it.
     sizes: mean times by rows, ascending.
-    device_class: for which policy documents have a price.
-    measured, server: when, and on which server; for people.
+    device_class: the class for which policy documents have a price.
+    measured, server: the time of the measurement, and its server; for people.
     """
 
     model: Annotated[str, Meta(min_length=1, max_length=128)]

@@ -18,7 +18,7 @@ def used(
     *,
     through_gateway: bool,
 ) -> dict[str, Any]:
-    """Return the part `simulation` of a document. prices: of today, by class of device."""
+    """Return the part `simulation` of a document. prices: the prices of today, by class of device."""
     phases = document["phases"]
     seconds = sum([phase["seconds"] for phase in phases])
     good = sum([phase["all"]["good"] for phase in phases])

@@ -27,7 +27,9 @@ def affordable(budget_s: float, wanted: int, max_rows: int, rows: int) -> tuple[
 
 
 def variants_of(folder: Path, filename: str) -> list[str]:
-    """Return the variants that all versions of a model have. filename: of the model's own file; "" for the default."""
+    """Return the variants that all versions of a model have. filename: the name of the model's own file; "" for the
+    default.
+    """
     own = filename or "model.onnx"
     stem = own.removesuffix(".onnx")
     versions = [each for each in folder.iterdir() if each.name.isdigit() and (each / own).is_file()]

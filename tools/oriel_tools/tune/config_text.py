@@ -40,7 +40,7 @@ class _Token:
 
 @dataclass(slots=True, kw_only=True)
 class _Message:
-    """A message. inside: the position behind its opening brace; end: that of its closing one."""
+    """A message. inside: the position behind its opening brace; end: the position of its closing one."""
 
     inside: int
     end: int = 0

@@ -61,7 +61,8 @@ class Machine:
     async def load(self, text: str, *, within_s: float = ARTEFACT_S) -> str:
         """Load the model with the text of a config.pbtxt, and wait until the artefact serves that it asks for, if any.
 
-        Returns why the model's own file serves in place of that; "" if it does not. within_s: for the artefact.
+        Returns the reason if the model's own file serves instead; "" if the artefact serves. within_s: seconds allowed
+        for the artefact.
         """
         parameters = {"config": config_json(parse_config_text(text))}
         target = f"/v2/repository/models/{quote(self._model, safe='')}/load"
@@ -77,8 +78,8 @@ class Machine:
         return json.loads(await self._request("GET", "/models", port=self._metrics_port))
 
     async def profile(self, *, seconds: float, rows: int, instances: int) -> Profile:
-        """Measure how long the batches of the model take. seconds: for each number of callers. instances: that can run
-        at once.
+        """Measure how long the batches of the model take. seconds: the time for each number of callers. instances: that
+        can run at once.
         """
         try:
             return await measured(self.url, self._model, seconds=seconds, rows=rows, instances=instances)

@@ -47,8 +47,8 @@ class Plan:
     """The setting that was chosen, as simulated, beside the present one.
 
     best: the setting with the lowest latencies, of which only what is needed was chosen. most: the part of the rates up
-    to which the chosen setting reaches the objectives. promises: of the chosen setting, by load. limit: its kind, and a
-    sentence.
+    to which the chosen setting reaches the objectives. promises: the promises of the chosen setting, by load. limit:
+    its kind, and a sentence.
     """
 
     present: Trial
@@ -137,7 +137,7 @@ def _searched(
     effort: Effort,
     begin: Setting | None = None,
 ) -> Found:
-    """Search with so many replicas. begin: a setting that was good with others."""
+    """Search with a fixed number of replicas. begin: a setting that was good with another number."""
     start = replace(begin or subject.present, replicas=replicas)
     load = simulator.load
     return search(

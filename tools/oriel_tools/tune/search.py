@@ -66,9 +66,9 @@ def search(
 ) -> Found:
     """Return the best setting that was found.
 
-    engines: those that were measured, the present one among them. near: the settings that differ in one field, by
-    field. attempt: the score of a setting with a load of so many calls, less is better. has_time: whether another trial
-    may begin, beyond LEAST_TRIALS and one of the best.
+    engines: the engines that were measured, the present one among them. near: the settings that differ in one field, by
+    field. attempt: the score of a setting with a load of this number of calls, less is better. has_time: returns True
+    while another trial may begin, beyond LEAST_TRIALS and one of the best.
     """
     tried: dict[Setting, Score] = {}
 
@@ -117,8 +117,8 @@ def simplified(
 ) -> Setting:
     """Return the setting without the changes that bring nothing.
 
-    groups: the fields in which the two differ; those of one group are put back together. worse: whether a setting is
-    worse than `found` by what counts.
+    groups: the fields in which the two differ; those of one group are put back together. worse: returns True if a
+    setting is worse than `found` by what counts.
     """
     best = found
     for fields in groups:

@@ -26,7 +26,7 @@ Serve = Callable[..., AbstractAsyncContextManager[Machine]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuned:
-    """The result. text: of the configuration with the chosen setting. confirmed: whether that is recommended.
+    """The result. text: the text of the configuration with the chosen setting. confirmed: True if that is recommended.
 
     measured: everything that was measured, the present setting first.
     """

@@ -60,7 +60,9 @@ class Engine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting of a model. max_rows: of a batch; 0 if every request runs alone. replicas: servers of the pool."""
+    """One setting of a model. max_rows: the bound on rows of a batch; 0 if every request runs alone. replicas: servers
+    of the pool.
+    """
 
     max_rows: int
     instances: int

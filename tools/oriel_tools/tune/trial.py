@@ -35,7 +35,9 @@ Arrivals = Literal["poisson", "bursty"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The load of the objectives. rows: of each request. deadline_ms: sent with each; 0: GIVE_UP times the bound."""
+    """The load of the objectives. rows: the rows of each request. deadline_ms: sent with each; 0: GIVE_UP times the
+    bound.
+    """
 
     model: str
     objectives: Sequence[Objective]
@@ -54,7 +56,9 @@ class Load:
         return min([each.bound_ms for each in self.objectives])
 
     def seconds(self, calls: int) -> float:
-        """Return how long it takes for so many calls, and for LEAST_CALLS of each objective as far as MOST_CALLS go."""
+        """Return the seconds that it takes for this number of calls, and for LEAST_CALLS of each objective as far as
+        MOST_CALLS go.
+        """
         slowest = min([each.rate for each in self.objectives])
         rare = [each for each in self.objectives if self._is_rare(each)]
         enough = LEAST_CALLS / slowest
@@ -86,7 +90,7 @@ class Load:
     def scenario(self, url: str, seconds: float, *, part: float = 1.0) -> Scenario:
         """Return it as a load that can be sent as well as simulated: a warm-up, and `seconds` that count.
 
-        The first objective is the most urgent one. part: of the rates.
+        The first objective is the most urgent one. part: the factor on the rates.
         """
         streams = [
             Stream(
@@ -115,7 +119,9 @@ class Load:
         return checked(found, Path())
 
     def judged(self, tallies: Sequence[Tally]) -> list[Reached]:
-        """Judge the tallies of the streams. The goodput is that at the rate of the objective, whatever was sent."""
+        """Judge the tallies of the streams. The goodput is related to the rate of the objective, not to the rate that
+        was sent.
+        """
         return [
             reached(objective, tally, tally.scheduled / objective.rate)
             for objective, tally in zip(self.objectives, tallies, strict=True)
@@ -124,7 +130,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """The result of one setting in virtual time. seconds: of simulated arrivals that count."""
+    """The result of one setting in virtual time. seconds: the time of simulated arrivals that count."""
 
     setting: Setting
     reached: Sequence[Reached]
@@ -153,7 +159,7 @@ class Trial:
 
 
 class Simulator:
-    """Tries settings. profiles: of the engines that were measured."""
+    """Tries settings. profiles: the profiles of the engines that were measured."""
 
     def __init__(self, load: Load, profiles: Mapping[Engine, Profile]) -> None:
         self.load = load
@@ -196,7 +202,7 @@ class Simulator:
         return load.run(), load.use
 
     def _trial(self, setting: Setting, calls: int, part: float = 1.0) -> Trial:
-        """Try a setting with a load of about so many calls. part: of the rates."""
+        """Try a setting with a load of about this number of calls. part: the factor on the rates."""
         self.trials += 1
         seconds = self.load.seconds(calls) / part
         record, use = self.record(setting, seconds, part)

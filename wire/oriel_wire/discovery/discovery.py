@@ -60,7 +60,7 @@ class DnsDiscovery:
     such name.
 
     resolve: called like `loop.getaddrinfo`, which returns no times to live; hence the fixed interval `every_s`.
-    timeout_s: for one lookup.
+    timeout_s: seconds allowed for one lookup.
     """
 
     def __init__(

@@ -64,7 +64,7 @@ def is_service(name: str) -> bool:
 
 
 class Listed(NamedTuple):
-    """One address of a service. ready: whether Kubernetes says so. pod: the UID of the pod; "" if there is none."""
+    """One address of a service. ready: True if Kubernetes says so. pod: the UID of the pod; "" if there is none."""
 
     host: str
     ready: bool
@@ -121,7 +121,7 @@ class _BadAnswer(Exception):
 
 
 class SliceTable:
-    """The slices of one service. version: of the newest change that is in it."""
+    """The slices of one service. version: the version of the newest change that is in it."""
 
     def __init__(self) -> None:
         self._slices: dict[str, tuple[Listed, ...]] = {}
@@ -255,7 +255,7 @@ class EndpointSlices:
     service: SERVICE or SERVICE.NAMESPACE, by default in the namespace of this pod.
     port: the pods' port, for `lookup`.
     changed: called on the loop whenever `found` has changed.
-    watch_s: after so many seconds the API server ends a watch, and another one begins.
+    watch_s: seconds after which the API server ends a watch, and another one begins.
     found: the pods that are not terminating; None until they have been listed once.
     failure: why the API server cannot be asked at present; "" if it can.
     """

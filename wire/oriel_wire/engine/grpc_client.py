@@ -186,7 +186,9 @@ class GrpcClient:
     def call(
         self, path: bytes, metadata: Iterable[tuple[str, str]], message: Sequence[bytes | memoryview], timeout_s: float
     ) -> GrpcCall:
-        """Begin a call. message: its pieces, which are copied. timeout_s: for the server; the caller ends the call."""
+        """Begin a call. message: its pieces, which are copied. timeout_s: seconds that the server is given; the caller
+        ends the call.
+        """
         if self._timer is None:
             self._tidy()
         size = sum([len(piece) for piece in message])

@@ -18,7 +18,7 @@ from oriel_wire.h2.streams import Stream
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PortCall(Stream):
-    """One call. ends_s: when the port gives it up, monotonic; inf where nothing has to come any more."""
+    """One call. ends_s: the monotonic time when the port gives it up; inf where nothing has to come any more."""
 
     __slots__ = ("ends_s",)
 

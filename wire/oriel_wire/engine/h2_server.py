@@ -59,7 +59,7 @@ class H2ServerConnection(H2Transport):
     """One client connection; the module's docstring describes its limits.
 
     arrived_s: arrival of the bytes being handled, monotonic. late_s: how long they lay unread because the loop did not
-    poll. due: when an idle connection ends; it orders those that are closed to make room.
+    poll. due: the time when an idle connection ends; it orders those that are closed to make room.
     """
 
     __slots__ = (
@@ -150,7 +150,7 @@ class H2ServerConnection(H2Transport):
 
         Returns False if its sender has left.
 
-        before_s: when something was read before.
+        before_s: the time of the read before.
         """
         if (found := arrival(self.transport)) is not None and found.gone:
             self.evict()

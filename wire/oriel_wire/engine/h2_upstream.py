@@ -72,7 +72,7 @@ class UpstreamStream(Stream):
         raise NotImplementedError
 
     def trailers_came(self, fields: list[HeaderField]) -> None:
-        """The trailers, the end of the answer."""
+        """Take the trailers, which end the answer."""
         raise NotImplementedError
 
     def room(self) -> None:
@@ -147,7 +147,7 @@ class UpstreamStream(Stream):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class H2Upstream(H2Transport):
-    """One connection to an endpoint. ready: whether it takes streams, once that is known."""
+    """One connection to an endpoint. ready: True if it takes streams, once that is known."""
 
     __slots__ = (
         "_flushed_id",

@@ -38,8 +38,8 @@ class HttpLimits:
     max_connections: open connections; a new one takes the place of one without a request under way, or is closed.
     max_kept_bytes: bytes read of requests behind the current ones, all connections together; what is beyond is dropped
     and the connection closed after the current answer.
-    head_timeout_s: from the first byte of a head to its last; then 408. body_timeout_s: the time in which a body has to
-    bring `body_min_bytes`; else 408.
+    head_timeout_s: seconds allowed from the first byte of a head to its last; then 408. body_timeout_s: the time in
+    which a body has to bring `body_min_bytes`; else 408.
     body_min_bytes: the least progress of a body in `body_timeout_s`.
     idle_timeout_s: a connection without a request, from its start or its last answer; empty lines do not count.
     write_stall_s: a client that does not read its answer is cut after this time. The kernel probes a silent connection

@@ -67,7 +67,7 @@ def served_at(sock: socket.socket) -> tuple[str, int]:
 
 
 class TlsHandshake:
-    """A handshake in progress. since: when the connection was accepted, in monotonic seconds."""
+    """A handshake in progress. since: the time when the connection was accepted, in monotonic seconds."""
 
     __slots__ = ("_accepted", "_task", "since")
 

@@ -26,8 +26,8 @@ class Certificates:
 
     http2: True if the listener's `on_http2` takes connections; then ALPN offers `h2` before `http/1.1`.
     authority: clients have to show a certificate that this one (PEM) signed.
-    context: for the listener; it hands each new connection to the pair in force. pem: (chain, key) of that
-    pair. expires_at: when the first certificate of its chain ends, seconds since the epoch.
+    context: the TLS context for the listener; it hands each new connection to the pair in force. pem: (chain, key) of
+    that pair. expires_at: the time when the first certificate of its chain ends, seconds since the epoch.
     Single writer: the task that runs `watch`. Raises StartFailed if there is no usable pair.
     """
 

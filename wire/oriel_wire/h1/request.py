@@ -142,7 +142,7 @@ class Field:
 
 
 class _Line:
-    """A validated request line. authority: of an absolute target, else ""."""
+    """A validated request line. authority: the authority of an absolute target, else ""."""
 
     __slots__ = ("authority", "line", "method", "minor", "path", "query", "target")
 
@@ -365,7 +365,7 @@ def parse_request_head(block: bytes, memo: LineMemo, *, max_fields: int = 128) -
 
 
 def parse_lines(lines: Sequence[bytes], known: Sequence[Any], memo: LineMemo) -> RequestHead:
-    """Read the lines of a head. known: what the memo has for each; its first is not used.
+    """Read the lines of a head. known: the memo's entry for each; its first is not used.
 
     Raises BadMessage.
     """

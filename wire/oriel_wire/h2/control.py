@@ -43,9 +43,9 @@ from oriel_wire.h2.streams import Stream
 class Control(Sender):
     """The receiving half of a connection but DATA and header blocks.
 
-    now: the time given to the last `receive`. settings_acknowledged: whether the peer has confirmed our settings;
-    the engine bounds the time until then. decoder: of header blocks; in `on_headers` it says which fields a memo
-    may keep, and which are sensitive.
+    now: the time given to the last `receive`. settings_acknowledged: True if the peer has confirmed our settings;
+    the engine bounds the time until then. decoder: the decoder of header blocks; in `on_headers` it says which fields a
+    memo may keep, and which are sensitive.
     """
 
     __slots__ = (
@@ -215,7 +215,8 @@ class Control(Sender):
             self.on_stream_error(stream, code, message)
 
     def excuse(self, seconds: float) -> None:
-        """Note that nothing was read for so long: what the peer sent meanwhile comes at once, and is no flood for that.
+        """Note that nothing was read for `seconds`: the frames that the peer sent meanwhile arrive together, and are no
+        flood.
 
         It is not known how long streams that it has reset meanwhile were open: as many are excused as it could
         have reset in that time, each `rapid_reset_s` after its begin, and a few frames of each.

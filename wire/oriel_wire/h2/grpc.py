@@ -236,7 +236,7 @@ def parse_timeout_s(value: bytes) -> float | None:
 
 
 def encode_timeout(seconds: float) -> bytes:
-    """The value of `grpc-timeout` for so many seconds, at least a millisecond."""
+    """Return the value of `grpc-timeout` for a time in seconds, at least a millisecond."""
     milliseconds = int(seconds * 1e3)
     if milliseconds < 100_000_000:
         return b"%dm" % (milliseconds if milliseconds > 0 else 1)

@@ -9,7 +9,7 @@ from oriel_wire.h2.streams import Stream
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class H2Hooks:
-    """The hooks, without state. They may call everything of the connection but `receive`, and must not raise."""
+    """The hooks, without state. They may call any method of the connection but `receive`, and must not raise."""
 
     __slots__ = ()
 

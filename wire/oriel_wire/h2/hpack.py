@@ -41,8 +41,8 @@ class Decoder:
     """Decodes the header blocks of one direction of one connection, which it has to see all and in order.
 
     max_table_bytes: bytes that the peer may keep in the dynamic table; HTTP/2 begins with 4096.
-    max_list_bytes, max_fields: of one decoded list; a larger one is a HeaderListTooLarge.
-    stop_factor: a list of more than so many times `max_list_bytes` is an HpackError; 0 for none.
+    max_list_bytes, max_fields: the bounds of one decoded list; a larger one is a HeaderListTooLarge.
+    stop_factor: a list of more than this many times `max_list_bytes` is an HpackError; 0 for none.
     memo: the fields known to all connections of this kind.
 
     About the last block that was decoded:

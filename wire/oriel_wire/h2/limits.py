@@ -14,10 +14,10 @@ class H2Limits:
     FRAME_SIZE_ERROR).
     max_kept_frame_bytes: the same of a frame that is kept until it is whole: one that is not DATA and came in parts.
     send_frame_bytes: the most bytes of one DATA frame that we send, if the peer allows as much.
-    max_header_list_bytes, max_fields: of one decoded header list, as RFC 9113 counts its size. A larger one concerns
-    its stream only.
-    max_block_bytes, max_continuations: of one header block as received, before it is decoded. One of up to four times
-    as many bytes concerns its stream only, once the peer has no dynamic table.
+    max_header_list_bytes, max_fields: the bounds of one decoded header list, as RFC 9113 counts its size. A
+    larger one concerns its stream only.
+    max_block_bytes, max_continuations: the bounds of one header block as received, before it is decoded. One
+    of up to four times as many bytes concerns its stream only, once the peer has no dynamic table.
     rapid_reset_s: the age below which a reset stream counts as reset early.
     reset_burst, resets_per_s: resets within `rapid_reset_s` of the stream's begin, and frames that make us reset a
     stream. Each stream that ends properly allows one more.
@@ -77,7 +77,7 @@ class Bucket:
         return self._tokens >= 0.0
 
     def excuse(self, tokens: float) -> None:
-        """Let through so many more than the burst, until the next refill."""
+        """Let through this number more than the burst, until the next refill."""
         self._tokens = min(self._tokens, self._burst) + tokens
 
     def refill(self, earned: float, now: float) -> bool:

@@ -373,7 +373,7 @@ class Sender(H2Hooks):
         return stream.pending is None
 
     def _send_pending(self, stream: Stream, frames: int) -> None:
-        """Send at most so many frames (-1: all) of what waits in a stream."""
+        """Send at most `frames` frames (-1: all) of the data that waits in a stream."""
         pending = stream.pending
         if pending is None:
             return

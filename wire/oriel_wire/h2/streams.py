@@ -33,12 +33,13 @@ ON_DATA: Final = (PROTOCOL_ERROR, 0, STREAM_CLOSED)
 class Stream:
     """One stream. An engine subclasses it, so that its own state of a call is the same object.
 
-    id: 0 until the stream is opened. opened_s: when its first bytes were received (server), on the clock of `receive`.
-    send_window may be negative (RFC 9113 section 6.9.2). window: bytes the peer may still send. window_size: what
-    `window` is restored to. held_bytes: received and not yet consumed. expected: bytes of a declared content-length
-    that have not come, -1 if it is unknown. head_only: set by a client that sends HEAD: the answer has no body.
+    id: 0 until the stream is opened. opened_s: the time when its first bytes were received (server), on the clock of
+    `receive`. send_window may be negative (RFC 9113 section 6.9.2). window: bytes the peer may still send. window_size:
+    what `window` is restored to. held_bytes: received and not yet consumed. expected: bytes of a declared
+    content-length that have not come, -1 if it is unknown. head_only: set by a client that sends HEAD: the answer has
+    no body.
     pending: data that waits for a window; `end_pending` and `trailers` follow it.
-    stalled_since: when the waiting data was first seen to wait by `H2Connection.stalled`; 0.0 after progress.
+    stalled_since: the time when the waiting data was first seen to wait by `H2Connection.stalled`; 0.0 after progress.
     """
 
     __slots__ = (

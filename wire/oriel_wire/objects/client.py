@@ -73,8 +73,8 @@ class Location:
 class ClientLimits:
     """Limits of one client.
 
-    connect_s: to open a connection. read_s: without a byte.
-    request_s: from connecting to the last byte of an answer (gs and az only).
+    connect_s: seconds allowed to open a connection. read_s: without a byte.
+    request_s: seconds allowed from connecting to the last byte of an answer (gs and az only).
     connections: at the same time (s3 only).
     page_objects: objects in one page of a listing (s3 only); 1000 is the protocol's own bound.
     """

@@ -88,7 +88,7 @@ def open_obstore(location: Location, limits: ClientLimits) -> "ObstoreClient":
 
 
 class ObstoreClient:
-    """Reads one bucket or container. location: for error texts."""
+    """Reads one bucket or container. location: the store's location for error texts."""
 
     def __init__(self, store: AzureStore | GCSStore, location: Location) -> None:
         self._store = store

@@ -58,7 +58,9 @@ class _BoundedSession(AIOHTTPSession):  # type: ignore[misc]
 
 
 def wrong_region(status: int, region: str) -> str:
-    """Error text for an answer that points to another host. region: as the store names it, "" if it does not."""
+    """Error text for an answer that points to another host. region: the region that the store names, "" if it does
+    not.
+    """
     if _REGION.fullmatch(region):
         return f"lies in another region ({status}): set AWS_REGION to {region}"
     return f"redirects ({status}), which is not followed: set AWS_REGION to the bucket's region, or the right endpoint"

@@ -15,7 +15,9 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Exemplar(NamedTuple):
-    """A kept trace that was counted. trace: its id in hexadecimal. value: what was observed. at_s: epoch seconds."""
+    """A kept trace that was counted. trace: its id in hexadecimal. value: the value that was observed. at_s: epoch
+    seconds.
+    """
 
     trace: str
     value: float
@@ -36,7 +38,9 @@ class Exemplars(Generic[K]):
         self._series: dict[K, dict[int, Exemplar]] = {}
 
     def note(self, key: K, value: float, trace: str, bounds: tuple[float, ...] = ()) -> None:
-        """Keep the trace of something that was observed. bounds: of the histogram; a counter has none."""
+        """Keep the trace of something that was observed. bounds: the bounds of the histogram's buckets; a counter has
+        none.
+        """
         found = self._series.get(key)
         if found is None:
             if len(self._series) >= self._max_series and not self._make_room():

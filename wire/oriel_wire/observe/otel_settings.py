@@ -39,7 +39,9 @@ Environ = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collector:
-    """An OTLP/HTTP receiver. url: with its path. timeout_s: of one request with all its retries."""
+    """An OTLP/HTTP receiver. url: the receiver's URL with its path. timeout_s: seconds allowed for one request with all
+    its retries.
+    """
 
     url: str
     json: bool

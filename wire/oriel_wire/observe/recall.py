@@ -59,7 +59,7 @@ class Recaller:
     def ask(self, host: str, port: int, trace: str, *, grpc: bool = False) -> None:
         """Ask this server for its spans of a trace, soon.
 
-        trace: 32 hexadecimal digits. grpc: whether the port speaks gRPC only.
+        trace: 32 hexadecimal digits. grpc: True if the port speaks gRPC only.
         """
         address = host, port, grpc
         waiting = self._waiting.get(address)

@@ -80,7 +80,7 @@ def open_sink(
     post_timeout_s: seconds of one post to the trace buffer; a collector has its own in OTEL_EXPORTER_OTLP_TIMEOUT.
     close_s: the longest time that `close` of the sink takes.
     first_retry_s: the pause before a request is sent again, of which a random part is left out; it doubles each time.
-    unreachable_s: for so long spans are kept for a receiver that cannot be reached.
+    unreachable_s: seconds for which spans are kept for a receiver that cannot be reached.
     """
     collector, buffer = collector_of(), buffer_of()
     queue, resource = queue_of(), resource_of(unit)

@@ -127,7 +127,7 @@ def make_room(new: "_Connection", connections: Iterable["_Connection"], limits: 
 class _Connection(H11Protocol):
     """uvicorn's connection with limits of time and number.
 
-    near: True for a client on this machine. since: when its latest request began or ended.
+    near: True for a client on this machine. since: the time when its latest request began or ended.
     """
 
     def __init__(self, limits: ControlLimits, **given: Any) -> None:

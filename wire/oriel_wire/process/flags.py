@@ -20,7 +20,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One flag. names: as typed, the main one first. group: its heading in `--help`; options: of `add_argument`."""
+    """One flag. names: the flag's names as typed, the main one first. group: its heading in `--help`; options: keyword
+    arguments of `add_argument`.
+    """
 
     names: tuple[str, ...]
     group: str

@@ -39,7 +39,7 @@ Body = bytes | memoryview
 
 
 class _Input:
-    """An input without its data. described: in errors."""
+    """An input without its data. described: the message's description in errors."""
 
     __slots__ = ("datatype", "described", "entry", "name", "parameters", "shape")
 
@@ -196,9 +196,9 @@ def read_stream_answer(data: bytes) -> tuple[str, InferResponse]:
 def cut(data: Body, limit: int = MAX_FIELDS, start: int = 0, raw: int = _RAW_INPUT) -> tuple[Body, Pieces] | None:
     """The bytes of a ModelInferRequest without its raw contents, and where those are: (start, size) each.
 
-    None if it has to be read by protobuf as a whole. limit: of fields. start, raw: where the message begins in `data`,
-    and the tag of its raw contents. Raises TooLarge for more besides raw contents than may be copied, and for a large
-    message with more fields than `limit`, unless that is the default.
+    None if it has to be read by protobuf as a whole. limit: the bound on fields. start, raw: where the message begins
+    in `data`, and the tag of its raw contents. Raises TooLarge for more besides raw contents than may be copied, and
+    for a large message with more fields than `limit`, unless that is the default.
     """
     kept: list[Body] = []
     pieces: Pieces = []

@@ -54,7 +54,7 @@ class File:
 
 @cache
 def files(*, token: bool) -> Mapping[str, File]:
-    """Return the files by path. token: whether data needs one."""
+    """Return the files by path. token: True if the data needs a token."""
     page = (STATIC / "console.html").read_bytes()
     page = page.replace(b"{token}", b"needed" if token else b"none")
     vendored = [(STATIC / "vendor" / name).read_bytes() for name in VENDORED]

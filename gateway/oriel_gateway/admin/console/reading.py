@@ -69,7 +69,7 @@ def read(
     moment: Moment,
     version: str,
 ) -> bytes:
-    """Return the snapshot of this moment. recent: updated to it. kept: what `promises` returned lately."""
+    """Return the snapshot of this moment. recent: updated to it. kept: the latest results of `promises`."""
     covers_s = recent.covers_s(moment.now)
     head = {
         "at": round(moment.wall, 3),

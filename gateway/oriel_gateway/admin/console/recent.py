@@ -34,7 +34,7 @@ REFUSED: Final = frozenset(
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of calls. refused: those of the missed and excused ones that found no room or were over a limit.
+    """Counts of calls. refused: the number of missed and excused calls that found no room or were over a limit.
 
     used_s: the time for which they held a permit.
     durations: counts of answered calls, by `BOUNDS_MS`; None if they are not counted.

@@ -43,7 +43,7 @@ class _Version(msgspec.Struct):
 
 
 class _Service(msgspec.Struct):
-    """A service. versions: those among which calls are divided; empty if there is one."""
+    """A service. versions: the versions among which calls are divided; empty if there is one."""
 
     version: str = ""
     versions: list[_Version] = []

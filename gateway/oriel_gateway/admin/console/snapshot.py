@@ -30,7 +30,7 @@ def snapshot(head: Row, sections: Mapping[str, Iterable[Row]], totals: Mapping[s
     """Return the JSON object: the members of `head`, a list of rows for each section, and `more`.
 
     head: numbers and short text; texts are cut so that it stays within `HEAD_BYTES`.
-    sections: by the names of `SECTIONS`; no more rows are read than can be shown.
+    sections: rows by the names of `SECTIONS`; no more rows are read than can be shown.
     totals: how many rows each section would have.
     """
     first = _encode(_short(head, MAX_TEXT))

@@ -40,7 +40,7 @@ class _Open:
 
     first: id of its first request.
     members: indexes of the requests that were sent.
-    waiting: those that have no answer yet.
+    waiting: the requests that have no answer yet.
     """
 
     execution: Execution

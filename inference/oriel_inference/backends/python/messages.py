@@ -83,7 +83,7 @@ class Execute(msgspec.Struct, array_like=True, tag=6):
 
 
 class Answers(msgspec.Struct, array_like=True, tag=7):
-    """One result per request of the batch. began, ended: of `execute`, monotonic seconds."""
+    """One result per request of the batch. began, ended: the begin and end of `execute`, in monotonic seconds."""
 
     batch: int
     began: float
@@ -120,7 +120,7 @@ class Cancel(msgspec.Struct, array_like=True, tag=12):
 
 
 class Credit(msgspec.Struct, array_like=True, tag=13):
-    """Permission to send `count` more responses of the request, as so many have been taken.
+    """Permission to send `count` more responses of the request, because `count` responses have been taken.
 
     From a child: for responses of its own request to another model.
     """

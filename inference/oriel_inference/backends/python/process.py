@@ -32,7 +32,7 @@ class ModelProcess:
 
     on_message: called with every message and its body.
     on_end: called once with the reason when the process is gone or unusable.
-    name: for the log.
+    name: the name for the log.
     threads: default number of threads of the numeric libraries in the child.
     environment: names of variables that it gets in addition to the usual ones.
     """

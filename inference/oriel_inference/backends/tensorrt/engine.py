@@ -14,7 +14,7 @@ NO_REASON = "it gave no reason"
 
 
 class Engine:
-    """A loaded plan. size_bytes: of its file, which is about what its weights take on the GPU.
+    """A loaded plan. size_bytes: bytes of its file, which is about what its weights take on the GPU.
 
     lock: held while an execution context is made.
     """
