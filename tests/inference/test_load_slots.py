@@ -1,6 +1,7 @@
 """The slots of loads, each of which runs in a thread."""
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from math import inf
@@ -51,6 +52,13 @@ def test_loads_that_take_long_leave_their_slots_to_as_many_others(loads: Loads) 
     assert loads.take_slots(4) and not slots._is_free(inf), "as many as there are slots may be slow"
     loads.end.set()
     assert [each.result(LONG_S) for each in ends] == [None] * 5
+
+
+def test_a_load_that_comes_shortly_before_another_one_is_slow_waits_no_longer_than_until_then(loads: Loads) -> None:
+    slots = LoadSlots(1, slow_s=LONG_S)
+    slots._began_s.append(time.monotonic() - LONG_S + 0.1)
+    loads.begin(slots)
+    assert loads.inside.acquire(timeout=LONG_S / 2)
 
 
 def test_a_load_that_waits_for_its_slot_begins_when_another_ends(loads: Loads) -> None:

@@ -47,8 +47,9 @@ class LoadSlots:
         """Hold a slot, and give the seconds that the thread waited for it. Blocks. Raises LoadFailed."""
         since_s = time.monotonic()
         with self._changed:
-            while not self._closed and not self._is_free(time.monotonic()):
-                self._changed.wait(self._slow_s)
+            while not self._closed and not self._is_free(now := time.monotonic()):
+                slow_from_s = [began_s + self._slow_s for began_s in self._began_s]
+                self._changed.wait(min((each - now for each in slow_from_s if each > now), default=self._slow_s))
             if self._closed:
                 raise LoadFailed("the server is stopping")
             began_s = time.monotonic()
