@@ -154,6 +154,12 @@ def test_a_missed_call_is_lost_where_it_never_left_or_by_its_reason(ended: Recor
     assert (Objectives().judge(ended, GOLD, "model:m") is EXCUSED) == excused
 
 
+@pytest.mark.parametrize(("left_s", "result"), [(0.4, "excused"), (0.5, "missed")])
+def test_a_refusal_for_a_deadline_before_the_target_costs_no_budget(left_s: float, result: str) -> None:
+    tenant: Any = SimpleNamespace(name="t", tier=GOLD)
+    assert Objectives().refused(Outcome.INFEASIBLE, tenant, left_s).result == result
+
+
 @pytest.mark.parametrize(("stood_still_s", "cause"), [(0.0, "body"), (0.5, "body"), (1.2, "loop")])
 def test_a_loop_that_stood_still_itself_is_the_cause_and_not_the_client(stood_still_s: float, cause: str) -> None:
     objectives = Objectives()

@@ -168,6 +168,15 @@ def test_many_bands_keep_half_of_the_budget_together_at_most() -> None:
     assert taken.index(False) == 600, "each of the others keeps four"
 
 
+def test_a_refused_call_leaves_the_weight_of_its_tenant_as_it_was() -> None:
+    shares = Shares(4)
+    for tenant in "aabb":
+        shares.acquire(Holding(1, tenant, 1.0), 1)
+    lighter, other = Holding(1, "a", 0.5), Holding(1, "b", 1.0)
+    assert shares.acquire(lighter, 1) is None and not shares.fits(other, 1)
+    assert shares.fits(Holding(1, "a", 9.0), 1) and shares.acquire(other, 1) is None, "both hold their share"
+
+
 def test_the_work_per_newcomer_does_not_grow_with_the_tenants_that_hold() -> None:
     """Counted in new entries of the ranking, which stays bounded by the tenants."""
     entries = []
