@@ -9,7 +9,7 @@ from oriel_wire.observe.trace import ListSink, Span
 
 from ..waiting import until
 from .endpoint_pools import FULL, HEDGED, first_route
-from .gate import INFER
+from .gate import INFER, idle
 from .grpc_endpoints import CODE, Fails, house, never
 from .stack import Client, Seen, Upstream, documents, gateway, upstream
 
@@ -90,6 +90,21 @@ async def test_both_copies_of_a_hedged_call_have_spans_of_their_own(
             assert len({span.context.span_id for span in found}) == 2
             assert [told(span) for span in found] == [first, second]
             assert [span.failed for span in found] == [ERROR in first, ERROR in second]
+
+
+async def test_both_copies_end_with_a_client_that_leaves_and_are_in_its_trace() -> None:
+    two = Two(b"", b"")
+    async with upstream() as a, upstream() as b:
+        two.at(a)
+        two.at(b)
+        async with gateway(first_route(documents([a.port, b.port]), HEDGED)) as (port, core):
+            async with Client(port) as client:
+                client.send(INFER, b"x")
+                await until(lambda: len(two.seen) == 2)
+            await until(lambda: not outstanding(core) and idle(core))
+            found = hops(core)
+            assert [span.context.span_id for span in found] == [parent(seen.get("traceparent")) for _, seen in two.seen]
+            assert not any(span.failed for span in found)
 
 
 @pytest.mark.parametrize(
