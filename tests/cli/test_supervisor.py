@@ -65,16 +65,20 @@ async def test_units_start_become_ready_and_stop_in_order() -> None:
     assert not any(map(alive, pids)) and {unit.state for unit in stage.supervisor.units} == {"stopped"}
 
 
-async def test_units_without_a_call_stop_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of three units waits half a second for probes before it ends, and nobody has a call for them."""
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    one = spec("one", "slow", str(gate))
-    stage = Stage(replace(one, addresses={**one.addresses, "admin": one.addresses["http"]}), spec("two"))
-    asked: list[str] = []
+async def test_units_behind_a_gateway_without_a_call_stop_together_once_it_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that reaches the gateway before it stops listening still needs the others."""
+    gates = [tmp_path / "first", tmp_path / "second"]
+    for gate in gates:
+        os.mkfifo(gate)
+    one, two = (spec(name, "slow", str(gate)) for name, gate in zip(("one", "two"), gates, strict=True))
+    stage = Stage(replace(one, addresses={**one.addresses, "admin": one.addresses["http"]}), two, spec("three"))
+
+    def states() -> list[str]:
+        return [unit.state for unit in stage.supervisor.units]
 
     async def get(host: str, port: int, path: str, **more: Any) -> probe.Answer | None:
-        asked.append(path)
         return probe.Answer(200, {"p": {"calls": 0}}) if path == "/queues" else await real(host, port, path, **more)
 
     real = probe.get
@@ -83,9 +87,12 @@ async def test_units_without_a_call_stop_together(tmp_path: Path, monkeypatch: p
         group.create_task(stage.run())
         await stage.ready.wait()
         stage.stop.set()
-        await until(lambda: stage.units["two"].state == "stopped")
-        assert stage.units["one"].state == "stopping" and "/queues" in asked
-        await asyncio.to_thread(gate.write_bytes, b"x")
+        await until(lambda: states()[0] == "stopping")
+        await stage.until_said("waiting for one")
+        assert states() == ["stopping", "ready", "ready"]
+        await asyncio.to_thread(gates[0].write_bytes, b"x")
+        await until(lambda: states() == ["stopped", "stopping", "stopped"])
+        await asyncio.to_thread(gates[1].write_bytes, b"x")
 
 
 async def test_a_unit_that_dies_is_started_again_and_said() -> None:

@@ -2,11 +2,10 @@
 
 Start: all at once; each must answer its readiness URL. A unit that dies before all are ready ends everything: the
 reason is on stderr, printed by the unit itself. Afterwards a unit that dies is started again, after 0.2 s doubling to
-5 s, and after 0.2 s again once it has been ready for 30 s. Stop: in the order of the list, or all together if the
-gateway has no call, SIGTERM to the unit,
-SIGKILL to its process group when it has ended or the grace is over; a unit that takes longer than a second is named
-with its own report and the time it has left. Each unit leads a session of its own, so a Ctrl-C in the terminal
-reaches only the supervisor.
+5 s, and after 0.2 s again once it has been ready for 30 s. Stop: in the order of the list; if the gateway had no call,
+those behind it end together once it has ended. SIGTERM to the unit, SIGKILL to its process group when it has ended or
+the grace is over; a unit that takes longer than a second is named with its own report and the time it has left. Each
+unit leads a session of its own, so a Ctrl-C in the terminal reaches only the supervisor.
 
 Units with a `pool` are not started but scaled: `scaled` runs as many of them as the gateway's scaler asks for.
 
@@ -128,16 +127,16 @@ class Supervisor:
         deadline = time.monotonic() + self._timings.grace_s
         names = ", then ".join(unit.name for unit in self.units if unit.pid or not unit.spec.pool)
         self._say(f"stopping {names}: at most {self._timings.grace_s:.0f} s, a second Ctrl-C ends them at once")
+        turns = [list(units) for _, units in groupby(self.units, key=lambda unit: unit.spec.pool or unit.name)]
         if await self._idle():
-            await asyncio.gather(*(unit.stop(deadline, self._say) for unit in self.units))
-            return
-        for _, units in groupby(self.units, key=lambda unit: unit.spec.pool or unit.name):
+            turns[1:] = [self.units[len(turns[0]) :]]  # until the gateway has ended, new calls need the others
+        for units in turns:
             # A unit that used the whole grace must not take the time of those behind it to stop in an orderly way.
             until = max(deadline, time.monotonic() + self._timings.least_grace_s)
             await asyncio.gather(*(unit.stop(until, self._say) for unit in units))
 
     async def _idle(self) -> bool:
-        """Return whether no call is under way, so that all units may stop together."""
+        """Return whether the gateway has no call, so that the units behind it may stop together."""
         admin = self.units[0].spec.addresses.get("admin")
         found = None
         if admin is not None and self.units[0].state == "ready":
