@@ -1,5 +1,6 @@
 """The supervisor over fake units: real processes, small timings."""
 
+import argparse
 import asyncio
 import os
 import re
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from oriel_cli import probe
+from oriel_cli.up import up
 from oriel_cli.up.supervisor import Supervisor
 from oriel_cli.up.unit import Timings, Unit
 from oriel_cli.up.units import Address, UnitSpec, free_ports, refuse_busy_ports
@@ -235,6 +237,16 @@ def test_every_busy_port_is_named_in_one_line_with_its_flag() -> None:
         "or pass --gateway-http-port N --inference-http-port N, or --free-ports"
     )
     refuse_busy_ports(addresses)
+    with pytest.raises(StartFailed, match="99999 is not a port .*: pass --gateway-http-port N"):
+        refuse_busy_ports([replace(addresses[0], port=99_999)])
+
+
+@pytest.mark.parametrize("grace", ["-5", "nan", "inf"])
+def test_a_grace_that_is_no_time_is_refused(grace: str) -> None:
+    parser = argparse.ArgumentParser()
+    up.add_arguments(parser)
+    with pytest.raises(StartFailed, match="pass a number of seconds that is 0 or more"):
+        up.run(parser.parse_args([f"--grace-s={grace}"]))
 
 
 def test_free_ports_are_different_and_below_the_ephemeral_range() -> None:

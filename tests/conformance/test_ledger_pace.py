@@ -236,7 +236,7 @@ async def test_the_log_names_a_cause_again_when_it_is_another_or_after_five_minu
             it._succeeded()
             now[0] += 0.0
         told += named
-        assert caplog.text.count("cannot be used") == told == caplog.text.count("answers again")
+        assert caplog.text.count("cannot be used") == told == caplog.text.count("ledger answers again")
     await it.close()
 
 

@@ -74,7 +74,7 @@ def refuse_busy_ports(addresses: Iterable[Address]) -> None:
 
 def _is_free(address: Address) -> bool:
     try:
-        listen(address.host, address.port, address.what).close()
+        listen(address.host, address.port, address.what, address.flag).close()
     except StartFailed as refused:
         if isinstance(refused.__cause__, OSError) and refused.__cause__.errno == errno.EADDRINUSE:
             return False

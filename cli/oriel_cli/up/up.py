@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import ipaddress
+import math
 import os
 import sys
 import time
@@ -36,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     began_s = time.monotonic()
+    if not 0.0 <= args.grace_s < math.inf:
+        raise StartFailed(f"--grace-s {args.grace_s:g} is no time: pass a number of seconds that is 0 or more")
     assets = demo_assets.find() if args.demo else None
     if assets is not None and not _is_loopback(args.host):
         raise StartFailed("--demo uses published keys and binds to loopback only: leave --host out")

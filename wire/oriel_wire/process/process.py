@@ -156,13 +156,13 @@ def _start_failure(crash: BaseException) -> StartFailed | None:
     return None
 
 
-def listen(host: str, port: int, what: str) -> socket.socket:
+def listen(host: str, port: int, what: str, flag: str = "") -> socket.socket:
     """A listening TCP socket on `host`:`port`; port 0 takes any free one (read it from `getsockname()`).
 
-    `what` names the owner and, in its last word, the flag that moves it: "gateway HTTP" is moved by `--http-port`.
-    Raises StartFailed with the fix. The caller owns and closes the socket.
+    what: the name of the owner. flag: the flag that moves it; "" for the one of the last word of its name: "gateway
+    HTTP" is moved by `--http-port`. Raises StartFailed with the fix. The caller owns and closes the socket.
     """
-    flag = f"--{what.split()[-1].lower()}-port"
+    flag = flag or f"--{what.split()[-1].lower()}-port"
     if not 0 <= port <= 65535:
         raise StartFailed(f"{port} is not a port ({what}): pass {flag} N with N from 0 to 65535")
     try:
