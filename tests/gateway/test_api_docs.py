@@ -240,7 +240,7 @@ async def test_a_gateway_names_its_page_at_start_and_asks_its_pools_by_itself(
 
         await until(described_by_its_pools)
         assert "/v2/models/mlp/infer" in await paths(client, GOLD)
-    assert f"to read and to try: http://127.0.0.1:{process.port}/docs" in capfd.readouterr().err
+    assert f"API documentation: http://127.0.0.1:{process.port}/docs" in capfd.readouterr().err
 
 
 async def test_pages_of_named_origins_may_read_them(up: Upstream) -> None:
