@@ -78,7 +78,7 @@ async def test_only_some_of_many_mistakes_are_logged(
         await reloader.poll()
         assert len(core.documents.mistakes) == 100
         errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-        assert len(errors) == 11 and errors[-1].startswith("and 90 more mistakes")
+        assert len(errors) == 11 and errors[-1].startswith("the policies on disk have 90 more mistakes")
 
 
 async def test_a_source_that_fails_does_not_end_the_watching(up: Upstream, caplog: pytest.LogCaptureFixture) -> None:

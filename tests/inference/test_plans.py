@@ -153,7 +153,7 @@ async def test_a_file_beside_the_plan_that_is_not_its_model_serves_nothing(
     async with serving(tmp_path) as served:
         assert await served.state("classifier") == ("READY", "")
         assert (await served.classify("classifier", np.ones((1, 513), int))).status_code == 400
-        assert "classifier/1/model.onnx cannot run what the plan beside it does not take" in caplog.text
+        assert "classifier/1/model.onnx cannot run the requests that the plan" in caplog.text
 
 
 # --- What is missing ------------------------------------------------------------------------------------------------
