@@ -175,7 +175,7 @@ async def at_zero(tmp_path: Path, *, permits: int = 8, places: int = 400, burst:
         opened.push_async_callback(server.drain, 0.0)
         server = await serve_public(core, internal)
         opened.push_async_callback(server.drain, 0.0)
-        core.tickets, core.internal = Tickets([b"k" * 32]), server.memo
+        core.callers.tickets, core.callers.internal = Tickets([b"k" * 32]), server.memo
         for name in ("doubles", "triples"):
             for endpoints in (core.pools[name].endpoints, core.pools[name].grpc):
                 await until(lambda e=endpoints: e.looked_up)
@@ -306,7 +306,7 @@ async def test_the_limits_of_the_tenant_count_a_request_once(tmp_path: Path) -> 
 
 async def test_a_ticket_that_the_internal_port_does_not_accept_fails_the_call(tmp_path: Path) -> None:
     async with at_zero(tmp_path) as path:
-        path.core.tickets = OfAnother([b"k" * 32])
+        path.core.callers.tickets = OfAnother([b"k" * 32])
         answer = await path.call("doubles")
         assert (answer.status_code, answer.json()["error"]["reason"]) == (502, "model_failed")
         assert "(401)" in answer.json()["error"]["message"]
