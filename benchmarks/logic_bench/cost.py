@@ -21,6 +21,7 @@ from harness.cost import Transport, options, rounds, turn
 
 from logic_bench.contenders import FILES, picture
 from oriel_logic.app import Unit
+from oriel_logic.client.upstreams import Upstreams
 from oriel_logic.command import at_start
 from oriel_logic.server.connection import BodyBudget, ServiceConnection
 from oriel_logic.settings import Settings
@@ -90,6 +91,7 @@ def request() -> bytes:
 
 def keep_connections(unit: Unit, count: int) -> None:
     """Fill the inference client's pool with connections that answer by themselves."""
+    assert isinstance(unit._upstreams, Upstreams)
     (target,) = unit._upstreams.servers._endpoints._endpoints
     endpoint = target.client.endpoint
     for _ in range(count):

@@ -11,6 +11,7 @@ from fake_backend import FakeBackend
 
 from oriel_inference.app import Unit, open_unit
 from oriel_inference.backends import Backend
+from oriel_inference.batching.batcher import Batcher
 from oriel_inference.settings import Settings
 from oriel_wire.observe.trace import ListSink
 
@@ -19,6 +20,13 @@ from .clients import client_of
 
 ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 INFER = "/v2/models/double/infer"
+
+
+def batcher_of(unit: Unit) -> Batcher:
+    """Return the batcher of the model `double`."""
+    batcher = unit.catalog.get("double").batcher
+    assert isinstance(batcher, Batcher)
+    return batcher
 
 
 @contextlib.asynccontextmanager

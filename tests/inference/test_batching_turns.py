@@ -140,7 +140,7 @@ class Line:
         self.clock = Clock()
         self.heard: list[tuple[str, Any]] = []
         self.it = AnswerLine(
-            cast(Any, self.clock), lambda each, answer: self.heard.append((each.name, answer)), self.fail
+            cast(Any, self.clock), lambda each, answer: self.heard.append((cast(Any, each).name, answer)), self.fail
         )
 
     def fail(self, each: Any, error: Exception) -> None:

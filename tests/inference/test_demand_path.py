@@ -109,7 +109,7 @@ async def test_many_callers_wait_for_one_load_and_those_that_leave_free_their_pl
             caller.cancel()
         await until(lambda: served.waiting == {"a": 12})
         served.fake.loads.open()
-        done = await asyncio.gather(*callers, return_exceptions=True)
+        done: list[Any] = await asyncio.gather(*callers, return_exceptions=True)
         assert [each.status_code for each in done[3:12]] == [200] * 9
         assert all(each.tolist() == (2 * X).tolist() for each in done[12:15])
         assert len(served.fake.sessions) == 1

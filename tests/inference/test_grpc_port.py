@@ -23,6 +23,7 @@ from oriel_wire.v2.proto import v2_pb2
 
 from ..waiting import until
 from ..wire.h2_peers import OurCodec, request
+from .gated import batcher_of
 from .grpc_calls import ones
 from .grpc_port import MAX_BYTES, Port, begin, ended, port_of, send
 from .streams import Fakes, streaming
@@ -193,7 +194,7 @@ async def test_a_message_that_does_not_come_on_is_given_up(port: Port) -> None:
 
 
 async def test_a_stream_ends_at_its_own_deadline_and_frees_its_places(port: Port) -> None:
-    batcher = port.unit.catalog.get("double").batcher
+    batcher = batcher_of(port.unit)
     held, batcher._cores.free = batcher._cores.free, 0  # nothing can run
     client = await port.client()
     stream_id = begin(client, STREAM, (b"grpc-timeout", b"1H"))

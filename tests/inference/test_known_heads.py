@@ -23,6 +23,7 @@ from oriel_wire.v2.proto import v2_pb2
 
 from ..waiting import until
 from . import models
+from .gated import batcher_of
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ async def test_contents_that_do_not_fill_the_shape_are_refused(channel: grpc.aio
 async def test_caller_that_leaves_frees_its_place(unit: Unit, channel: grpc.aio.Channel) -> None:
     for _ in range(2):
         await ask(channel, wire(1))
-    batcher = unit.catalog.get("double").batcher
+    batcher = batcher_of(unit)
     cores = batcher._cores
     held, cores.free = cores.free, 0  # nothing can run
     call = channel.unary_unary(f"/{SERVICE}/ModelInfer")(wire(1))

@@ -100,7 +100,7 @@ async def test_compressed_answers_take_the_long_way(http: httpx.AsyncClient) -> 
 async def test_a_text_that_is_no_json_is_not_learned(http: httpx.AsyncClient) -> None:
     x = np.ones((1, 4), np.float32)
     parts, _ = encode_request(InferRequest(model_name="double", inputs=[tensor("x", x)]))
-    head = parts[0].rstrip().replace(b'"parameters":{"binary_data_output":true}', b'"parameters":{"a":NaN}')
+    head = bytes(parts[0]).rstrip().replace(b'"parameters":{"binary_data_output":true}', b'"parameters":{"a":NaN}')
     assert b"NaN" in head
     headers = {"Inference-Header-Content-Length": str(len(head))}
     for _ in range(4):

@@ -35,7 +35,7 @@ from .ensembles import CHAIN, config, part
 from .ensembles import infer as infer_ensemble
 from .ensembles import put as put_ensemble
 from .exposed import Read, families, read, scrape
-from .gated import gated
+from .gated import batcher_of, gated
 from .management_library import BUS_IDS, UUIDS, ManagementLibrary
 from .streams import WORDS, Fakes, streaming
 
@@ -217,7 +217,7 @@ async def test_failures_have_tritons_reasons_and_ours(tmp_path: Path, fake: Fake
     async with gated(tmp_path, fake, max_queue_items=1) as (unit, client), asyncio.TaskGroup() as group:
         first = group.create_task(client.post(INFER, json=ONES))
         await asyncio.to_thread(fake.gate.wait_for_runs, 1)
-        batcher = unit.catalog.get("double").batcher
+        batcher = batcher_of(unit)
         gone = asyncio.create_task(client.post(INFER, json=ONES))
         await until(lambda: batcher.pending == 1)
         refused = await client.post(INFER, json=ONES)
@@ -244,7 +244,7 @@ async def test_queue_depth_and_expected_wait_by_priority(tmp_path: Path, fake: F
     async with gated(tmp_path, fake) as (unit, client), asyncio.TaskGroup() as group:
         group.create_task(client.post(INFER, json=ONES))
         await asyncio.to_thread(fake.gate.wait_for_runs, 1)
-        batcher = unit.catalog.get("double").batcher
+        batcher = batcher_of(unit)
         for band in (0, 2, 2):
             group.create_task(client.post(INFER, json=ONES, headers={"x-oriel-priority": str(band)}))
         await until(lambda: batcher.pending == 3)
@@ -355,14 +355,14 @@ async def test_counters_go_on_when_a_version_is_loaded_again(tmp_path: Path) -> 
 
 async def test_what_leaves_and_what_replaces_it_share_their_series(tmp_path: Path, fake: FakeBackend) -> None:
     async with gated(tmp_path, fake, cores=2, control_mode="explicit", load_models=("double",)) as (unit, client):
-        batcher = unit.catalog.get("double").batcher
+        batcher = batcher_of(unit)
         batcher.units = batcher._contender.units = 1  # what waits at the gate leaves a core to the other
         held, fake.gate = fake.gate, Gate()  # only the old sessions wait
         async with asyncio.TaskGroup() as group:
             group.create_task(client.post(INFER, json=ONES))
             await asyncio.to_thread(held.wait_for_runs, 1)
             group.create_task(client.post(INFER, json=ONES))
-            await until(lambda: unit.catalog.get("double").batcher.pending == 1)
+            await until(lambda: batcher_of(unit).pending == 1)
             single = 'parameters { key: "intra_op_thread_count" value { string_value: "1" } }'
             models.put(tmp_path, "double", models.double(), models.DOUBLE + single)
             assert (await client.post("/v2/repository/models/double/load", json={})).status_code == 200

@@ -1,6 +1,6 @@
 """The bytes between the server and a Python model's process."""
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def test_frames_survive_any_cut_of_the_stream(frames: list[list[str]], cuts: lis
         into[:count] = stream[at : at + count]
         found += assembler.received(count)
         at, turn = at + count, turn + 1
-    messages = [(decode(head), body) for head, body in found]
+    messages = [(cast(Execute, decode(head)), body) for head, body in found]
     assert [message.batch for message, _ in messages] == list(range(len(frames)))
     for (message, body), names in zip(messages, frames, strict=True):
         parts, end = read_tensors(message.requests[0].inputs, body)

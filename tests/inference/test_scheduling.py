@@ -20,7 +20,7 @@ from oriel_wire.engine.buffered import Exchange
 
 from ..waiting import until
 from . import models
-from .gated import INFER, ROW, admitted, gated
+from .gated import INFER, ROW, admitted, batcher_of, gated
 from .grpc_calls import infer, ones
 
 WARM_UP = [1, 1, 1]
@@ -36,7 +36,7 @@ class Busy:
 
     def __init__(self, unit: Unit, client: httpx.AsyncClient, fake: FakeBackend, group: asyncio.TaskGroup) -> None:
         self.unit, self.client, self.fake, self.group = unit, client, fake, group
-        self.batcher = unit.catalog.get("double").batcher
+        self.batcher = batcher_of(unit)
 
     async def hold(self) -> asyncio.Task[httpx.Response]:
         held = self.group.create_task(admitted(self.client))

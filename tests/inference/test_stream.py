@@ -30,6 +30,7 @@ from oriel_wire.v2.proto import v2_pb2
 
 from ..gateway.stack import GOLD, documents
 from ..waiting import until
+from .gated import batcher_of
 from .streams import Fakes, said, stream, streaming
 
 
@@ -198,7 +199,7 @@ async def test_decoupled_model_through_unary_infer_is_unimplemented(channel: grp
 
 
 async def test_each_message_has_its_own_deadline(unit: Unit, channel: grpc.aio.Channel) -> None:
-    cores = unit.catalog.get("double").batcher._cores
+    cores = batcher_of(unit)._cores
     held, cores.free = cores.free, 0  # nothing can run
     call = stream(channel)
     await call.write(double(1, parameters={"timeout": 20_000}))
@@ -210,7 +211,7 @@ async def test_each_message_has_its_own_deadline(unit: Unit, channel: grpc.aio.C
 
 
 async def test_cancelled_stream_frees_every_place(unit: Unit, channel: grpc.aio.Channel) -> None:
-    batcher = unit.catalog.get("double").batcher
+    batcher = batcher_of(unit)
     held, batcher._cores.free = batcher._cores.free, 0  # nothing can run
     call = stream(channel)
     for number in range(10):
@@ -223,7 +224,7 @@ async def test_cancelled_stream_frees_every_place(unit: Unit, channel: grpc.aio.
 
 
 async def test_stream_holds_no_more_than_its_bound(unit: Unit, channel: grpc.aio.Channel) -> None:
-    batcher = unit.catalog.get("double").batcher
+    batcher = batcher_of(unit)
     held, batcher._cores.free = batcher._cores.free, 0
     call = stream(channel, request_iterator=[double(number) for number in range(MAX_IN_FLIGHT + 40)])
     await until(lambda: batcher.pending == MAX_IN_FLIGHT)

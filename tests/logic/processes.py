@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -54,7 +55,7 @@ class Process:
         with log.open("w") as errors, (stdout or log).open("a") as output:
             self.popen = subprocess.Popen(command, cwd=folder, stdout=output, stderr=errors, env=environ or importing())
 
-    def __enter__(self) -> "Process":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

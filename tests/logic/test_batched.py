@@ -210,7 +210,7 @@ async def test_a_batch_that_kills_its_worker_is_tried_caller_by_caller_also_in_a
     await pool.work()
     found = await asyncio.gather(*calls, return_exceptions=True)
     assert isinstance(found[1], WorkerDied)
-    assert [each.value for each in (found[0], found[2])] == [[12], [14]]  # type: ignore[union-attr]
+    assert [each.value for each in found if not isinstance(each, BaseException)] == [[12], [14]]  # type: ignore[union-attr]
 
 
 async def test_a_pool_without_room_refuses_the_batch_and_does_not_spin() -> None:
@@ -325,7 +325,7 @@ async def test_requests_share_one_call_of_the_function_in_a_worker(pool: Any, ca
     mixed = [made.batched(Work(where, (each,), call(), "negated"), limits) for each in ([1], ["x"], [3])]
     found = await asyncio.gather(*mixed, return_exceptions=True)
     assert isinstance(found[1], HandlerFailed)
-    assert [each.value for each in (found[0], found[2])] == [[(-1, 1)], [(-3, 1)]]
+    assert [each.value for each in found if not isinstance(each, BaseException)] == [[(-1, 1)], [(-3, 1)]]
     with pytest.raises(HandlerFailed, match="takes rows"):
         await made.batched(Work(where, (1,), call(), "negated"), limits)
 

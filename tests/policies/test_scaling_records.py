@@ -95,9 +95,9 @@ def test_published_records_are_those_that_were_counted(calls: list[tuple[str, fl
     read = unpack(pack({"p": record, "empty": PoolRecord()}))
     assert (read["p"].held, read["p"].in_flight, read["p"].curve) == (record.held, record.in_flight, record.curve)
     assert (read["p"].idle_s, read["p"].observed_s) == (record.idle_s, record.observed_s)
-    for name, tier in record.tiers.items():
+    for name, counted in record.tiers.items():
         found = read["p"].tiers[name]
-        assert (found.arrivals, found.backlog, found.refused) == (tier.arrivals, tier.backlog, tier.refused)
+        assert (found.arrivals, found.backlog, found.refused) == (counted.arrivals, counted.backlog, counted.refused)
     assert read["p"].tiers.keys() == record.tiers.keys() and read["empty"].idle_s == float("inf")
 
 

@@ -172,8 +172,8 @@ def test_the_documents_are_taken_by_the_check_and_lead_to_the_groups(
         assert [route.pool for route in routes.for_model(model)] == [pool], model
     assert [route.pool for route in routes.for_service("echo")] == ["logic"]
     services = of(found, "Service")
-    for pool in snapshot.pools.values():
-        for address in (pool.discover, pool.grpc_discover):
+    for described in snapshot.pools.values():
+        for address in (described.discover, described.grpc_discover):
             if address is not None:
                 scheme, name = address[0].split(":")
                 assert scheme == "kubernetes"

@@ -130,7 +130,7 @@ def test_a_pod_that_stops_is_out_of_names_and_balancers_first_and_has_the_time_i
 
 
 def test_every_unit_acts_as_itself_and_none_has_a_key_to_kubernetes(shared: Shared) -> None:
-    identity = {
+    identity: dict[str, Any] = {
         "service_account_annotations": {
             name: {"azure.workload.identity/client-id": f"{name}-id"} for name in ("gateway", "inference")
         },

@@ -12,6 +12,7 @@ from oriel_wire.engine.buffered import Exchange, explain, serve
 from oriel_wire.engine.client import HttpClient
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
+from oriel_wire.engine.server import ServerConnection
 from oriel_wire.errors import UpstreamBroken, UpstreamTimedOut, UpstreamUnreachable
 
 from ..waiting import until
@@ -397,6 +398,7 @@ async def test_answers_that_only_the_kernel_holds_stall_a_connection_too() -> No
         async with asyncio.timeout(60):
             await until(lambda: answered >= 200)
             (connection,) = server.connections
+            assert isinstance(connection, ServerConnection)
             assert connection.transport.get_write_buffer_size() == 0 and connection.keeps_up
             await until(lambda: not server.connections)
     await server.drain(0.0)

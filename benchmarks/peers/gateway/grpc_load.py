@@ -63,6 +63,8 @@ def table_bytes(data: bytes) -> int:
 
 class Call(Stream):
     __slots__ = ("began_s", "size")
+    began_s: float
+    size: int
 
 
 class Load:

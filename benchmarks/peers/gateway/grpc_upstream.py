@@ -24,6 +24,7 @@ TRAILERS = literal(b"grpc-status", b"0")
 
 class Call(Stream):
     __slots__ = ("answer",)
+    answer: bytes
 
 
 class Server(H2Transport):

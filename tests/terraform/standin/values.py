@@ -42,9 +42,9 @@ def places(block: dict[str, Any], value: Any, prior: Any = None, at: str = "") -
 
 def _elements(mode: str, value: Any, prior: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(value, list):
-        was = prior if isinstance(prior, list) else []
+        former = prior if isinstance(prior, list) else []
         for index, each in enumerate(value):
-            yield each, was[index] if index < len(was) else None
+            yield each, former[index] if index < len(former) else None
     elif isinstance(value, dict):
         if mode == "map":
             was = prior if isinstance(prior, dict) else {}
