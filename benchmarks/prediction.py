@@ -126,7 +126,7 @@ def between(before: Profile, after: Profile) -> Profile:
 
 
 def _spread(profile: Profile, rows: int) -> list[float]:
-    """Return the spread of batches of so many rows, as `drawn` takes it."""
+    """Return the spread of batches of this number of rows, as `drawn` takes it."""
     return next((size.spread for size in profile.sizes if size.rows >= rows), profile.sizes[-1].spread)
 
 

@@ -64,7 +64,7 @@ def request(binary: bool, chance: random.Random | None) -> bytes:
 
 
 def write_tiny(root: Path, sample_every: int | None = None) -> None:
-    """A repository with the one model. sample_every: of so many rows one is sampled; None for the default."""
+    """A repository with the one model. sample_every: rows per sampled row; None for the default."""
     (root / "tiny" / "1").mkdir(parents=True)
     write(MODELS["tiny"], root / "tiny" / "1" / "model.onnx")
     sampling = f'parameters {{ key: "oriel.quality.every" value {{ string_value: "{sample_every}" }} }}\n'

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 DRAIN_S = 25.0
-BUDGET_S = 1.0  # how often what has ended is charged to budgets, if fewer calls than a batch have
+BUDGET_S = 1.0  # seconds until calls that have ended are charged to budgets, if they do not fill a batch earlier
 INTERNAL_DRAIN_S = 1.0
 REFUSE_S = 5.0  # this long before the end of the drain, calls that still wait are refused
 # The garbage collector's young generation is collected rarely, and the older ones after few collections of it: each

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from oriel_gateway.identity.key_sets import KeySets
     from oriel_wire.observe.recall import Recaller
 
-_RELEASED = 200  # how many remembered objects are freed per turn of the loop
+_RELEASED = 200  # remembered objects that are freed per turn of the loop
 _BODY_BYTES: Final = 64 * 1024  # memory of smaller bodies is not worth returning to the system
 _GIVE_BACK_S = 2.0
 # the share of the tightest target that calls may spend in a pool so that its concurrency can be learned

@@ -49,7 +49,7 @@ class Refused(Exception):
     headers: further header lines for HTTP, with lower-case names.
     more: further members of the error's JSON object, for clients of the OpenAI API.
     timing: a further entry of `Server-Timing`; "" for none.
-    left_s: how much time was left for the request, if that is why it is refused before it becomes a call.
+    left_s: seconds that were left for the request, if it is refused for lack of time before it becomes a call.
     """
 
     def __init__(

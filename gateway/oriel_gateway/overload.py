@@ -21,16 +21,17 @@ __all__ = ["Overload", "too_busy"]
 
 _STALL_S: Final = 0.02
 _STALLS: Final = 128
-_GOING_ON_S: Final = TURN_S / 2  # of a turn, for calling those that go on
+_GOING_ON_S: Final = TURN_S / 2  # seconds of a turn for resuming the connections whose turn has come
 _READ_AGAIN: Final = 256  # connections that go on in one turn when the loop is not behind any more
 
 
 class Overload:
     """The order in which the connections of one loop are read while it is behind. Single writer: the loop.
 
-    lag_s: how late the loop's timer was at its latest beat, or how long one of the loop's turns took after the beat
+    lag_s: seconds by which the loop's timer was late at its latest beat, or the longest turn of the loop since the beat
     before, whichever is more: in turns as long as a beat the timer is never late.
-    behind: True while it is overloaded. times: how often it has fallen behind.
+    behind: True while it is overloaded.
+    times: number of times that it has fallen behind.
     """
 
     def __init__(self, fronts: Iterable[HttpServer], ended: Callable[[], int]) -> None:

@@ -68,8 +68,8 @@ class TensorSpec:
 class QueuePolicy:
     """The rules by which the requests of one priority level wait.
 
-    max_items: how many may wait; 0 for as many as the server allows.
-    timeout_s: how many seconds a request may wait; None until its deadline.
+    max_items: the most requests that may wait; 0 for the server's own bound.
+    timeout_s: seconds that a request may wait; None until its deadline.
     delays: True if a request that has waited for longer stays, behind those of its level that have not, instead of
     being refused.
     allow_override: True if a request's own `timeout` may shorten timeout_s.
@@ -150,7 +150,7 @@ class EngineOptions:
     graph_level: -1 basic, 0 all, 1 extended, 2 no optimisations.
     session_entries, run_entries: the runtime's own settings of a session and of each run.
     compiler_settings: the settings of the compiler of the model's artefact, as `Compiler.settings` read them.
-    concurrent_runs: how often one session runs at once.
+    concurrent_runs: number of runs of one session at once.
     """
 
     providers: Sequence[tuple[str, Mapping[str, str]]] = ()
@@ -195,7 +195,7 @@ class ModelSpec:
     by_demand: the configuration sets no count: `instances` is what the cores hold, and the work decides how many run.
     decoupled: a request has any number of responses.
     steps: the steps of an ensemble, which runs nothing itself.
-    max_inflight: how often one step may run at once; 0 means unbounded.
+    max_inflight: the most runs of one step at once; 0 means unbounded.
     sample_every: the number of rows of which about one is sampled for its distribution; 0 means none.
     """
 

@@ -26,8 +26,8 @@ from oriel_policies.waiting.batch import BatchBounds, ServiceCurve
 from oriel_wire.v2.messages import Array
 
 LEARNED = 20  # batches of each size that a server has seen before
-SWITCH_S = 0.005  # after so long a thread that computes gives the interpreter to one that waits
-FADE = 0.98  # what earlier periods of the loop weigh after another one
+SWITCH_S = 0.005  # time after which a thread that computes gives the interpreter to one that waits
+FADE = 0.98  # factor on the weight of earlier periods of the loop after each further one
 
 Callback = Callable[[], None]
 
@@ -52,7 +52,7 @@ class SimulatedLoop:
         self._changed_s = world.now()  # when it became busy or began to rest
         # seconds of recent periods, and the squares of those in which the loop was busy
         self._rest_s = self._busy_s = self._busy_squares = 0.0
-        self.ahead_s = 0.0  # of the world's clock
+        self.ahead_s = 0.0  # seconds by which `now` is ahead of the world's clock
 
     def now(self) -> float:
         return self.world.now() + self.ahead_s
@@ -151,7 +151,7 @@ class SimulatedHost:
     """The clock and the threads of one model's batcher. All of a job is run at the moment it begins, as if in a thread:
     the time that it takes is not the loop's.
 
-    wait_s: how much later the loop learns that the running job has ended.
+    wait_s: seconds from the end of the running job until the loop learns of it.
     """
 
     def __init__(self, loop: SimulatedLoop, times: LoopTimes) -> None:
@@ -188,7 +188,7 @@ class SimulatedHost:
 class SimulatedSession(Session):
     """One instance of a model, whose runs take `seconds(rows)`, after which it waits for `row_s` for each row.
 
-    ran: is called with the rows, the seconds and the end of each run.
+    ran: callback with the rows, the seconds and the end of each run.
     """
 
     provider = "virtual"
@@ -258,7 +258,7 @@ class SimulatedServer:
     """A server of some models. cores: executions that may run at once, of all models together. chance: the random
     numbers for waits.
 
-    ran: is called with the model, the rows, the seconds and the end of each execution, when it begins.
+    ran: callback with the model, the rows, the seconds and the end of each execution, at its begin.
     """
 
     def __init__(

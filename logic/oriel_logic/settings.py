@@ -24,7 +24,7 @@ class Settings:
     default_timeout_s: the deadline of a request that brings none, because it did not come through a gateway.
     max_in_flight: requests at a time; further ones are refused. max_waiting: jobs that wait for a worker.
     max_held_bytes: request bodies held in memory, all together. stream_idle_s: longest silence in a streamed answer.
-    overrun_s: how long after its deadline a job may keep its worker busy before the worker is killed.
+    overrun_s: seconds after its deadline for which a job may keep its worker busy before the worker is killed.
     max_body_bytes: one request body; a larger one is answered 413. max_waiting_bytes: bytes of the jobs that wait.
     max_frame_bytes: one job or result between server and worker; a larger one fails with 500.
     poll_s: seconds between two polls of the folders. drain_s: time at a stop to finish the requests under way.

@@ -32,7 +32,7 @@ COST_US = "x-oriel-cost-us"
 PROVIDER = "x-oriel-provider"  # with a model's statistics: the execution provider that runs it
 ARTEFACT = "x-oriel-artefact"  # with a model's statistics: the state of its compiled artefact, if it asks for one
 LOOP_US = "x-oriel-loop-us"  # with a model's statistics: how long the server's event loop has had something to do
-COST = "x-oriel-cost"  # what an answer used: `dev=NS;cpu=NS;class=NAME`; of a streamed answer among its trailers
+COST = "x-oriel-cost"  # an answer's use, `dev=NS;cpu=NS;class=NAME`; streamed answers have it among their trailers
 ANNOUNCED = "trailer"  # the cost of a streamed answer whose server will report it, until it has
 UNBILLED = "x-oriel-unbilled"  # why nobody is charged for a call: "shadow" or "repeat"
 REQUEST_ID = "x-request-id"
@@ -144,7 +144,7 @@ def parse_timeout_ms(value: str) -> float | None:
 class ContextPlan(msgspec.Struct, frozen=True):
     """The context in a request head; gRPC servers keep it for calls with the same metadata.
 
-    timeout_s: None if the head has none.
+    timeout_s: the timeout in the head, in seconds; None if the head has none.
     client_timeout_s: the client's own timeout, which can only shorten that or the default; None if it sent none.
     request_id, trace: "" and None if every request gets a new one.
     """

@@ -62,7 +62,7 @@ class Figures:
 async def drive(client: HttpClient, shot: Shot, *, callers: int, duration_s: float, think_s: float = 0.0) -> Figures:
     """Send `shot` from `callers` callers at once for `duration_s`; wait for every request that was begun.
 
-    think_s: how long a caller waits before each request on average, exponentially distributed.
+    think_s: mean seconds that a caller waits before each request, exponentially distributed.
     """
     figures = Figures()
     began = time.monotonic()

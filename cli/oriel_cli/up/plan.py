@@ -17,7 +17,7 @@ from oriel_wire.errors import StartFailed
 from oriel_wire.process.shared_settings import TICKET_KEYS
 
 LOOPBACK = "127.0.0.1"
-Addresses = Mapping[str, Address]  # by label, as "http"
+Addresses = Mapping[str, Address]  # label, as "http" -> address
 MOST_PROCESSES = 16  # the most processes of one unit, even if its pool may have more replicas in a cluster
 # Fixed defaults: clients rely on them.
 PORTS = {

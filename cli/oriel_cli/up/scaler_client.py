@@ -38,7 +38,7 @@ async def follow(host: str, port: int, units: Sequence[ScaledUnit]) -> None:
 class _Follower:
     """Follows the scaler for one pool.
 
-    _wakes: how often the stream has reported that a process is needed.
+    _wakes: number of times that the stream has reported the need of a process.
     """
 
     def __init__(self, client: GrpcClient, unit: ScaledUnit) -> None:

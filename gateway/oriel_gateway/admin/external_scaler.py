@@ -63,7 +63,7 @@ STREAM_S: Final = (210.0, 270.0)  # shorter than the five minutes after which En
 # A ping is sent after so long without a sign of the peer, and a connection cut that does not answer for so long.
 PINGS_S: Final = (20.0, 10.0)
 MOST_CALLS: Final = 4096  # over all connections; more are answered RESOURCE_EXHAUSTED
-MOST_STREAMS: Final = 2048  # of one connection: KEDA opens one or two per pool, all over one
+MOST_STREAMS: Final = 2048  # streams per connection: KEDA opens one or two per pool, all over one connection
 MESSAGE_BYTES: Final = 64 * 1024
 # A connection without a call is closed soon: KEDA always has its streams open.
 LIMITS: Final = HttpLimits(max_connections=256, max_kept_bytes=8 << 20, idle_timeout_s=60.0)
@@ -231,7 +231,7 @@ class ScalerCall(PortCall):
                 self.send(answer)
                 self.end()
 
-    # A stream --------------------------------------------------------------------------------------------------
+    # Streams ---------------------------------------------------------------------------------------------------
 
     def follow(self, request: ScaledObjectRef, plan: PoolPlan) -> None:
         """Report the state of a plan, and then whenever it needs a replica at once."""

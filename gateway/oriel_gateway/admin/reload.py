@@ -54,7 +54,7 @@ class Reloader:
         self._spared = 0
         self._now = now
         self._again = False
-        self._mark = ""  # of the withdrawn names: see `BadFolder`
+        self._mark = ""  # digest of the withdrawn names: see `BadFolder`
         self._moving_s: float | None = None  # since when the source keeps changing
 
     def request(self) -> None:

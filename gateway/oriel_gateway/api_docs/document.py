@@ -244,7 +244,7 @@ def _json(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"description": "the answer", "content": {_JSON: {"schema": schema}}}
 
 
-# What every gateway has -------------------------------------------------------------------------------------
+# Operations of every gateway --------------------------------------------------------------------------------
 
 
 def _own_paths() -> dict[str, Any]:
@@ -324,7 +324,7 @@ def _of_tensors(summary: str) -> dict[str, Any]:
     return made
 
 
-# What a tenant may use --------------------------------------------------------------------------------------
+# Operations of the tenant -----------------------------------------------------------------------------------
 
 
 def _services(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts]) -> dict[str, ServiceFacts | None]:

@@ -72,9 +72,9 @@ class Published:
     def __init__(self) -> None:
         self.pools: dict[str, PoolFacts] = {}
         self.changes = 0
-        self.answer_s = ANSWER_S  # how long a server may take for one answer
+        self.answer_s = ANSWER_S  # seconds that a server may take for one answer
         self._of: Snapshot | None = None
-        self._wanted: dict[str, tuple[bool, frozenset[str] | None]] = {}  # of the routes of that snapshot
+        self._wanted: dict[str, tuple[bool, frozenset[str] | None]] = {}  # pool -> what that snapshot's routes need
         self._documents: dict[Address, tuple[bytes, Description]] = {}  # the documents that were read last
 
     async def run(self, read: Callable[[], tuple[Snapshot, Mapping[str, PoolGate]]]) -> None:
@@ -105,7 +105,7 @@ class Published:
     async def _ask(self, gate: PoolGate, facts: PoolFacts, services: bool, models: frozenset[str] | None) -> bool:
         """Ask one pool. Returns whether a server answered.
 
-        models: those that routes name, which are asked for where there is no index; None for none.
+        models: names of the models of routes, asked for one by one if the server has no index; None if there are none.
         """
         found: dict[str, ServiceFacts] = {}
         openai: dict[str, tuple[str, ...]] = {}

@@ -60,18 +60,18 @@ SPENT = b"x-oriel-retry: spent"
 class Because(Enum):
     """The reason of a decision."""
 
-    # To send:
+    # Reasons to send again
     UNREACHABLE = "no connection could be made"
     UNREAD = "the connection closed before the request was read"
     IDEMPOTENT = "no answer came, and the call may run twice"
     REFUSED = "the endpoint did not queue the request"
     ABSENT = "the endpoint does not have the model"
     FOUND = "the endpoints were asked for the model"
-    # To wait:
+    # Reasons to wait
     COPY = "the second copy may still be answered"
     MODEL = "it is not known which endpoints have the model"
     NOBODY_USABLE = "no endpoint of the pool can be asked"
-    # To give up:
+    # Reasons to give up
     ANSWER = "the answer is for the client"
     PERHAPS_EXECUTED = "the request may have been executed"
     NOT_KEPT = "the body was sent and is not here any more"

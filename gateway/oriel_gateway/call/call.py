@@ -233,7 +233,7 @@ class GatewayCall(Call):
         self.finish(_LEFT)
         client.abort()
 
-    # No server is there (see `pools.cold_start`) ----------------------------------------------------------------
+    # Waiting for a server (see `pools.cold_start`) -------------------------------------------------------------
 
     def park(self) -> None:
         if self.gateway.refusing:
@@ -253,7 +253,7 @@ class GatewayCall(Call):
         trouble = self.life.trouble
         return "" if trouble is None or not trouble.phase else timing(trouble.phase, trouble.parked_for_s())
 
-    # To the upstream -------------------------------------------------------------------------------------------
+    # Sending to the upstream -----------------------------------------------------------------------------------
 
     def release_unused_permit(self) -> None:
         self.permit_s = 0.0
@@ -344,7 +344,7 @@ class GatewayCall(Call):
         if self.life.trouble is not None:
             self.life.trouble.end()
 
-    # To another pool (see `fallback`) --------------------------------------------------------------------------
+    # Moving to another pool (see `fallback`) -------------------------------------------------------------------
 
     @property
     def may_move(self) -> bool:
@@ -370,7 +370,7 @@ class GatewayCall(Call):
         self.shorten_hold(now)
         return True
 
-    # Of other calls (see `shared.single_flight`) ----------------------------------------------------------------
+    # Joining equal calls (see `shared.single_flight`) ----------------------------------------------------------
 
     def take_over(self, work: Call) -> None:
         assert isinstance(work, GatewayCall)
@@ -387,7 +387,7 @@ class GatewayCall(Call):
             self.connection.sink = self
         self._body = None
 
-    # From the upstream -----------------------------------------------------------------------------------------
+    # Callbacks of the upstream's answer ------------------------------------------------------------------------
 
     def response(self, head: Any, data: bytes, complete: bool) -> None:
         if self.side.grpc and not self.side.reads(self, head, data, complete):

@@ -33,7 +33,7 @@ JOINED: Final = 3
 SENDING: Final = 4
 ANSWERING: Final = 5
 DONE: Final = 6
-SMALL_BYTES: Final = 64 * 1024  # of a body that is kept until it is answered: it may have to be sent again
+SMALL_BYTES: Final = 64 * 1024  # largest body that is kept until it is answered, since it may have to be sent again
 _ANSWERED: Final = Outcome.ANSWERED  # compiled, a member of an enum costs a look-up by name each time
 
 
@@ -45,7 +45,7 @@ class Side:
 
     protocol = "http"
     grpc = False
-    streams = False  # whether it is a gRPC stream, which is known as a streaming call before its answer
+    streams = False  # True for a gRPC stream, which is known as a streaming call before its answer
     __slots__ = ()
 
     def lines_for_others(self, call: "Call", left_out: tuple[bytes, ...]) -> bytes | None:
@@ -249,7 +249,7 @@ class Call(RequestRecord[Tenant, Target, HttpEndpoint | None]):
         """End the call, because there is too little of something in its pool."""
         self.refuse(Refused(Outcome.QUEUE_FULL, message, retry_after_s=self.gate.retry_after_s()))
 
-    # What it holds of its pool ---------------------------------------------------------------------------------
+    # The call's part of its pool's budgets ----------------------------------------------------------------------
 
     def adopt_bytes(self, holding: Holding) -> None:
         """Take over what was put on the pool's byte budget before the call began."""
@@ -271,7 +271,7 @@ class Call(RequestRecord[Tenant, Target, HttpEndpoint | None]):
                 slot.begin_work(self.permit_s)
         return slot
 
-    # Its time while no server is there (see `pools.cold_start`) -------------------------------------------------
+    # Deadlines while no server is there (see `pools.cold_start`) ------------------------------------------------
 
     def hold(self) -> None:
         """Wait for the first server of the pool for as long as the documents say. Raises Refused."""
@@ -300,7 +300,7 @@ class Call(RequestRecord[Tenant, Target, HttpEndpoint | None]):
         self.deadline = deadline
         self.watch_until(deadline)
 
-    # From here on: the verbs of `GatewayCall` -------------------------------------------------------------------
+    # Verbs, as `call.GatewayCall` fulfils them ------------------------------------------------------------------
 
     @property
     def may_move(self) -> bool:

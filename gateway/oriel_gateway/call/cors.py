@@ -42,7 +42,7 @@ def cors_lines(origin: str | None, origins: tuple[str, ...]) -> bytes:
     if origins == ("*",):
         return b"access-control-allow-origin: *\r\naccess-control-expose-headers: " + _EXPOSED.encode()
     if origin is None or origin not in origins:
-        return b"vary: origin"  # what a cache keeps of this answer is not for a page that may read it
+        return b"vary: origin"  # a cached copy of this answer must not be given to a page that may read it
     return (
         f"access-control-allow-origin: {origin}\r\naccess-control-expose-headers: {_EXPOSED}\r\nvary: origin".encode()
     )

@@ -62,8 +62,8 @@ class GrpcStreamSide(Side):
         self.sent = asyncio.Event()
         self.closing = False
         self.unanswered = Unanswered()
-        self._messages = 0  # that were sent on
-        self._grant: StreamGrant | None = None  # of a stream whose tenant has limits
+        self._messages = 0  # number of messages that were sent on
+        self._grant: StreamGrant | None = None  # None unless the tenant has limits
         self._answering = ""  # the model of the latest answer
         self._room = asyncio.Event()  # the upstream takes more
 
@@ -82,7 +82,7 @@ class GrpcStreamSide(Side):
         """False: later messages would still name the other model."""
         return False
 
-    # To the upstream -------------------------------------------------------------------------------------------
+    # Sending to the upstream -----------------------------------------------------------------------------------
 
     def write(self, call: Call, connection: GrpcExchange, now: float) -> None:
         """Write the first message. The deadline bounds its answer only, so Triton is told no timeout."""
@@ -174,7 +174,7 @@ class GrpcStreamSide(Side):
         if self._grant is not None and not call.as_stream().paused:
             self._grant.worked(models, 1.0 / call.gate.streams.at_servers, monotonic())
 
-    # From the upstream -----------------------------------------------------------------------------------------
+    # Callbacks of the upstream's answer ------------------------------------------------------------------------
 
     def classify(self, call: Call, head: GrpcAnswer, data: bytes) -> AnswerKind:
         return head.kind(model=bool(call.target.sought))

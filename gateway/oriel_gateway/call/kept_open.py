@@ -21,7 +21,7 @@ from oriel_wire.h1.response import UNBUFFERED, ResponseHead
 __all__ = ["KEEP_ALIVE_S", "KeepAlive", "rest_of", "wants_events"]
 
 KEEP_ALIVE_S = 15.0
-MAX_READ_BYTES: Final = 64 * 1024  # of a body that is read for whether it asks for a stream
+MAX_READ_BYTES: Final = 64 * 1024  # largest body that is searched for a request to stream
 _AT_ONCE: Final = 100  # calls that are looked at in one turn of the loop
 _COMMENT: Final = b": waiting\n\n"
 _WAITING: Final = frozenset({LIMITED, QUEUED, SENDING})

@@ -10,7 +10,7 @@ from oriel_policies.promise.tiers import time_bound
 
 __all__ = ["bound_of", "deadline_passed", "explained"]
 
-_MOST_BYTES: Final = 16 * 1024  # of an error that gets a further sentence
+_MOST_BYTES: Final = 16 * 1024  # largest error body that gets a further sentence
 _STAGES: Final = (
     "receiving the request",
     "waiting for its limits",

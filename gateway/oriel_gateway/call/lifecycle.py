@@ -62,7 +62,7 @@ class Lifecycle:
         self.ticket: Ticket | None = None
         self.trouble: Trouble | None = None
 
-    # What it holds ---------------------------------------------------------------------------------------------
+    # Trouble, queue ticket and pool ----------------------------------------------------------------------------
 
     def in_trouble(self, call: Call, *, counted: bool = True) -> Trouble:
         """Return the call's trouble, made now if there was none. counted: see `Trouble`."""
@@ -259,7 +259,7 @@ class Lifecycle:
             ticket.payload = None  # the queue may keep a dead ticket for a while, but not the body
         if call.extras is not None:
             call.extras.finished(call)
-        # From here on it is its own record, and holds nothing that its client or a server has sent.
+        # The call stays as its own record; it must not keep anything that its client or a server has sent.
         call.client = call.head = call.lines = call.grant = call.extras = call.connection = call._body = None
         call.holding = call.answer = self.ticket = None
         call.stick = ""

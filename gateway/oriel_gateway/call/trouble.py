@@ -122,13 +122,13 @@ class Trouble:
         call = self._call
         self._attempted(endpoint, error)
         call.endpoint = None
-        call.tried = (*call.tried[1 - MAX_TRIED :], endpoint)  # those that are not asked again are in the attempts
+        call.tried = (*call.tried[1 - MAX_TRIED :], endpoint)  # `attempts` has those not to ask again
 
     def _attempted(self, endpoint: HttpEndpoint, error: str) -> None:
         call, now = self._call, monotonic()
         call.mark.attempted(endpoint, call.sent_s or call.permit_s or now, now, error)
 
-    # Nobody can be asked ---------------------------------------------------------------------------------------
+    # No endpoint to pick ---------------------------------------------------------------------------------------
 
     def nobody(self, now: float) -> None:
         """Decide what to do when there was no endpoint to pick."""
@@ -210,7 +210,7 @@ class Trouble:
             call.release_unused_permit()
             call.park()
 
-    # No answer, or not the call's ------------------------------------------------------------------------------
+    # Failed attempts and refusals ------------------------------------------------------------------------------
 
     def after_failure(self, endpoint: HttpEndpoint, error: UpstreamError, now: float) -> bool:
         """Go on after no answer came from `endpoint`; False: the failure is the call's."""
@@ -360,7 +360,7 @@ class Hedge:
 
     def _fire(self) -> None:
         now = monotonic()
-        endpoint: Any = self._trouble.second_endpoint(now)  # of either protocol
+        endpoint: Any = self._trouble.second_endpoint(now)  # an endpoint of either protocol
         if endpoint is None:
             return
         self.endpoint = endpoint

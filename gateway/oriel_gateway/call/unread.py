@@ -23,13 +23,18 @@ class Reader(Protocol):
 
 
 class Unread:
-    """max_bytes: the bound on bytes for all readers together. bytes: noted now. cut: readers that were cut so far."""
+    """The bytes that wait for clients that do not read. The slowest readers are cut when there are too many bytes.
+
+    max_bytes: the bound on bytes for all readers together.
+    bytes: bytes that wait now.
+    cut: number of readers that were cut so far.
+    """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
         self.cut = 0
-        self._sizes: dict[Reader, int] = {}  # by since when they have not read
+        self._sizes: dict[Reader, int] = {}  # in the order in which they stopped reading
 
     def note(self, reader: Reader, size: int) -> bool:
         """Note that `size` bytes wait for a reader that does not read. True: take nothing more for it now."""

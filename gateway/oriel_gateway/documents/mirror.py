@@ -43,7 +43,7 @@ class MirrorLimits:
     """Bounds of one poll of a store.
 
     poll_timeout_s: seconds allowed for a whole poll.
-    settle_s: how long a set has to stay the same; an upload of several documents takes longer than its first one.
+    settle_s: seconds for which a set has to stay the same, since an upload of several documents takes a while.
     max_rounds: listings after which a set that still changes is used.
     """
 
@@ -93,7 +93,7 @@ class Mirror:
         self.state = StoreState(url=str(location))
         self._home, self._lock = _home(location, state)
         self._kept = self._lock is not None
-        name = self.state.url.rpartition("/")[2]  # that of the folder, else of the bucket
+        name = self.state.url.rpartition("/")[2]  # the folder's name, or the bucket's if there is no folder
         self.folder = self._home / ("policies" if name.startswith(".") else name)
         self._listed: dict[str, Listed] = {}
 
@@ -189,7 +189,7 @@ class Mirror:
                 raise StoreFailed(
                     f"{self.state.url} cannot be read consistently: its documents keep changing meanwhile"
                 )
-            # After so many rounds a set that still changes is used: a revoked key must not stay valid for it.
+            # After this many rounds a set is used although it still changes, so that a revoked key does not stay valid.
             # Before the swap: a cancellation during it must not remove the folder that is linked by then.
             whole, fetched = fetched, None
             await asyncio.to_thread(self._swap, *whole)

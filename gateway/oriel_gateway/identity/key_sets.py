@@ -188,7 +188,7 @@ class KeySets:
         digest = sha256(data).digest()
         if digest != known.digest:
             replaced = known.keys is not None
-            # Those that are not in the new set are withdrawn.
+            # Keys that are not in the new set are withdrawn.
             known.sought |= {hash(key.kid): known.read_s for key in known.keys or ()}
             known.keys, known.digest = keys, digest
             if replaced:

@@ -24,7 +24,7 @@ _MIN_KEY: Final = 32
 _MAX_KEYS: Final = 8
 _MAX_FILE: Final = 65536
 _MAX_TICKET: Final = 512
-_LEEWAY_S: Final = 5.0  # of the clocks of two gateways
+_LEEWAY_S: Final = 5.0  # tolerated difference between the clocks of two gateways
 
 
 def ticket_keys(file: Path | None) -> tuple[bytes, ...]:

@@ -63,7 +63,7 @@ class GrpcClient(Stream):
         self._noted = False
         self._task: asyncio.Task[None] | None = None
 
-    # From the client -------------------------------------------------------------------------------------------
+    # Callbacks of the client -----------------------------------------------------------------------------------
 
     def began(self, fields: list[HeaderField], end: bool, credentials: list[Field] | None = None) -> None:
         """The call's metadata is here. credentials: the credentials that are not among the fields."""
@@ -200,7 +200,7 @@ class GrpcClient(Stream):
             raise asyncio.CancelledError  # the call was refused, and its client has the refusal
         return call
 
-    # To the client ---------------------------------------------------------------------------------------------
+    # Answering the client --------------------------------------------------------------------------------------
 
     @property
     def departed(self) -> bool:

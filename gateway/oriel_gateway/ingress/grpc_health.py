@@ -24,7 +24,7 @@ __all__ = ["MAX_REQUEST_BYTES", "MAX_WATCHES", "HealthCall", "answer_here"]
 
 _TRUE: Final = b"\x08\x01"  # boolean field 1 = true; also HealthCheckResponse{status: SERVING}
 MAX_REQUEST_BYTES: Final = 1024
-MAX_WATCHES: Final = 1024  # of one gateway at once, since nobody needs a key for one
+MAX_WATCHES: Final = 1024  # watches per gateway at once; bounded because a watch needs no key
 MAX_OF_A_CONNECTION: Final = 4
 MESSAGE_S: Final = 10.0  # for the request's message to come
 

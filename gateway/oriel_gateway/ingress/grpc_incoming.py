@@ -137,7 +137,7 @@ class Incoming:
             except BadMessage as error:
                 raise Refused(Outcome.INVALID_REQUEST, error.message) from error
             if not name:
-                view.connection.widen(self._stream, PREFIX_BYTES + MAX_BEGINNING)  # of base64 text more has to come
+                view.connection.widen(self._stream, PREFIX_BYTES + MAX_BEGINNING)  # base64 text is longer
                 return None
             self._beginning = None
             check_model(tenant, name, version)

@@ -103,7 +103,7 @@ class GrpcView(View):
         self.sought: Target | None = None
         self.granted_bytes = 0
         self._key: ApiKey | None = None
-        self._by: Tenant | None = None  # whose deadline it is
+        self._by: Tenant | None = None  # the tenant whose deadline it is
 
     def note_message(self, message: Message) -> None:
         """Note the call's first message, without its prefix."""

@@ -62,7 +62,7 @@ class _GrpcWeb(ABC):
         self.gateway = gateway
         self.server = server
         self.metadata = metadata(fields)
-        self._missing = 0  # how many bytes of the answer's current message are still to be sent
+        self._missing = 0  # bytes of the answer's current message that are still to be sent
         sent = dict(fields)
         kind, accepted = sent[b"content-type"].lower(), sent.get(b"accept", b"").lower()
         self._reader = TextReader() if kind.startswith(TEXT) else None
@@ -179,8 +179,9 @@ class GrpcWebOverH2(_GrpcWeb):
 class GrpcWebOverH1(_GrpcWeb):
     """A call that is a request of HTTP/1.1; its stream is none of a connection.
 
-    crowds, strike: of its connection (`ingress.http.ClientConnection`). over: is called when the call has ended.
-    arrived_s: when the latest bytes of its body came that did not come with the head.
+    crowds, strike: the connection's own ones (`ingress.http.ClientConnection`).
+    over: callback for the end of the call.
+    arrived_s: monotonic time of the latest bytes of its body, those that came with the head left out.
     """
 
     __slots__ = ("_close", "_over", "_start", "_strike", "arrived_s", "authentic", "connection", "head", "refuses")
@@ -209,7 +210,7 @@ class GrpcWebOverH1(_GrpcWeb):
         self.arrived_s = connection.arrived_s
         self.authentic = False
         self._start = b""  # the beginning of the answer, until more of it is there
-        self._close = False  # whether the answer ends the connection
+        self._close = False  # True if the answer ends the connection
 
     def authenticated(self, watch: Callable[[], None], rpc: RpcHead | None) -> None:
         """The sender of the head is known. watch: bounds the wait for the message."""
@@ -284,7 +285,7 @@ class GrpcWebOverH1(_GrpcWeb):
         if end:
             self._end()
             if not connection.keeps_up:
-                connection.on_writable(False)  # what waits is the connection's from now on, not the call's
+                connection.on_writable(False)  # waiting bytes are the connection's from now on, not the call's
             connection.answered(close=self._close)
 
     def _end(self) -> None:

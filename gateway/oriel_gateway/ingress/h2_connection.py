@@ -35,7 +35,7 @@ class PublicConnection(H2ServerConnection):
         self.watches = 0
         self._rank = 0  # rank of its latest request while the loop was behind
         self._urgent_s = 0.0  # when its latest request of rank 0 came
-        self._gated = False  # whether it is not read until its turn has come
+        self._gated = False  # True while it is not read because its turn has not come
         gateway.fronts.add(server)
 
     def authenticated(self, watch: Callable[[], None], rpc: RpcHead | None) -> None:

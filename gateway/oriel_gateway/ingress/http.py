@@ -146,7 +146,7 @@ class ClientConnection(ServerConnection):
         self.cors = b""
         self.forwarded = ""
         self._strikes = 0
-        self._rank = 0  # of its latest request while the loop was behind (`gateway.overload`)
+        self._rank = 0  # rank of its latest request while the loop was behind (`gateway.overload`)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -397,7 +397,7 @@ class ClientConnection(ServerConnection):
         outcome = _FRAMING.get(status, Outcome.TOO_LARGE)
         head, call = self.head, self.call
         mark = call.mark if call is not None else self.gateway.marks.of(head.request_id if head else None, None, None)
-        # Of a head that cannot be read its beginning has to do; v2 clients are the ones that cannot read an object.
+        # A head that cannot be parsed is judged by its beginning; v2 clients are the ones that cannot read an object.
         v2 = b" /v1/" not in self._buffer[:_BEGINNING] if head is None else head.line.path.startswith("/v2")
         refused = Refused(outcome, message)
         method = head.line.method if head is not None else ""

@@ -58,7 +58,7 @@ class Http2Client(HttpView):
         self._noted = False
         self._unknown = False  # the request was refused and its sender is not known
 
-    # From the client -------------------------------------------------------------------------------------------
+    # Callbacks of the client -----------------------------------------------------------------------------------
 
     def began(self, fields: list[HeaderField], end: bool) -> None:
         """The request's head is here."""
@@ -166,7 +166,7 @@ class Http2Client(HttpView):
         self._write_refusal(refused, status, mark, v2=self.v2, queued_s=0.0)
         self.answered(close=False)
 
-    # To the client ---------------------------------------------------------------------------------------------
+    # Answering the client --------------------------------------------------------------------------------------
 
     @property
     def departed(self) -> bool:

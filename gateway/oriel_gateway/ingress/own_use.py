@@ -27,7 +27,7 @@ def use_page(path: str, tenant: Tenant, gateway: Gateway) -> Page:
         if tenant.budgets:
             page["budgets"] = gateway.spending.of(tenant)
     else:
-        gateway.records.stats.count()  # what has ended is spent
+        gateway.records.stats.count()  # adds the calls that have ended to the spent amounts
         now = monotonic()
         limits = [
             shown(*bound)

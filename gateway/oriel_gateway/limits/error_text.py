@@ -47,7 +47,7 @@ def refusal(meter: Meter, wait_s: float, now: float) -> Refused:
             "and that is used up or promised to calls under way"
         )
     left = 0.0
-    if bound.counts not in (Counts.REQUESTS, Counts.BUDGET):  # what is left may be too little for this call
+    if bound.counts not in (Counts.REQUESTS, Counts.BUDGET):  # some may be left, but too little for this call
         left = meter.left(now)[0]
     headers: tuple[tuple[str, str], ...] = (
         ("ratelimit-policy", bound.policy),

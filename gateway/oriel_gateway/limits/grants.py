@@ -137,7 +137,7 @@ class Grant:
                     units = (due[meter] if due else cost_us) if executed else 0
                     units -= self._amounts[Counts.COMPUTE_US]
                 elif bound.counts is Counts.BUDGET:
-                    units = -1  # what was used is charged by `Limiter.spend`
+                    units = -1  # the used amount is charged by `Limiter.spend`
                 else:
                     units = 0 if executed else -1
                 # A reservation in a window that is over is gone with the window: the next one is not charged for it.

@@ -61,7 +61,7 @@ class LeasedMeter(Meter):
     def charge(self, units: int, now: float) -> None:
         self.balance -= units
         if units < 0:
-            self._blocked_s = 0.0  # what was given back may be enough
+            self._blocked_s = 0.0  # the units that came back may be enough for a waiting call
         self._ledger_client.activate(self)
 
     def return_balance(self, now: float) -> None:

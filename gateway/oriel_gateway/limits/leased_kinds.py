@@ -12,7 +12,7 @@ from oriel_policies.documents import RateLimit
 
 RENEW_S = 1.0
 SLOT_WAIT_S = 0.02  # a ledger without a free slot is not asked again before this
-_QUOTA_PART = 8  # at most one in so many of the units left of a quota is leased at a time
+_QUOTA_PART = 8  # at most one eighth of a quota's remaining units is leased at a time
 
 
 class LeasedRate(LeasedMeter):
@@ -118,7 +118,7 @@ class LeasedSlots(LeasedMeter):
         super().__init__(bound, tenant, ledger_client)
         self.inflight = 0
         self._hold_s = 0.0
-        self._unsure = False  # whether an answer was lost, so that the ledger's count is unknown
+        self._unsure = False  # True after an answer was lost: the ledger's count is unknown
 
     def use(self, units: int, now: float) -> None:
         self.balance -= units

@@ -144,7 +144,7 @@ class Limiter(ABC):
         self.used_before: Callable[[str, Budget], int] = lambda tenant, budget: 0
         self._accounts: OrderedDict[tuple[str, str], _Account] = OrderedDict()  # the oldest first
         self._charges = Charges()
-        self._answers = Charges(default_s=USUAL_TOKENS)  # of tokens, not of seconds
+        self._answers = Charges(default_s=USUAL_TOKENS)  # expected tokens of answers
 
     @property
     def accounts(self) -> int:

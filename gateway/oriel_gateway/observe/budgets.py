@@ -77,7 +77,7 @@ class Budgets:
 
     def __init__(self, *, max_pairs: int = MAX_PAIRS) -> None:
         self._max_pairs = max_pairs
-        self._tiers: dict[Key, _Series] = {}  # those of whole tiers, and of the others of a tier
+        self._tiers: dict[Key, _Series] = {}  # whole tiers, and the other tenants of a tier
         self._pairs: OrderedDict[Key, _Series] = OrderedDict()  # the one without calls for the longest time first
         self._unsaved: dict[tuple[Key, int, int], tuple[int, int]] = {}
         self._dropped: list[Key] = []

@@ -184,13 +184,13 @@ class Cell:
     """The requests of one tenant for one target that ended in one second with one outcome.
 
     second: a second of the monotonic clock. status: the first digit of their status.
-    tenant, target: None if the requests were refused before they were known.
+    tenant, target: the tenant and the target of the requests; None if they were refused before it was known.
     opened: the requests became calls of the target's pool.
     answered: they got a good answer, in time or late.
     waits_s: seconds in the queue, of those that had to wait. upstream_s: seconds until the upstream's head, of those
     that got one. permit_s: seconds for which they held a permit, all together.
     bad: the records of those that did not keep a promise, and of all whose sender is not known.
-    charge: None if nobody is charged for them.
+    charge: the usage to bill; None if nobody is charged for them.
     """
 
     __slots__ = (

@@ -43,13 +43,13 @@ __all__ = ["EXCUSED", "RESULTS", "Objectives", "result_of"]
 RESULTS: Final = ("met", "late", "missed", "excused")
 MAX_KEYS: Final = 8192
 MAX_PAIRS: Final = 500  # the most pairs of tenant and target with series of their own
-MAX_ROUTES: Final = 2048  # of which what is usual is known; the rest share one
-NO_TARGET: Final = "none"  # of a request that was refused before its target was known
+MAX_ROUTES: Final = 2048  # routes whose usual times are kept apart; the rest share one entry
+NO_TARGET: Final = "none"  # the target's name for a request that was refused before its target was known
 CAUSE: Final = "cause:"  # marks causes among the counts of a key
 
 _ANSWERED: Final = Outcome.ANSWERED
 _SLACK_S: Final = 1e-6  # a deadline that equals the target is not earlier because of rounding
-# What a client's own deadline may have led to, if it is earlier than the target.
+# Outcomes that a client's own deadline may have led to, if it is earlier than the target.
 _OWN_DEADLINE: Final = (Outcome.DEADLINE_EXCEEDED, Outcome.DEADLINE_TOO_SHORT, Outcome.INFEASIBLE)
 _PLACE_OF: Final = {
     Outcome.QUEUE_FULL: "queue",

@@ -23,7 +23,7 @@ class Judged(NamedTuple):
 
     result: `late`, `missed` or `excused`.
     cause: one of `oriel_policies.promise.objectives.CAUSES`, "" if it is excused.
-    excess_s: how many seconds longer than usual the call was in that place; 0.0 for a refusal.
+    excess_s: seconds by which the call was longer in that place than usual; 0.0 for a refusal.
     passed: the place in which the target passed, "" if it did not.
     """
 
@@ -36,7 +36,7 @@ class Judged(NamedTuple):
 class RequestRecord(Generic[TenantT, TargetT, EndpointT]):
     """One request that has ended. Times are monotonic seconds, 0.0 means not reached; sizes are bytes.
 
-    tenant, target: None if the request was refused before they were known.
+    tenant, target: the request's tenant and target; None if it was refused before they were known.
     opened: it became a call of its target's pool; False if it was refused before.
     status: the HTTP status; 0 for a gRPC call that was not refused.
     error: the text of the error, "" without one.

@@ -28,7 +28,7 @@ class SharedUse:
         self._stats = stats
         self._ledger = ledger
         self._month = self._after = ""
-        self._number = 0  # of the addition under way, which the ledger takes once however often it is sent
+        self._number = 0  # number of the addition under way, which the ledger takes once however often it is sent
         self._adding: dict[str, int] = {}
         self._heard_s = 0.0
         self._unshared: dict[str, int] = {}

@@ -92,7 +92,7 @@ def spans_of(decided: Record, why: str, scheme: str, facts: SpanFacts) -> list[S
 class Hop:
     """The common part of the CLIENT spans of one request.
 
-    status: how the last attempt was answered.
+    status: status of the last attempt's answer.
     """
 
     def __init__(self, *, name: str, status: str, path: str) -> None:

@@ -45,7 +45,7 @@ class Stats:
         self._waits: dict[tuple[str, str], Histogram] = {}
         self._refused: dict[Outcome, int] = {}
         self.recent: list[Record] = []
-        self.spills: dict[tuple[str, str, str, str], int] = {}  # by (route, pool, next pool, reason)
+        self.spills: dict[tuple[str, str, str, str], int] = {}  # (route, pool, next pool, reason) -> calls
         self._counted = 0
         self.readers: list[Callable[[Sequence[Cell]], None]] = [self._count, usage.count, objectives.count]
 

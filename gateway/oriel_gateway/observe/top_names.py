@@ -109,7 +109,7 @@ class TopNames(Generic[K]):
         ranked = sorted(self._counted, key=rank)
         top = set([key for key in ranked if self._eligible(key)][: self._max_named])
         for key in [key for key in self._begun if key not in top]:
-            # What it counted under its name leaves with it; what it had before stays with the others.
+            # Its count under its own name ends here; its earlier count stays in the sum of the others.
             self._counted[key].counts = self._begun.pop(key)
             self._counted[key].seen = sum(self._counted[key].counts.values())
         for key in top:

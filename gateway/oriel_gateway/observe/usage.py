@@ -25,7 +25,7 @@ from oriel_wire.usage.lines import COUNTERS, UsageLine
 
 UNIT = "gateway"
 MAX_ROWS = 100_000
-MAX_CLASSES = 32  # of devices, of one target: servers name them
+MAX_CLASSES = 32  # device classes per target; bounded because servers name them
 TOKEN_PAIRS = 100  # the most pairs of tenant and route whose tokens are counted under their names
 CUT_OFF = "left"  # why nobody else is charged for a call that its client left, or that was later than it allowed
 SHOWN = ("requests", "bytes_in", "bytes_out", "device_ns", "cpu_ns", "tokens_in", "tokens_out")
@@ -56,9 +56,13 @@ class _Periods:
 
 
 class Usage:
-    """Single writer: the gateway's loop. since: the time from which on this gateway knows what its tenants used.
-    spending: None if there are no budgets. unshared: sums that the ledger has not got yet, None without a ledger.
-    tokens: those that were read (`input`) and written (`output`), by tenant and route. classes: see `cube.Charge`.
+    """The use of all tenants. Single writer: the gateway's loop.
+
+    since: the time from which on this gateway knows the use of its tenants.
+    spending: the spent amounts of budgets; None if there are no budgets.
+    unshared: sums that the ledger has not got yet; None without a ledger.
+    tokens: tokens that were read (`input`) and written (`output`), by tenant and route.
+    classes: device classes, see `cube.Charge`.
     """
 
     def __init__(self, now: datetime | None = None) -> None:

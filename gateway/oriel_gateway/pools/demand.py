@@ -21,7 +21,7 @@ class PoolDemand:
     def __init__(self, now: float, plan_soon: Callable[[], None], *, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._counter = DemandCounter(now)
-        self._arrivals: dict[str, int] = defaultdict(int)  # of the second that ends at _next_s
+        self._arrivals: dict[str, int] = defaultdict(int)  # arrivals in the second that ends at _next_s
         self._next_s = 0.0
         self._answers = 0
         self._seconds = 0.0

@@ -75,7 +75,7 @@ class EndpointSet(Generic[E]):
     ) -> None:
         self._make = make
         self._random = random
-        self.slots = Shares(max_parked)  # of calls that wait for an endpoint
+        self.slots = Shares(max_parked)  # places for calls that wait for an endpoint
         self._parked: dict[Parked, Holding] = {}
         self.model_locations = ModelLocations[E](lambda: self.usable, probe_first=probe_first)
         self._everywhere = self.model_locations.everywhere
@@ -85,14 +85,14 @@ class EndpointSet(Generic[E]):
         self.leaving: list[E] = []
         self.ejections: dict[Cause, int] = {}
         self.named: Address | None = None  # the name that `health` looked up last
-        self.listed: tuple[Listed, ...] | None = None  # what was adopted from Kubernetes last
+        self.listed: tuple[Listed, ...] | None = None  # the latest list from Kubernetes
         self.look_up_s = 0.0  # when to look it up again
-        self.looked_up = False  # whether a lookup has ended, with whatever result
+        self.looked_up = False  # True once a lookup has ended, with any result
         self.became_usable: Callable[[], None] = lambda: None  # called when the first endpoint becomes usable
         # called when the state of an endpoint has changed, before parked calls go on
         self.usable_changed: Callable[[], None] = lambda: None
-        self.retry_after_s: Callable[[], int] = lambda: 1  # of calls that are refused while nobody is usable
-        self.demand: PoolDemand | None = None  # of a pool that scales
+        self.retry_after_s: Callable[[], int] = lambda: 1  # for refusals while no endpoint is usable
+        self.demand: PoolDemand | None = None  # None unless the pool scales
         self.assign(addresses)
 
     def __iter__(self) -> Iterator[E]:
@@ -222,7 +222,7 @@ class EndpointSet(Generic[E]):
                 _log.info("%s:%d is %s, was %s", *endpoint.address, reach.value, before.value)
             self.refresh()
 
-    # Results of calls --------------------------------------------------------------------------------------------
+    # Results of calls ------------------------------------------------------------------------------------------
 
     def note_answer(self, endpoint: E, now: float, latency_s: float, model: str = "") -> None:
         """Note the head of a good answer."""

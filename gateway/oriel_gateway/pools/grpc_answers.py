@@ -174,7 +174,7 @@ class GrpcExchange(UpstreamStream):
     streamed: each message is delivered as soon as it is here, with its five bytes, and pieces of messages are not.
     """
 
-    reported = None  # of an answer over HTTP/1.1; this one's trailers come with its end
+    reported = None  # only answers over HTTP/1.1 have it; the trailers of this one come with its end
     __slots__ = ("_begun", "_head", "_parts", "_size", "_wanted", "most_bytes", "streamed", "whole_bytes")
 
     def __init__(self, endpoint: H2Endpoint, connection: H2Upstream, sink: Any) -> None:
@@ -185,7 +185,7 @@ class GrpcExchange(UpstreamStream):
         self._head: list[HeaderField] = []
         self._parts: list[bytes | memoryview] = []
         self._size = 0
-        self._wanted = 0  # of a stream: bytes that complete the message that has begun
+        self._wanted = 0  # streams only: bytes that are missing of the message that has begun
         self._begun = False
 
     def head(self, fields: list[HeaderField], end: bool) -> None:

@@ -77,7 +77,7 @@ class Watch:
         self.probes_per_s = PROBES_PER_S
         self._ticks = 0
         self._ticked_s = monotonic()
-        self._late = False  # whether this loop stood still, so that the silence of servers means nothing
+        self._late = False  # True if this loop stood still, so that the silence of servers means nothing
         self._turn = 0
         self._left = 0
         self._services: dict[str, tuple[EndpointSlices, asyncio.Task[None]]] = {}

@@ -27,7 +27,7 @@ from oriel_wire.h1.response import ResponseMemo
 LEAST_CHARGE: Final = 0.1  # the least charge of a call that reports no cost, as a part of its share
 # the highest charge, as a multiple of the time a call held its permit: a service may have called several models
 MOST_CHARGE: Final = 4.0
-SAMPLE_EVERY: Final = 4  # one answer in so many is a sample of how long such calls take
+SAMPLE_EVERY: Final = 4  # every fourth answer is a sample of how long such calls take
 MAX_WORKS = 4096
 _NO_TIMES = AnswerTimes()
 
@@ -59,7 +59,7 @@ class PoolGate:
     slow_s: a call with more time left than this is never refused as infeasible; infinite while calls are held.
     cold_start: the starts of a pool that scales.
     streams: the slots of streaming calls whose answer has begun.
-    most_s: how long calls may take in the pool so that its concurrency can be learned.
+    most_s: the longest time in seconds that a call may take for the pool's concurrency to be learned from it.
     demand: counts the demand for a pool that scales; None for others.
     clock: monotonic seconds; another one than the machine's in simulations.
     """
@@ -95,7 +95,7 @@ class PoolGate:
         self.slow_s = self._slowest_s = 0.0
         self._times: dict[str, AnswerTimes] = {}
         self._answers = 0
-        self._full = False  # whether calls waited when the latest permit was released
+        self._full = False  # True if calls waited when the latest permit was released
         self.charges = Charges()
         self.shadows = 0  # shadow copies that hold a permit or wait for one
         self.calls = 0  # calls that have not finished, in whatever state

@@ -176,7 +176,7 @@ class ScaledPools:
         self.plans: dict[str, PoolPlan] = {}
         self._calendar = CalendarClock(wall)
         self._turn = asyncio.Event()  # set when an exchange is due before its time
-        self._edge = False  # whether the other gateways have to be notified of this exchange
+        self._edge = False  # True if the other gateways have to be notified of this exchange
         self._unreadable = False
         self._deaf = False
         self._exchanged_s = 0.0

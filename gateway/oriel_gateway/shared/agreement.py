@@ -10,11 +10,11 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final, NamedTuple
 
-MOST_BYTES: Final = 64 * 1024  # of each of the two answers
+MOST_BYTES: Final = 64 * 1024  # largest answer that is compared
 RATE: Final = 10
 AT_ONCE: Final = 4
 WINDOW: Final = 1000  # the latest pairs of one model and pool
-MAX_PAIRS: Final = 256  # of model and pool
+MAX_PAIRS: Final = 256  # pairs of a model and a pool
 RESULTS: Final = ("agrees", "differs", "not_comparable")
 _LENGTH: Final = b"inference-header-content-length:"
 _ENCODING: Final = b"content-encoding:"

@@ -34,7 +34,7 @@ class AnswerTokens:
         self.reported = False
         self._read = False
         self._bytes = 0
-        self._events: int | None = None  # of a stream
+        self._events: int | None = None  # events counted so far; None unless the answer is a stream of events
         self._edge = b"\n"
         self._tail = b""
 

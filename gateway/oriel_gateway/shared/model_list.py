@@ -5,7 +5,7 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity.named_models import filtered, unknown_model
 from oriel_wire.h1.response import ResponseHead
 
-LISTED_BYTES = 1024 * 1024  # of a server's list
+LISTED_BYTES = 1024 * 1024  # largest list that is read from a server
 ACCEPT_JSON = b"accept: application/json\r\n"  # all that the server gets of the client's head: no encoding, no range
 
 
@@ -13,7 +13,7 @@ class ModelList:
     """Receives the answer of one call, and gives the call the filtered list for its client."""
 
     def __init__(self) -> None:
-        self._filtered = False  # what the call gets next is for its client
+        self._filtered = False  # True once the call gets the filtered list, which is for its client
         self._head: ResponseHead | None = None
         self._parts: list[bytes] = []
         self._size = 0

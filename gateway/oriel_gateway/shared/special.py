@@ -24,7 +24,7 @@ from oriel_policies.bounds.tokens import MAX_NAME, prompt_tokens, reserved, want
 from oriel_policies.upstreams.assignment import unit
 from oriel_wire.context import with_tokens
 
-FLEX_BYTES: Final = 4 * 1024 * 1024  # of a body that is read for its `service_tier`
+FLEX_BYTES: Final = 4 * 1024 * 1024  # largest body that is read for its `service_tier`
 _SERVICE_TIER: Final = b'"service_tier"'
 # msgspec.defstruct and not a class statement: this module is compiled, and a Struct makes its classes by itself.
 _decode_body = msgspec.json.Decoder(msgspec.defstruct("Asked", [("service_tier", str | None, None)])).decode
@@ -116,7 +116,7 @@ class Extras:
     def __init__(self, routing: RoutingState) -> None:
         self._routing = routing
         self.model = ""
-        self._member: Member | None = None  # of a flight
+        self._member: Member | None = None  # the call's membership in a single flight
         self._copied: bytes | None = None  # the body, for a shadow
         self._seen: Fingerprint | None = None
         self._tokens: AnswerTokens | None = None

@@ -9,9 +9,9 @@ from oriel_gateway.shared.canaries import Canaries
 from oriel_policies.documents import Tenant
 from oriel_policies.upstreams.answer_cache import AnswerCache
 
-CACHE_BYTES = 64 * 1024 * 1024  # of kept answers, over all routes
-KEPT_BYTES = 1024 * 1024  # of one answer that is kept or given to more than one caller
-REPLAY_BYTES = 64 * 1024  # of a request's body that is hashed, kept for a copy, or waits for an equal call's answer
+CACHE_BYTES = 64 * 1024 * 1024  # bytes of kept answers, over all routes
+KEPT_BYTES = 1024 * 1024  # largest answer that is kept or given to more than one caller
+REPLAY_BYTES = 64 * 1024  # largest body that is hashed, kept for a copy, or waits for an equal call's answer
 SHADOWS = 64  # copies on their way at once
 
 

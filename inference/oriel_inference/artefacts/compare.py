@@ -188,7 +188,7 @@ def _time(
 
         def failed(name: str, error: InferenceError, rows: int = rows) -> None:
             one = by_name[name]
-            if one is not itself and not isinstance(error, OutsideProfile):  # which the model itself would execute
+            if one is not itself and not isinstance(error, OutsideProfile):  # the model itself runs those
                 one.state = "failed"
             one.reason = one.reason or f"{f'{rows} rows' if rows else 'the inputs'} cannot be run: {error.message}"
 

@@ -216,7 +216,7 @@ class ArtefactFolder:
                         continue
                     if stat.S_ISDIR(found.st_mode):
                         shutil.rmtree(path, ignore_errors=True)
-                    else:  # of a record that was being written
+                    else:  # a record that was being written
                         path.unlink()
         return gone
 

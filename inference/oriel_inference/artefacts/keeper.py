@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 LEAVE_POLL_S = 0.02
 RETIRE_S = 3600.0
-MAX_TRIES = 3  # of an artefact that is damaged whenever it was built
+MAX_TRIES = 3  # builds of an artefact that is damaged after each of them
 
 
 class ArtefactKeeper:
@@ -87,7 +87,7 @@ class ArtefactKeeper:
             self._retiring = True
             self._spawn(self._retire())
 
-    # Bringing one into service ----------------------------------------------------------------------------------
+    # Bringing an artefact into service --------------------------------------------------------------------------
 
     async def _follow(self, one: Followed) -> None:
         async with self._turn:
@@ -142,7 +142,7 @@ class ArtefactKeeper:
         refusal = self._folder.refusal(one.wanted.key.fingerprint)
         return refusal if refusal is not None and refusal.conditions == one.wanted.conditions else None
 
-    # Obtaining one: from the folder, from the store, or by a build -----------------------------------------------
+    # Obtaining one: from the folder, from the store, or by a build ----------------------------------------------
 
     async def _obtain(self, one: Followed) -> tuple[Manifest, bool] | None:
         """Return the manifest of an artefact in the folder, and whether it was built and checked here just now.
@@ -224,7 +224,7 @@ class ArtefactKeeper:
         self.counts.count(one, "store_failed")
         _log.warning("%s: the artefact store could not be used: %s", one.shown, failure)
 
-    # Checking and opening it -------------------------------------------------------------------------------------
+    # Checking and opening an artefact ---------------------------------------------------------------------------
 
     async def _enter(self, one: Followed, manifest: Manifest, built: bool) -> bool:
         """Copy, check and open an artefact, and swap it in. built: True if this server has just built and checked it.
@@ -299,7 +299,7 @@ class ArtefactKeeper:
         one.life.become(ArtefactState.SERVING)
         _log.info("%s is served by its artefact %s: %s", one.shown, one.life.fingerprint[:12], one.life.text)
 
-    # Out of service ---------------------------------------------------------------------------------------------
+    # Retiring artefacts -----------------------------------------------------------------------------------------
 
     def _roll_back(self, one: Followed, opened: list[Session], size_bytes: int, error: InferenceError) -> None:
         """Swap the reference in again: the artefact failed in a run that the reference could do."""

@@ -57,7 +57,7 @@ def compilations(root: Path, names: Collection[str] = ()) -> Iterator[tuple[str,
                 if isinstance(loaded, LoadedVersion):
                     loaded.close()
                     if loaded.compilation is None and not names:
-                        continue  # of the variant fp32, or on ONNX Runtime's own OpenVINO provider
+                        continue  # the variant fp32, or ONNX Runtime's own OpenVINO provider
                     missing = f"its configuration has no parameters[{COMPILE_KEY!r}]"
                     yield f"{name}/{version}", loaded.compilation or missing
                 elif loaded is not None:

@@ -59,8 +59,8 @@ class Gate:
                 self._changed.notify_all()
 
 
-OPENINGS = Gate()  # of sessions
-BATCHES = Gate()  # and everything else that is short: copies, and the release of sessions
+OPENINGS = Gate()  # entered by threads that open a session
+BATCHES = Gate()  # entered for a batch and for other short work: copies, and the release of sessions
 
 
 @contextmanager

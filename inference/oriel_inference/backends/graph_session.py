@@ -62,7 +62,7 @@ class Runtime(Protocol):
 class GraphSession(Session):
     """A session with graphs, in a thread of its own. A batch of a shape without a graph runs as it would without them.
 
-    drain_s: how long batches of others may take to end before a capture. Until they have, no other batch begins.
+    drain_s: seconds that batches of other sessions may take to end before a capture. No other batch begins meanwhile.
     Raises LoadFailed, and has then released everything.
     """
 

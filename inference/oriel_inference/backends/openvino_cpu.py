@@ -19,7 +19,7 @@ from oriel_inference.model import EngineOptions, TensorInfo
 from oriel_wire.v2.messages import Array
 
 ENTRY = "model.blob"
-MAX_COUNT = 256  # of streams, and of threads
+MAX_COUNT = 256  # bound on streams, and on threads
 MISSING = "the package openvino is not installed: pip install 'oriel-serving[openvino-compiler]'"
 _DEVICE = "CPU"
 _DATATYPES = {

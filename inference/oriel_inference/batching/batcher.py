@@ -78,7 +78,7 @@ class Batcher:
         clock, cores, devices = machine.clock, machine.cores, machine.devices
         self.spec = spec
         self.units = min(max(1, units), cores.total)
-        self.share = self.units / cores.total  # of the server, which one run keeps busy
+        self.share = self.units / cores.total  # the part of the server's cores that one run keeps busy
         self.curve, self.statistics = curve or ServiceCurve(), statistics or Statistics()
         self._devices = devices
         self._device_of = {id(session): device for session, device in zip(sessions, placed, strict=False)}
@@ -136,11 +136,11 @@ class Batcher:
         """
         return self._wait_estimate.by_band()
 
-    def expected_wait_s(self, band: int) -> float | None:  # of a new call; None if unknown
+    def expected_wait_s(self, band: int) -> float | None:  # the wait of a new call; None if unknown
         return self._wait_estimate.wait_s(band)
 
     @property
-    def is_short(self) -> bool:  # whether a batch would run on the loop now
+    def is_short(self) -> bool:  # True if a batch would run on the loop now
         return bool(self._idle) and self._service_times.is_short(self._waiting.rows + 1)
 
     def submit(self, call: Call) -> None:

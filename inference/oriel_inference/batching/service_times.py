@@ -18,7 +18,7 @@ class ServiceTimes:
     curve: service times, for predictions.
     floor: service times of quick batches, for refusals.
     inline_s: a batch that takes less is short.
-    returns: how many callers send the next call as soon as they are answered.
+    returns: the learned share of callers that send the next call as soon as they are answered.
     useful_rows: the largest batch that takes at most half of the time that callers usually give.
     """
 

@@ -12,7 +12,7 @@ class WaitEstimate:
     """The wait estimate of one batcher, from its own queue, idle sessions and running batches.
 
     max_rows: rows of one batch; 0 if every call runs alone.
-    slots: how many runs the cores allow at once.
+    slots: number of runs that the cores allow at once.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class WorkerThreads:
     def __init__(self, limit: int) -> None:
         self._limit = max(1, limit)
         self._jobs: SimpleQueue[tuple[Job, threading.Lock] | None] = SimpleQueue()
-        self._begun: threading.Lock | None = None  # of the newest job: released when it begins
+        self._begun: threading.Lock | None = None  # lock of the newest job, released when the job begins
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._busy = 0

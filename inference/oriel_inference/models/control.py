@@ -299,7 +299,7 @@ class ModelControl:
             await self.loader.bring_parts(name, outline)
         failure_text = await self.loader.install(name, stores, outline, models=models, override=config)
         if config is not None and name in self._catalog.on_demand and not failure_text:
-            # What came with a request could not be loaded again by a call: it stays until it is unloaded.
+            # A call cannot load a configuration again that came with a request: the model stays until it is unloaded.
             self._catalog.on_demand.discard(name)
             self._replaced.add(name)
         return failure_text

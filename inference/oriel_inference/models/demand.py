@@ -51,7 +51,7 @@ LONGEST_PAUSE_S = 2.0
 PIECE = 32
 
 
-# What begins a call again that waits, and what ends it with an error; only one of both is called, once.
+# A waiting call: the functions that begin it again and that end it with an error. One of both is called, once.
 _Waiting = tuple[Callable[[], None], Callable[[InferenceError], None]]
 
 

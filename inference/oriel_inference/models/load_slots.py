@@ -28,7 +28,7 @@ class LoadSlots:
     def __init__(self, count: int, *, slow_s: float = SLOW_S) -> None:
         self._count = count
         self._slow_s = slow_s
-        self._began_s: list[float] = []  # of the loads that hold a slot
+        self._began_s: list[float] = []  # begin of each load that holds a slot
         self._changed = Condition()
         self._closed = False
         self._threads = ThreadPoolExecutor(2 * count, thread_name_prefix="oriel-load")

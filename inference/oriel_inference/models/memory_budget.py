@@ -39,7 +39,7 @@ KEPT_SHARE = 0.9
 NO_ROOM_RETRY_S = 60.0
 WANTED_S = 60.0
 RESERVE_S = 30.0  # for the loop to answer
-MOST_LOADS = 3  # of one model, each of which found out more about what it needs
+MOST_LOADS = 3  # loads of one model, each of which found that the model needs more memory
 MAX_NAMES = 4096
 
 
@@ -75,7 +75,7 @@ class MemoryBudget:
         self._counted_s = time.monotonic()
         self._measured: dict[str, tuple[Mapping[str, int], Mapping[str, int]]] = {}  # model -> files, measured
         self._file_bytes, self._real_bytes = float(FIRST_BYTES), FIRST_FACTOR * FIRST_BYTES
-        self._loads = 0  # that have begun
+        self._loads = 0  # number of loads that have begun
         self._under_way = 0
         self._wanted: dict[str, tuple[float, Mapping[str, int]]] = {}
         self._lacking: set[str] = set()  # models whose load found out that it needs more than there was room for
@@ -214,7 +214,7 @@ class MemoryBudget:
 
         return reserve
 
-    # Room ---------------------------------------------------------------------------------------------------------
+    # Making room --------------------------------------------------------------------------------------------------
 
     def _planned(self, model: str, outline: Outline) -> dict[str, int]:
         files, measured = self._measured.get(model, ({}, {}))

@@ -81,7 +81,7 @@ class LoadTools:
     make_scheduler: returns the batcher or the ensemble of a version that is loaded.
     leave_s: seconds that a version that leaves may take to finish its requests.
     check: tries model files in other processes first; None opens them at once.
-    load_threads: how many models load at once (at most MAX_SLOTS); 0 lets the server choose.
+    load_threads: number of models that load at once (at most MAX_SLOTS); 0 lets the server choose.
     """
 
     find_backend: Callable[[str], Backend]
@@ -133,7 +133,7 @@ class Rollout:
     ) -> str:
         """Load `name` and publish the result. Returns why (part of) it was refused, "" if all went well.
 
-        models: how many models share the machine.
+        models: number of models that share the machine.
         override: replaces the model's configuration file.
         reserve: see `Loading`; called in the thread of the load.
         """

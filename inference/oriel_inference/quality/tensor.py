@@ -14,11 +14,11 @@ from oriel_policies.quality.reference import MAX_CLASSES, TensorReference
 from oriel_wire.observe.telemetry import Histogram
 from oriel_wire.v2.messages import Array
 
-MAX_VALUES = 4096  # of one tensor of one row; of a larger one, values at even distances
-SUM_ERROR = 1e-3  # by which the sum of a distribution may differ from 1
+MAX_VALUES = 4096  # values that are read of one tensor of one row: of a larger one, values at even distances
+SUM_ERROR = 1e-3  # largest difference between the sum of a distribution and 1
 SLOT_ROWS = 500
 SLOTS = 10  # the window: the latest 4,500 to 5,000 rows
-KEPT_VALUES = 4096  # of a tensor, from which a new reference is made
+KEPT_VALUES = 4096  # values of a tensor that are kept to make a new reference
 KEPT_PER_ROW = 4
 CONFIDENCE: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 ODD_KINDS = ("nan", "infinite", "out_of_range")

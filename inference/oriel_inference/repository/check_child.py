@@ -26,7 +26,7 @@ def main() -> None:
     requests = Requests(niceness=NICENESS)
     if len(sys.argv) > 1:
         _import(sys.argv[1])
-    gc.freeze()  # what lives now lives until the end: no collection walks it
+    gc.freeze()  # all present objects live until the end: no collection need walk them
     while (given := requests.next()) is not None:
         requests.answer(_judge(given[0]))
 

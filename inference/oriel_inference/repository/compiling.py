@@ -49,7 +49,7 @@ _TENSORRT_SETTINGS = {
 }
 _TENSORRT_PRECISIONS = {"trt_fp16_enable": "FP16", "trt_bf16_enable": "BF16", "trt_int8_enable": "INT8"}
 MAX_SAMPLES = 16
-MAX_SAMPLE_BYTES = 64 << 20  # of all samples of one check
+MAX_SAMPLE_BYTES = 64 << 20  # bytes of all samples of one check
 SEED = 20_240_117
 # Variable dimensions of the made samples: some models take only some lengths, so those that fail are left out.
 LENGTHS = (1, 4, 16)

@@ -262,7 +262,7 @@ def _without_effect(config: pb.ModelConfig) -> list[str]:
         "dynamic_batching.preferred_batch_size (the model is decoupled)": (
             config.model_transaction_policy.decoupled and bool(config.dynamic_batching.preferred_batch_size)
         ),
-        # Whether an ONNX model has CUDA graphs is judged when its instances are known.
+        # CUDA graphs of an ONNX model are judged when its instances are known.
         "optimization.cuda": optimization.HasField("cuda") and not (cuda.graphs and config.backend == "onnxruntime"),
         "optimization.cuda.busy_wait_events": cuda.graphs and cuda.busy_wait_events,
         "optimization.cuda.output_copy_stream": cuda.graphs and cuda.output_copy_stream,

@@ -14,7 +14,7 @@ from oriel_inference.repository.accelerators import CUDA
 from oriel_inference.repository.instances import SHRINK, Place
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-MAX_GRAPHS = 16  # of one instance; each holds memory of the GPU
+MAX_GRAPHS = 16  # graphs per instance; each holds memory of the GPU
 # Without preferred batch sizes, as in Triton's TensorRT backend.
 USUAL_ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
 _SPECS = "optimization.cuda.graph_spec"

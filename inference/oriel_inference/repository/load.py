@@ -111,7 +111,7 @@ class _VersionLoading:
     config: the version's own copy of the configuration, which the load completes.
     identity: a text of how its files look now; "" if the configuration is not the store's.
     before: the fingerprint of the model when the load began.
-    sharing: how many versions of all models share the cores.
+    sharing: number of versions of all models that share the cores.
     """
 
     of: Loading
@@ -156,14 +156,14 @@ class LoadedVersion:
 
     sessions: each once, also if several instances are runs of one.
     units: threads of one run.
-    run_s: how long a warm run of one row took; None if unknown.
+    run_s: seconds of a warm run of one row; None if unknown.
     identity: a text of how its files looked; a version with an equal identity needs no second load.
     tried: True if the model was executed, with zeros or with the samples of its configuration.
     devices: the device of each session.
-    compilation: how its artefact is made, if its configuration asks for one.
+    compilation: the way to make its artefact; None unless its configuration asks for one.
     reference: the samples that rows of it are compared with, if it has one.
     note: the index's text about it.
-    load_s: how long its load took, the wait for a slot left out.
+    load_s: seconds that its load took, the wait for a slot left out.
     """
 
     spec: ModelSpec

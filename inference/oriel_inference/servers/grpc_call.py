@@ -100,7 +100,7 @@ class GrpcPort:
     """The state that all connections of one port share.
 
     plans: the plans for the calls of trusted peers (True) and of other peers (False).
-    calls: how many are under way now.
+    calls: number of calls under way now.
     """
 
     methods: Mapping[bytes, Method]
@@ -158,14 +158,14 @@ class GrpcCall(PortCall):
         self._reading = False
         self._all_came = False  # the client sends nothing else
         self._decompressing = False
-        self._counted_bytes = 0  # of an incomplete message, since `ends_s` was put off
+        self._counted_bytes = 0  # bytes of an incomplete message that came since `ends_s` was put off
         self.own: dict[str, str] = {}
         self.arrived_s = 0.0
         self.timeout_s: float | None = None
         self.on_leave: Callable[[], None] | None = None
         self.on_room: Callable[[], None] | None = None
 
-    # What a method asks ----------------------------------------------------------------------------------------
+    # For methods -----------------------------------------------------------------------------------------------
 
     @property
     def over(self) -> bool:
@@ -371,7 +371,7 @@ class GrpcCall(PortCall):
             if self.held_bytes:
                 connection.consumed(self, self.held_bytes)
 
-    # The client ------------------------------------------------------------------------------------------------
+    # Client events ---------------------------------------------------------------------------------------------
 
     def too_large(self, message: str) -> None:
         self.end_with(RESOURCE_EXHAUSTED, message, Outcome.TOO_LARGE)

@@ -127,7 +127,7 @@ class _InferCall:
         self._call = call
         self._record = record
 
-    # A head that is known ---------------------------------------------------------------------------------------
+    # Requests with a known head ---------------------------------------------------------------------------------
 
     def run_known(self, head: RequestHead, pieces: Pieces, data: Body, ctx: CallContext) -> None:
         """Queue a request whose head is known. Raises BadMessage."""
@@ -172,7 +172,7 @@ class _InferCall:
                 Completion(self._submitted.arrived_s, serving, self._known.fitted.rows, error=CallerLeft())
             )
 
-    # Any request ------------------------------------------------------------------------------------------------
+    # Other requests ---------------------------------------------------------------------------------------------
 
     def run(self, request: InferRequest, data: Body, ctx: CallContext) -> None:
         """Queue a request. Raises InferenceError, BadMessage."""

@@ -159,7 +159,7 @@ class HttpFrontend:
             self._surface.meter.turned_away(name_value[1], http_status(error), error.outcome, route.model)
         refuse(exchange, hinted(error, exchange.head), [name_value])
 
-    # Everything else --------------------------------------------------------------------------------------------
+    # Other requests ---------------------------------------------------------------------------------------------
 
     def _live(self, exchange: Exchange, _: _Route) -> None:
         answer(exchange, b'{"live":true}')

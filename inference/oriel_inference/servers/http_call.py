@@ -24,7 +24,7 @@ from oriel_wire.v2.http import JSON_LIMIT_BYTES
 
 JSON = ("content-type", "application/json")
 MAX_OBJECT_BYTES = 4 << 20
-MAX_JSON_RATIO = 16  # of a compressed body: a megabyte of JSON takes up to 33 ms to convert
+MAX_JSON_RATIO = 16  # largest ratio of a compressed body: a megabyte of JSON takes up to 33 ms to convert
 _objects = msgspec.json.Decoder(dict[str, Any])
 
 

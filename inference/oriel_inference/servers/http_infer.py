@@ -132,7 +132,7 @@ class _HttpCall:
         error = as_inference_error(failure)
         refuse(self._exchange, error, self._record.refused(error, model))
 
-    # A recognised text ------------------------------------------------------------------------------------------
+    # Recognised requests ----------------------------------------------------------------------------------------
 
     def run_recognised(self, template: Template, inputs: Mapping[str, Array], size: int) -> None:
         """Queues a request whose text was recognised. inputs: its numbers. size: bytes of the body."""
@@ -176,7 +176,7 @@ class _HttpCall:
             rows = self._recognised.fitted.rows
             self._record.left(Completion(self._call.arrived_s, self._serving, rows, error=CallerLeft()))
 
-    # Any other text ---------------------------------------------------------------------------------------------
+    # Other requests ---------------------------------------------------------------------------------------------
 
     def run(self, body: Body, length: int | None) -> None:
         """Decodes and queues a request. length: bytes of the JSON part, None if all of it is JSON.
@@ -230,7 +230,7 @@ class _HttpCall:
         except Exception as failure:
             self._refuse(failure, self._serving.spec.name)
 
-    # The way out ------------------------------------------------------------------------------------------------
+    # Answering --------------------------------------------------------------------------------------------------
 
     def _finish(self, completion: Completion) -> None:
         """Answers with the completion's response, or with its error, or with the error met while encoding."""

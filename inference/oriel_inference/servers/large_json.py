@@ -43,7 +43,7 @@ __all__ = ["Converted", "LargeJson", "Task", "Then"]
 _log = logging.getLogger(__name__)
 
 LANES = 2
-LONG_BYTES = 8 << 20  # of a text that takes so long that a more urgent one probably comes meanwhile
+LONG_BYTES = 8 << 20  # a text from this size on takes so long that a more urgent one probably comes meanwhile
 MAX_WAITING = 64
 MAX_WAITING_BYTES = 256 << 20
 MEMORY_BYTES = 4 << 30

@@ -43,7 +43,7 @@ def main() -> None:
     requests = Requests(niceness=5)  # with few cores the server's loop has priority
     bound_memory(memory_bytes)
     offer_to_oom_killer()
-    gc.freeze()  # what lives now lives until the end: it is not walked after each request
+    gc.freeze()  # all present objects live until the end: they are not walked after each request
     while _serve(requests, limit_bytes):
         gc.collect()
 

@@ -109,7 +109,7 @@ class GrpcRepository:
 
     async def _index(self, request: v2_pb2.RepositoryIndexRequest) -> Message:
         _only_unnamed(request.repository_name)
-        if self._surface.stopping:  # to gateways a server that is not ready is as ready as its models
+        if self._surface.stopping:  # a gateway takes a server as ready that lists its models
             raise ServerStopping()
         response = v2_pb2.RepositoryIndexResponse()
         for entry in await self._surface.control.index(ready=request.ready):

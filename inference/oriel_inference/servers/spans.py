@@ -72,7 +72,7 @@ class Ended:
     own: the position of its span. parent_id: the caller's span, 0 if the trace starts here.
     outcome: the outcome of a refusal, None for an answer.
     queued_s: the time when it came to the queue, 0.0 if it did not.
-    run: None if no batch ran for it.
+    run: the batch that ran for it; None if there was none.
     """
 
     __slots__ = (

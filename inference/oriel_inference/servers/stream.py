@@ -113,7 +113,7 @@ class _Stream:
         self._slots: set[_Slot] = set()
         self._order: deque[_Slot] = deque()
         self._ready: deque[tuple[_Response | InferenceError, Callable[[], None]]] = deque()
-        self._unread: Callable[[], None] | None = None  # of the response that the client has to read first
+        self._unread: Callable[[], None] | None = None  # callback of the response that the client has to read first
         self._sending = False
         self._all_read = False
         self._heard_s = time.monotonic()

@@ -29,7 +29,7 @@ EXTENSIONS = (
     "parameters",
     "statistics",
 )
-# Those that a gateway offers to operators only: whoever calls through one is not told of them.
+# Extensions that a gateway offers to operators only: callers through a gateway do not see them.
 OPERATOR_EXTENSIONS = ("model_repository", "model_repository(unload_dependents)", "logging")
 
 

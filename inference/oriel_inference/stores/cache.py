@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 MANIFEST_FILE = "manifest.json"
 _FOLDERS = ("versions", "partial", "shared", "models")
-# From the time when its path is handed out until the version is known to serve.
+# Protection of a version's files from the time when its path is handed out until the version is known to serve.
 HANDED_S = 600.0
 
 
@@ -280,7 +280,7 @@ class Cache:
                 found[folder.name] = manifest.size_bytes
         return found
 
-    # Small files, and what models are made of ---------------------------------------------------------------------
+    # Small files and shared parts of models ---------------------------------------------------------------------
 
     def shared(self, digest: str) -> bytes | None:
         """Return its bytes; None if they are missing or not what was kept."""

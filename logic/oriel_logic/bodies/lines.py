@@ -15,7 +15,7 @@ async def lines(pieces: AsyncIterator[bytes], *, limit_bytes: int, events: bool 
     events: split as server-sent events: a CR alone ends a line too, and a byte order mark before the first is dropped.
     Raises InputTooLarge past `limit_bytes` for the stream or MAX_LINE_BYTES for one line.
     """
-    rest = bytearray()  # of a line, each byte of which is looked at once
+    rest = bytearray()  # the incomplete last line; each of its bytes is searched once
     total = 0
     may_have_mark, after_cr = events, False
     async for piece in pieces:

@@ -23,7 +23,7 @@ from oriel_logic.bodies.upload import Upload
 
 MISSING: Any = inspect.Parameter.empty
 Injected = Literal["request", "models", "ctx", ""]
-# By name, because Context is defined in a room above this one.
+# Found by its name, because Context is defined in a room above this one.
 INJECTED: tuple[tuple[str, str, Injected], ...] = (
     ("oriel_logic.bodies.messages", "Request", "request"),
     ("oriel_logic.client.models", "Models", "models"),

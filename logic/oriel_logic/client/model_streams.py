@@ -38,7 +38,7 @@ IDLE_S = 30.0
 MAX_S = 600.0
 MAX_ANSWER_BYTES = 64 << 20
 RETRY_S = 1.0
-STATUS = {  # of HTTP, whose refusals are the same ones
+STATUS = {  # gRPC status -> the HTTP status of the same refusal
     "INVALID_ARGUMENT": 400,
     "NOT_FOUND": 404,
     "UNIMPLEMENTED": 404,

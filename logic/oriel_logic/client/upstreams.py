@@ -14,8 +14,8 @@ from oriel_wire.engine.client import HttpClient
 
 _log = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 256  # to one inference server, which cannot batch calls that wait here
-MAX_GATEWAY_CONNECTIONS = 4096  # to one gateway: what waits here for a connection is neither counted nor ordered there
+MAX_CONNECTIONS = 256  # connections to one inference server, which cannot batch calls that wait here
+MAX_GATEWAY_CONNECTIONS = 4096  # connections to one gateway, which neither counts nor orders calls that wait here
 
 
 class Upstreams:

@@ -96,7 +96,7 @@ class Updates:
         self._was_unreadable = False
         self.seen: Callable[[HandlerFile], None] = lambda file: None
         self.deployments: list[Deployment] = []
-        self.files: dict[str, HandlerFile] = {}  # by origin
+        self.files: dict[str, HandlerFile] = {}  # origin -> file
 
     @property
     def has_begun(self) -> bool:

@@ -21,7 +21,7 @@ from oriel_wire.errors import StartFailed, UpstreamError
 from oriel_wire.process.process import LIFELINE_VARIABLE
 
 Address = tuple[str, int]
-Ports = Mapping[str, int]  # by name: http, grpc, metrics
+Ports = Mapping[str, int]  # name (http, grpc, metrics) -> port
 HOST = "127.0.0.1"
 START_S = 180.0
 PROBE_S = 2.0

@@ -65,7 +65,7 @@ class FakeServers:
 def together(fakes: Sequence[FakeModels]) -> FakeModels:
     """Merge several fakes into one; the first one that has a model counts, with what it says of that model."""
     if len(fakes) == 1:
-        return fakes[0]  # of a class of its own, maybe
+        return fakes[0]  # its class may be the user's own
     models: dict[str, Any] = {}
     specs: dict[str, ModelSpec] = {}
     takes_s: dict[str, float] = {}

@@ -34,7 +34,7 @@ from oriel_wire.errors import StartFailed
 from oriel_wire.process.process import listen
 
 NEXT_PORTS = 20
-TRIES = 4  # to list the models of a server that was named or started here
+TRIES = 4  # attempts to list the models of a server that was named or started here
 
 
 class Session:

@@ -19,7 +19,7 @@ from oriel_wire.engine.families import Reading, counter, histogram
 from oriel_wire.observe.telemetry import Histogram
 
 LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
-MAX_STAGES = 64  # of one service and tier
+MAX_STAGES = 64  # stages per service and tier
 MAX_TIERS = 16
 OTHER = "other"
 

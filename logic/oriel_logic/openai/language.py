@@ -33,7 +33,7 @@ from oriel_logic.server.replies import Reply, facts_of
 
 _log = logging.getLogger(__name__)
 STAGE = "decode"
-COMPLETION_TOKENS = 16  # that API's default of `max_tokens`
+COMPLETION_TOKENS = 16  # default of `max_tokens` in OpenAI's completions API
 Ids = NDArray[Any]
 
 

@@ -19,13 +19,13 @@ from oriel_wire.process.allowed import split_path, with_values
 MAX_CHOICES = 8
 MAX_PROMPTS = 16
 MAX_INPUTS = 2048
-MAX_ENTRIES = 131_072  # of one array in a body: texts, or tokens of one text
+MAX_ENTRIES = 131_072  # entries of one array in a body: texts, or tokens of one text
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 256
 MAX_MESSAGES = 512
 MAX_BIASES = 300
 MAX_MARKS = 32_768  # unescaped quotes, opening braces and brackets of a body that gets a second try
-# Of one body. They are counted before it is parsed, which would take the loop half a second for 4 MiB of lists.
+# Bounds per body, counted before it is parsed: parsing 4 MiB of lists would take the loop half a second.
 MAX_NUMBERS = 327_680
 MAX_QUOTES = 131_072
 MAX_LISTS = 65_536

@@ -66,7 +66,7 @@ class ServiceConnection(ServerConnection):
         self._task: asyncio.Task[None] | None = None
         self._drained_event: asyncio.Event | None = None  # set once a slow client has caught up
 
-    # From the engine -------------------------------------------------------------------------------------------------
+    # Callbacks of the engine -----------------------------------------------------------------------------------------
 
     def on_request(self, head: RequestHead, data: bytes) -> None:
         body = Body(data)
@@ -165,7 +165,7 @@ class ServiceConnection(ServerConnection):
             if self._task is task:
                 self._task = self._body = None
                 self._release()
-            task = None  # which keeps the traceback of its cancellation, and that this frame
+            task = None  # a task keeps the traceback of its cancellation, which keeps this frame
 
     async def _stream(self, reply: Reply) -> None:
         assert reply.pieces is not None

@@ -60,7 +60,7 @@ class Envelope:
         self._clock = clock
         self.in_flight = 0
         self.kept: dict[str, int] = {}  # traces that were kept, by why
-        self.ready: Callable[[], tuple[bool, str]] | None = None  # whether a probe is answered with 200, or why not
+        self.ready: Callable[[], tuple[bool, str]] | None = None  # True if probes get 200, else False and the reason
 
     def plan(self, headers: dict[str, str], *, trusted: bool) -> ContextPlan:
         """Parse the context in a head, and take its ticket out of it: services do not see that."""

@@ -321,7 +321,7 @@ class Deadline:
     ) -> None:
         self._handle.cancel()
         is_late = self.is_past and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError
-        del self._task  # which keeps the traceback of its cancellation, and that this object
+        del self._task  # a task keeps the traceback of its cancellation, which keeps this object
         if is_late:
             raise TimeoutError from error
 

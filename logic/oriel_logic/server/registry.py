@@ -170,7 +170,7 @@ class Registry:
         service = self._services.get(name)
         return service.releases.get(version) if service is not None else None
 
-    # Called by the code that sets services up ----------------------------------------------------------------------
+    # Methods for the code that sets services up --------------------------------------------------------------------
 
     def publish(self, origin: str, releases: Iterable[Release]) -> list[Release]:
         """Let the releases of the file at `origin` take requests, and return those they replace, which are retired.
@@ -248,7 +248,7 @@ class Registry:
         for name in [name for name, each in self._services.items() if each.is_empty and not each.weights]:
             del self._services[name]
 
-    # GET /v1/services ----------------------------------------------------------------------------------------------
+    # Reports for GET /v1/services ----------------------------------------------------------------------------------
 
     def describe(self) -> list[dict[str, Any]]:
         """Describe each service: name, file, state, version, release, description, and model, problem or update."""

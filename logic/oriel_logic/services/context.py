@@ -33,7 +33,7 @@ class Done:
     stages: Sequence[tuple[str, float, float]] = ()
 
 
-Spent = Callable[[int, bool], None]  # of a job that has ended: its processor microseconds, and whether they are lost
+Spent = Callable[[int, bool], None]  # called at a job's end: its processor microseconds, True if they are lost
 
 
 def uncounted(cpu_us: int, is_lost: bool) -> None:

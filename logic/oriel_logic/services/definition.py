@@ -250,7 +250,7 @@ def load_for(signature: Signature, schemas: Schemas) -> None:
     if signature.body != "raw":
         import_module("oriel_logic.bodies.decoding")
     if schemas.gives_media or "image/png" in schemas.input or "contentMediaType" in str(schemas.components):
-        with suppress(ImportError):  # of Pillow, which a service of another environment may do without
+        with suppress(ImportError):  # a service of another environment may do without Pillow
             import_module("oriel_logic.images")
 
 

@@ -21,7 +21,7 @@ from oriel_logic.services.definition import Definition, definition_of
 if TYPE_CHECKING:
     from oriel_logic.bodies.decoding import Reader
 
-READERS: "dict[str, Reader]" = {}  # of the services that `read_in_worker` was called for
+READERS: "dict[str, Reader]" = {}  # readers of the services that `read_in_worker` was called for
 
 
 class Serving:

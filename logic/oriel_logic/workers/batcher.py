@@ -96,7 +96,7 @@ class Batcher:
         self._clock = clock
         self._curve = ServiceCurve()
         self._waiting: BatchQueue[Member] = BatchQueue(self._queue, self._bounds, self._curve)
-        self._released: list[Batch] = []  # that no worker has taken yet
+        self._released: list[Batch] = []  # batches that no worker has taken yet
         self._running: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
@@ -164,7 +164,7 @@ class Batcher:
             covered = self._bounds.max_rows * len(self._released)
             if covered and self._waiting.rows <= covered:
                 if any(batch.band <= first.band for batch in self._released):
-                    break  # what waits will go with what is released
+                    break  # the waiting jobs fit into the batches that are released already
                 self._release(first.payload, "urgent")
                 continue
             tightest_s = self._queue.next_deadline()

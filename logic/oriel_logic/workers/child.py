@@ -45,7 +45,7 @@ def run(
         problems = {each.name: setup_problem(services, each) for each in definitions}
         report["problems"] |= {name: problem for name, problem in problems.items() if problem}
         gc.collect()
-        gc.freeze()  # what the services have loaded lives until the end: no collection walks it
+        gc.freeze()  # the services' objects live until the end: no collection need walk them
         memory = MemoryBound()
         link = Link(sock, memory, limit_bytes=limit_bytes)
         link.send(Kind.READY, report)

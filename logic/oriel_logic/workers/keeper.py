@@ -47,13 +47,13 @@ class Keeper:
         self.problem = ""
         self.suspect: Worker | None = None
         self._replace_from_s = 0.0
-        self._processes: dict[int, Worker] = {}  # those that have not ended, by process
+        self._processes: dict[int, Worker] = {}  # process id -> worker, until it has ended
         self._count = count
         self._launch = launch
         self._make = make
         self._on_news = on_news
         self._tokens = 0
-        self._setup_s = 0.0  # of the latest worker that was ready
+        self._setup_s = 0.0  # setup time of the latest worker that became ready
         self._closing = False
         self._missing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None

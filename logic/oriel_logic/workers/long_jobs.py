@@ -22,9 +22,9 @@ class LongJobs:
     """The callers of one pool. Single writer: the pool."""
 
     def __init__(self) -> None:
-        self._long: dict[tuple[str, str], float] = {}  # by tenant and service: when a long job of it ran
+        self._long: dict[tuple[str, str], float] = {}  # (tenant, service) -> time of its latest long job
         self._short: set[tuple[str, str]] = set()  # callers of short jobs
-        self._ended: dict[int, float] = {}  # by band: when a job of it ended
+        self._ended: dict[int, float] = {}  # band -> time when a job of it ended
 
     def ended(self, job: Job, seconds: float, now: float) -> None:
         """Record a job that has run for `seconds`."""

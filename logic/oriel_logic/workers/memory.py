@@ -24,7 +24,7 @@ class MemoryBound:
         self._base = private_bytes()
         self._memory_mb = 0
         self._soft = 0  # the limit that is set; 0 for none
-        self._memory: list[weakref.ref[np.ndarray]] = []  # of frames that did not fit the assembler's scratch buffer
+        self._memory: list[weakref.ref[np.ndarray]] = []  # arrays of frames larger than the scratch buffer
 
     def set(self, memory_mb: int) -> None:
         """Set the bound of the next job; 0 for none."""

@@ -35,7 +35,7 @@ FIRST_COST_MS = 5.0
 COST_SHARE = 0.2  # weight of the newest sample in the moving average
 MAX_BATCHERS = 64
 FAILED_START = "its process ended while it was imported or set up: its last lines are in the log"
-HELD = "long"  # where the queue holds the jobs that wait by the rule of `long_jobs`
+HELD = "long"  # the queue's name for jobs that wait by the rule of `long_jobs`
 
 
 class WorkerPool:
@@ -234,7 +234,7 @@ class WorkerPool:
             self.tally.dropped["expired"] += 1
         self._arm()
 
-    # -- told by workers -------------------------------------------------------------------------------------------
+    # Reports of workers -------------------------------------------------------------------------------------------
 
     def ready(self, worker: Worker, frame: Frame) -> None:
         report = unpack(frame)
@@ -293,7 +293,7 @@ class WorkerPool:
             job.fail(WorkerDied("the worker process that handled this request ended; other requests are not affected"))
         self._dispatch()  # a spare one may step in
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # Internals ----------------------------------------------------------------------------------------------------
 
     def _rests(self, worker: Worker) -> None:
         """Let a worker have the next job. A suspect one ends if it rests while others are ready in its place."""

@@ -76,7 +76,7 @@ class JobRunner:
             if isinstance(error, OSError) and self._link.is_gone(error):
                 raise
             if isinstance(error, LogicError) and error.outcome is not Outcome.HANDLER_FAILED:
-                return Kind.REFUSED, error.with_traceback(None)  # by the handler or a model
+                return Kind.REFUSED, error.with_traceback(None)  # a refusal of the handler or of a model
             return Kind.FAILED if begun else Kind.UNFIT, (Outcome.HANDLER_FAILED.value, *described(error))
         finally:
             self._memory.lift()

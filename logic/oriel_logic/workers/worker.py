@@ -42,7 +42,7 @@ KILLED = {
     "time_limit": "its job took longer than its service allows",
 }
 NOTHING = pack(None, limit_bytes=100)
-Pieces = asyncio.Queue[Frame | None]  # of one stream, None after the last; the worker sends `frames.WINDOW` ahead
+Pieces = asyncio.Queue[Frame | None]  # pieces of one stream, then None; the worker sends `frames.WINDOW` ahead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
-DIGITS = 40  # of the fingerprint in hexadecimal: 160 bits
+DIGITS = 40  # hexadecimal digits of a fingerprint: 160 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 DAY_S = 86_400
 _STEP_S = 2.0  # a larger difference from the monotonic clock is a step, not a correction
-_SLEW = 1e-3  # how fast a clock may be corrected without stepping
+_SLEW = 1e-3  # seconds per second by which a clock may be corrected without stepping
 
 
 class Period(StrEnum):

@@ -79,7 +79,7 @@ class LimitKind:
         return f"{self.field} is {least} to {self.most}{burst}"
 
 
-# In the order in which explanations name them.
+# All kinds, in the order in which explanations name them.
 LIMIT_KINDS = (
     LimitKind(
         field="requests_per_s",

@@ -16,7 +16,7 @@ MAX_TOKENS = 10**9
 MAX_NAME = 128
 _BYTES_PER_TOKEN = 4
 _MAX_DIGITS = 32
-# What Python's servers take although it is no JSON, halves of surrogate pairs among it, and JSON of the same length.
+# Texts that Python's servers take although they are no JSON, as halves of surrogate pairs -> JSON of the same length.
 _TAKEN = ((b"\\ud", b"\\u0"), (b"\\uD", b"\\u0"), (b"NaN", b"0.0"), (b"Infinity", b"0.000000"))
 
 

@@ -21,7 +21,7 @@ _PRIVATE = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})
 class KeySet(msgspec.Struct):
     """The outer form of a JSON Web Key Set (RFC 7517, section 5)."""
 
-    keys: list[Any]  # those that are no objects are left out
+    keys: list[Any]  # a key that is no object is ignored
 
 
 def issuer(

@@ -27,7 +27,7 @@ _TEXT = re.compile(
     rb'''"""(?:[^"\\]|\\.|"{1,2}(?!"))*"{0,5}|'{3}(?:[^']|'{1,2}(?!'))*'{0,5}|"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?|#[^\n]*''',
     re.DOTALL,
 )
-_MARKS = bytes.maketrans(b",[]{}", b"=====")  # what ends a key, or stands before one
+_MARKS = bytes.maketrans(b",[]{}", b"=====")  # characters that may stand before or behind a key
 _SECTIONS = ("tiers", "tenants", "issuers", "pools", "prices")
 
 

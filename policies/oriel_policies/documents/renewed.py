@@ -98,7 +98,7 @@ def wrong_lines(packed: memoryview, documents: Mapping[str, bytes], rest: Snapsh
             known = set(bytes(before[first:was]).split(b"\n"))
             came = [b"" if line in known else line for line in new[first:now].split(b"\n")]
             count += len(came) - came.count(b"")
-            # As many empty lines as before, so that each line keeps its number.
+            # Empty lines stand for those that are left out, so that each line keeps its number.
             reading_of[file] = b"\n" * new.count(b"\n", 0, first) + b"\n".join(came)
     if count > _MANY:
         return []

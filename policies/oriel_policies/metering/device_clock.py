@@ -11,7 +11,7 @@ class DeviceClock:
 
     busy_ns: nanoseconds during which at least one batch ran, up to the last call.
     charged_ns: the sum of all charges.
-    running: how many batches run.
+    running: number of batches that run.
     """
 
     __slots__ = ("_at_ns", "_rest_ns", "_virtual_ns", "busy_ns", "charged_ns", "running")

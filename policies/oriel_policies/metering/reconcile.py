@@ -9,8 +9,10 @@ TOLERANCE = 0.01
 class DeviceHour:
     """The sums of one device of one instance in one hour, in nanoseconds.
 
-    tenants_ns, unbilled_ns: charged to tenants, and to nobody. busy_ns, wall_ns: measured beside that.
-    open_ns: how much more was open at the end of the hour than at its begin: what runs is charged when it ends.
+    tenants_ns, unbilled_ns: device time charged to tenants, and to nobody.
+    busy_ns, wall_ns: busy time and watched time of the device, measured apart from charges.
+    open_ns: time of batches that still ran at the end of the hour, minus that at its begin; a batch is charged when it
+    ends.
     """
 
     tenants_ns: int = 0

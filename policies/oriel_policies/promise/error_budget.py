@@ -14,7 +14,7 @@ WINDOWS: Final = {
 }  # fmt: skip
 SHORT: Final = (300, 3 * 86400 // 300)  # slots of 5 minutes for 3 days
 LONG: Final = (3600, 30 * 86400 // 3600)  # slots of an hour for 30 days
-_MOST: Final = 0xFFFFFFFF  # of a slot's count, which has 32 bits
+_MOST: Final = 0xFFFFFFFF  # largest count of a slot, which has 32 bits
 
 
 def attainment(total: float, bad: float) -> float | None:

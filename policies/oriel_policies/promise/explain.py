@@ -202,7 +202,7 @@ def _passed_over(snapshot: Snapshot, call: ExplainedCall) -> list[str]:
 
 def _limits(tenant: Tenant, call: ExplainedCall, route: Route) -> list[str]:
     applying = list(tenant.allowances_for(call.kind, call.name, route.name))
-    applying += [each for each in tenant.allowances if each.budgets and each not in applying]  # that refuse nothing
+    applying += [each for each in tenant.allowances if each.budgets and each not in applying]  # they refuse nothing
     return [_allowance(allowance) for allowance in applying] or ["none applies"]
 
 

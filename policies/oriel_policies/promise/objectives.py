@@ -41,7 +41,7 @@ class Times(NamedTuple):
 
 
 STAGES: Final = Times._fields
-# What a call that has no answer to wait for is lost to: the server's error, or a refusal that no waiting explains.
+# Causes for a call without an answer to wait for: the server's error, or a refusal that no waiting explains.
 UPSTREAM_ERROR: Final = "upstream_error"
 REFUSED: Final = "refused"
 LOOP: Final = "loop"  # the gateway's own event loop stood still, while the call seemed to wait for somebody outside
@@ -49,7 +49,7 @@ CAUSES: Final = (*STAGES, UPSTREAM_ERROR, REFUSED, LOOP)
 # The places in which a gateway that stands still itself seems to wait for others.
 OUTSIDE: Final = frozenset({"body", "limiter", "endpoint", "upstream", "network", "answer"})
 ALPHA: Final = 0.05  # weight of the latest call in what is usual
-LEARN_EVERY: Final = 64  # one of so many calls that kept their promise is learned from
+LEARN_EVERY: Final = 64  # one of 64 calls that kept their promise is learned from
 
 MODEL_CALLS: Final = ("logic-infer", "logic-infer-steps", "logic-stream")  # stages in which a logic server calls models
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Final
 
 BINS: Final = 10
-FLOOR: Final = 1e-4  # of a share: an empty bin has no logarithm
+FLOOR: Final = 1e-4  # smallest share of a bin: an empty bin has no logarithm
 MIN_ROWS: Final = 500  # on both sides: the PSI of fewer rows says little
 MIN_BIN_ROWS: Final = 20  # a bin or class of fewer rows is not shown, nor a bin of its own
 ACT: Final = 0.25

@@ -20,8 +20,10 @@ _MOST_S: Final = 3600.0
 class ColdStarts:
     """The starts of one pool. Single writer; times are monotonic seconds.
 
-    guess_s: how long a start takes, until one was seen. forget_s: without a call for so long nobody waits for the start
-    any more, and its autoscaler may have given it up: the next call begins another one. count: starts that were seen.
+    guess_s: assumed seconds of a start, until one was seen.
+    forget_s: seconds without a call after which a start is forgotten, since nobody waits for it and the autoscaler may
+    have given it up; the next call begins another one.
+    count: number of starts that were seen.
     """
 
     __slots__ = ("_began_s", "_called_s", "_seen", "count", "forget_s", "guess_s")

@@ -34,8 +34,8 @@ def expected_rate(
 ) -> float:
     """Calls per second to plan for.
 
-    observed_s: how long arrivals have been counted at all. continuous: see `Demand`; without it there is no slope,
-    because a window that fills up looks like a rise.
+    observed_s: seconds for which arrivals have been counted so far.
+    continuous: see `Demand`; without it there is no slope, because a window that fills up looks like a rise.
     """
     seconds = min(WINDOW_S, max(BURST_S, int(observed_s)))
     minute = rate(arrivals, seconds)

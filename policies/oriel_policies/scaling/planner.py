@@ -28,7 +28,7 @@ from oriel_policies.scaling.wanted import Scaling, ServiceTime, TierLoad, TierSc
 DOWN_EVERY_S: Final = 60.0
 HISTORY_S: Final = 300.0
 MARGIN: Final = 1.0
-TOLERANCE: Final = 0.1  # of a HorizontalPodAutoscaler
+TOLERANCE: Final = 0.1  # relative change that a HorizontalPodAutoscaler ignores
 _BEYOND: Final = 0.01  # the metric is kept to 1/1000
 _SLOT_S: Final = 5.0
 _NOTHING: Final[list[float]] = [0.0] * CLASSES

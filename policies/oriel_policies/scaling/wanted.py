@@ -37,7 +37,7 @@ class Scaling:
     keep_alive_s: the longest time that an idle pool keeps its last replica, if `minimum` is 0. spare: replicas beyond
     those that the calls need, while the pool is in use.
     weights: tier -> the share of its work for which replicas may be paid, 0 to 1; 1 if it is absent.
-    hold_s: how many seconds a call is held while the pool has no server, within the deadline that its caller asks for;
+    hold_s: seconds for which a call is held while the pool has no server, within the deadline that its caller asks for;
     None until its deadline.
     tier_hold_s: the same by tier.
     """
@@ -138,7 +138,7 @@ def _by_deadline(pool: Scaling, loads: Sequence[TierLoad], replicas: int) -> flo
             queued = _queued(load, start_s + step_s) - _queued(load, start_s)
             expected, before = _expected(load, start_s + step_s), _expected(load, start_s)
             due += queued + expected - before
-            # What arrives after S cannot be done before S, however many replicas are idle then.
+            # Work that arrives after S cannot be done before S, even if replicas are idle until then.
             at_hand += queued + max(0.0, min(expected, _work(load) * start_s) - before)
         most = max(most, (due - min(spare, at_hand)) / (capacity * step_s))
         step_s *= 1.6

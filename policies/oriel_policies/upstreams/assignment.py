@@ -85,7 +85,7 @@ class StickyChoice(Generic[E]):
     def pick(self, usable: Sequence[E], key: str, tried: Sequence[E] = ()) -> E | None:
         """Return the endpoint of `key` among `usable` without `tried`; None when none is left.
 
-        usable: has to be another object whenever its members are others; they are hashed anew then.
+        usable: the endpoints; has to be another object whenever they change, since they are hashed once per object.
         """
         if usable is not self._source or len(usable) != len(self._ring.names):
             self._source = usable

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-MOST_POOLS: Final = 8  # of one route's `fallback`
+MOST_POOLS: Final = 8  # pools in one route's `fallback`
 # The services of the OpenAI API whose JSON body names the model: the only bodies in which it can be replaced.
 MODEL_IN_JSON: Final = frozenset(
     {

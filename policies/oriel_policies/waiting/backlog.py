@@ -61,8 +61,9 @@ class Backlog:
     ) -> float:
         """Seconds until `waiting` others have had their turns if a new call should be refused for that, else 0.0.
 
-        behind: how many of the others are late already. target_s, left_s: seconds from now to the new call's target and
-        to its deadline. quick_s: the least time that the call takes once it has its turn.
+        behind: number of the others that are late already.
+        target_s, left_s: seconds from now to the new call's target and to its deadline.
+        quick_s: the least seconds that the call takes once it has its turn.
         One in PROBE of the calls that should be refused is admitted as a probe.
         """
         if self.turns < TURNS or not waiting:

@@ -39,7 +39,7 @@ FAST = 1.2  # gain at which a rung beside the base is adopted at once
 ROOM = 0.6  # share of the gain of free capacity that counts as free capacity
 DOUBT = 0.02  # largest amount subtracted from KEEP
 MOOD = 0.6  # a base whose rate falls to this share, or rises to its inverse, starts a new search
-WEIGHT = 0.3  # of the newest window in the mean of a rung
+WEIGHT = 0.3  # weight of the newest window in the mean of a rung
 ENOUGH = 2  # windows before a rung may become the base
 REST = 12  # largest number of base windows between two trials of a neighbour
 HARMLESS_S = 0.004
@@ -72,7 +72,7 @@ class LearnedLimit:
         self._tried = self._base
         self._rates = [0.0] * len(self._rungs)
         self._seen = [0] * len(self._rungs)
-        self._step = _FIRST  # of the search
+        self._step = _FIRST  # the search's current step
         self._doubt = 0.0
         self._offsets = cycle((1, -1, 1, -1, 2, -1, 1, -2))
         self._side = 0
@@ -85,7 +85,7 @@ class LearnedLimit:
         self._settling = True
         self._count = self._good = self._late = 0
         self._sum_s = 0.0
-        self._took_s = 0.0  # of the latest call
+        self._took_s = 0.0  # seconds that the latest call took
 
     @property
     def base(self) -> int:

@@ -21,8 +21,8 @@ PROBE = 20
 class LowQuantile:
     """A running estimate of the 10th percentile of positive numbers. Infinite at first. Single writer.
 
-    step: how far one observation moves it. A rare extreme hardly counts; a change is followed within some 100 / step
-    samples.
+    step: the part by which one observation moves it. A rare extreme hardly counts; a change is followed within some
+    100 / step samples.
     """
 
     QUANTILE = 0.1

@@ -14,9 +14,12 @@ _ALPHA = 0.1
 
 
 class _Use:
-    """One model. count: its permits now; most, before: the most of them in this period and in the one before.
+    """The use of a pool by one model.
 
-    mean_s: how long a call holds a permit. ended_s: the time when the model last released one, or got its only one.
+    count: the model's permits now.
+    most, before: its highest number of permits in this period and in the one before.
+    mean_s: mean seconds for which a call holds a permit.
+    ended_s: the time when the model last released a permit, or got its only one.
     """
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ FIRST: Final = 32
 LEAST: Final = 8
 MOST: Final = 1024
 WAIT_S: Final = 0.05
-LAST_SHARE: Final = 8  # one in so many of those that go on has the least urgent rank
+LAST_SHARE: Final = 8  # one in eight of the requests that go on has the least urgent rank
 _NARROWEST: Final = 10
 
 
@@ -42,13 +42,13 @@ class LoopOverload:
         self.most = FIRST
         self._late_beats = self._quiet_beats = 0
         self._begun = self._went_on = 0  # counts of this turn
-        self._pressed = False  # whether something was refused or has waited since the latest beat
+        self._pressed = False  # True if a request was refused or has waited since the latest beat
         self._waited_s: dict[int, float] = {}
 
     def beat(self, late_s: float, requests: int) -> bool:
         """Judge a beat of the loop's timer. Returns `behind`.
 
-        late_s: how late the timer was, or how long a turn of the loop took, whichever is more.
+        late_s: seconds by which the timer was late, or the longest turn of the loop, whichever is more.
         requests: the number that ended since the beat before.
         """
         late = late_s >= LATE_S and requests >= BUSY_PER_S * (late_s + BEAT_S)

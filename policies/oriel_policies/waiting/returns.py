@@ -36,7 +36,7 @@ class Returns:
     """Learns the share of returning rows. until_s: end of the window after the last answers; calls before it have
     returned. Single writer.
 
-    lag_s: how long after the answers the last of them arrives.
+    lag_s: seconds from the answers until the last of them arrives.
     """
 
     def __init__(self) -> None:

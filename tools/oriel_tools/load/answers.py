@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from oriel_wire.h1.response import ResponseHead
 from oriel_wire.v2.proto import v2_pb2
 
-MAX_JUDGED_BYTES = 64 * 1024  # of an answer or an event; larger ones are data
+MAX_JUDGED_BYTES = 64 * 1024  # largest answer or event that is searched for an error; larger ones are data
 MAX_REASON_CHARS = 60
 CUT = "cut"
 

@@ -10,7 +10,7 @@ from random import Random
 import msgspec
 
 MAX_TRACE_LINES = 5_000_000
-MAX_TOTAL_MS = 7 * 86_400e3  # of one request in an access log
+MAX_TOTAL_MS = 7 * 86_400e3  # longest request that an access log may have
 ANY = "load"  # the stream of a load without names, which replays the calls of everybody
 
 
@@ -44,7 +44,7 @@ def bursty(rate: float, seconds: float, random: Random, *, factor: float, burst_
         until = offset + random.expovariate(1 / (burst_s if on else burst_s * (factor - 1)))
         while on and (offset := offset + random.expovariate(rate * factor)) < min(until, seconds):
             yield offset
-        # What was left of the last gap is drawn anew in the next stay: the process has no memory.
+        # The rest of the last gap is drawn anew in the next stay: the process has no memory.
         offset, on = until, not on
 
 

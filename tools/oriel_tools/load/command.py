@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="replay arrivals instead: a line per arrival, seconds from the start; or a gateway's access log",
     )
-    one.add_argument("--body", metavar="FILE", help="what is sent")
-    one.add_argument("--rows", type=int, help="instead of --body: random inputs of so many rows for a v2 model")
+    one.add_argument("--body", metavar="FILE", help="file with the body to send")
+    one.add_argument("--rows", type=int, help="instead of --body: this many rows of random inputs for a v2 model")
     one.add_argument("--encoding", choices=("raw", "json", "binary"), help="how a v2 request travels (raw: as it is)")
     one.add_argument("--content-type", metavar="TYPE")
     one.add_argument("--method", help="HTTP method (POST)")

@@ -41,7 +41,7 @@ class Record:
     timelines: dict[str, Timeline]
     ran_s: float = 0.0
     interrupted: bool = False
-    phase: int = 0  # of the latest arrival
+    phase: int = 0  # phase of the latest arrival
     busy: dict[int, float] = field(default_factory=dict)  # phase: share of a core this process used
 
 
@@ -139,7 +139,7 @@ class Generator:
     async def run(self) -> None:
         """Send everything, then wait for what is under way (each request until its stream gives up on it).
 
-        Cancelled: what is under way is left, and not counted.
+        When it is cancelled, requests under way are abandoned and not counted.
         """
         self._loop = asyncio.get_running_loop()
         self._all_sent: asyncio.Future[None] = self._loop.create_future()
@@ -148,7 +148,7 @@ class Generator:
         self._began = monotonic() + LEAD_S
         self._advance()
         gc.collect()
-        gc.freeze()  # what lives now is not walked again and again while answers are timed
+        gc.freeze()  # present objects are not walked again and again while answers are timed
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
         try:
             self._turned = (monotonic(), process_time())

@@ -33,7 +33,7 @@ class Stream(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     method: str = "POST"
     headers: dict[str, str] = {}
     body: str = ""
-    rows: Annotated[int, Meta(ge=0, le=65_536)] = 0  # without a body: random v2 inputs of so many rows
+    rows: Annotated[int, Meta(ge=0, le=65_536)] = 0  # without a body: rows of random v2 inputs
     content_type: str = ""
     encoding: Encoding = "raw"  # json, binary: the body is a v2 JSON request and travels so
     target_ms: Positive | None = None

@@ -71,7 +71,7 @@ class _HttpAnswer:
         self._ticket = ticket
         self._request = request
         self._head: ResponseHead | None = None
-        self._body: Body | None = None  # of a good status
+        self._body: Body | None = None  # the body of an answer with a good status
         self._refusal = b""
         self.connection: UpstreamConnection | None = None
 
@@ -116,14 +116,14 @@ class _HttpAnswer:
 
 
 def _seconds(text: str | None) -> float | None:
-    # The other form, a date, is counted as none: no server of this field sends it.
+    # A date, the header's other form, is ignored: no inference server sends one.
     return float(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
 class GrpcSender:
     """Calls over a few channels of grpc.aio, in turn; messages stay bytes.
 
-    ModelStreamInfer: one message per call, answered by all that come until the stream ends.
+    A call of ModelStreamInfer sends one message; all messages until the stream ends are its answer.
     """
 
     def __init__(self, prepared: Prepared, channels: int, *, deadline_s: float | None) -> None:

@@ -1,9 +1,9 @@
 """`oriel simulate profile`: measures on a running server how long the batches of a model take.
 
-First one caller sends requests one after the other: of each answer the server's statistics say how long its batch took,
+First one caller sends requests one after the other: the server's statistics say how long the batch of each answer took,
 so the rest is the overhead. Then there are 2, 4, 8, ... callers, who wait for random times before they send the next
-request: batches of all sizes are executed beside the work that their requests make. In a last and longest turn there
-are so many callers without such pauses that calls always wait: it tells how many batches run at once, and how long
+request: batches of all sizes are executed beside the work that their requests make. In a last and longest turn
+enough callers send without pauses for calls to wait at all times: this shows how many batches run at once, and how long
 instances rest between two although calls wait.
 
 A server of this project also reports how long its event loop has been busy. The time of the loop for each call and each
@@ -210,8 +210,8 @@ class _Turn:
     def saturation(self, known: int, batch_s: float) -> tuple[int, float]:
         """Return how many batches ran at once, and the rest of an instance between two, for each row.
 
-        known: how many can, if that is known. batch_s: seconds of the event loop for a batch, which does not count as
-        rest.
+        known: number of batches that can run at once; 0 if unknown.
+        batch_s: seconds of the event loop for a batch, which do not count as rest.
         """
         instances = known or max(1, round(self.busy_s / self.elapsed_s))
         executed = sum([rows * each.batches for rows, each in self.counts.items()])
@@ -221,7 +221,7 @@ class _Turn:
 async def _turn(
     client: HttpClient, model: str, shot: Shot, callers: int, seconds: float, *, think_s: float = 0.0
 ) -> _Turn:
-    think_s = min(think_s, 0.2 * seconds)  # of a slow model: somebody has to call
+    think_s = min(think_s, 0.2 * seconds)  # with a slow model's long pauses nobody would call
     first_s = min(0.3, seconds)  # the first ones are slower
     single: list[tuple[int, float]] = []
     async with asyncio.TaskGroup() as group:

@@ -27,7 +27,7 @@ from oriel_tools.simulate.autoscaled import Autoscaled
 from oriel_tools.simulate.profile import Profile, drawn
 from oriel_tools.simulate.requests import Request
 
-DEFAULT_TIMEOUT_S = 60.0  # of a server, for a call that names none
+DEFAULT_TIMEOUT_S = 60.0  # a server's timeout for a call that names none
 # The end of a call (status, reason, cost in microseconds), and how to cancel one; as in `oriel_gateway.simulated`.
 End = Callable[[int, str, int], None]
 Cancel = Callable[[], None]

@@ -30,7 +30,7 @@ EXIT_NOT_MET = 1
 LEAST_BUDGET_S, MOST_BUDGET_S = 5.0, 7200.0
 MAX_REPLICAS = 64
 OTHER_PROVIDERS = ("OpenVINOExecutionProvider",)  # for the CPU
-COMPILERS = ("openvino",)  # that make models faster on the CPU
+COMPILERS = ("openvino",)  # compilers that make models faster on the CPU
 _DURATION = re.compile(r"(\d{1,5}(?:\.\d{1,3})?)(s|min)?", re.ASCII)
 
 

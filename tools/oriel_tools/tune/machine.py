@@ -32,10 +32,10 @@ from oriel_wire.v2.proto import model_config_pb2 as pb
 HOST = "127.0.0.1"
 LOAD_WITHIN_S = 600.0
 STOP_S = 10.0
-ATTEMPTS = 2  # at a load in which the generator lagged
-BETWEEN_S = 0.3  # before each turn of a profile
+ATTEMPTS = 2  # attempts at a load in which the generator lagged
+BETWEEN_S = 0.3  # pause before each turn of a profile
 MORE_TURNS = 4  # the last turn of a profile is three times as long, and there are two of refused calls
-SETTLE_S = 1.0  # to load a model
+SETTLE_S = 1.0  # seconds assumed for the load of a model
 POLL_S = 0.1  # between two questions for the state of an artefact
 ARTEFACT_S = 60.0
 SETTLED = ("serving", "refused")  # states of an artefact that do not change by themselves

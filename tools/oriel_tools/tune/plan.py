@@ -9,10 +9,10 @@ from oriel_tools.tune.search import Effort, Found, groups_of, put_back, search, 
 from oriel_tools.tune.setting import Setting, Subject, changes, neighbours
 from oriel_tools.tune.trial import Simulator, Trial
 
-MARGIN = 1.1  # of the rate: predictions may be off by a tenth
+MARGIN = 1.1  # factor on the rate: predictions may be off by a tenth
 NEARLY = 1.03  # a latency up to this times another one is as good
 MISSED = 0.005  # a share of calls that does not count: the same as between two measurements
-BUSY = 0.85  # of the time, from which on executions are what limits
+BUSY = 0.85  # share of busy time from which on executions are the bottleneck
 LARGE = 0.25  # part of a latency that is worth naming
 LOADS = (0.5, 0.75, 1.0, 1.25, 1.5)  # parts of the rates for which targets are promised
 

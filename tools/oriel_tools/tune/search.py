@@ -85,7 +85,7 @@ def search(
         # A delay that is far too long makes all engines look equal: they are tried without any as well.
         batching = dict.fromkeys([present, replace(present, delay_us=0, preferred=())])
         begun = sorted([each.on(engine) for engine in engines for each in batching], key=short)
-        starts = {each.engine: each for each in reversed(begun)}  # of each engine the better one
+        starts = {each.engine: each for each in reversed(begun)}  # engine -> its better start
         for start in sorted(starts.values(), key=short)[:STARTS]:
             _descend(start, near, short)
     except _TimeOver:

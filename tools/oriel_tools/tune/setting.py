@@ -12,9 +12,9 @@ from oriel_wire.v2.proto import model_config_pb2 as pb
 CONFIG_FILE = "config.pbtxt"
 THREADS_KEY, PROVIDER_KEY = "intra_op_thread_count", "oriel.execution_provider"
 COMPILE_KEY, VARIANT_KEY = "oriel.compile", "oriel.variant"
-DELAYS = (0.02, 0.05, 0.1, 0.2, 0.4)  # of the bound of the objective
+DELAYS = (0.02, 0.05, 0.1, 0.2, 0.4)  # parts of the objective's bound
 PREFERRED = (2, 4, 8)  # parts of the largest batch
-ON_DEVICE = (1, 2, 4)  # instances that are tried on one that is not the CPU
+ON_DEVICE = (1, 2, 4)  # instances that are tried on a device other than the CPU
 # Field of a setting -> its name for people. Of two changes that do equally well the first one is put back, so what may
 # change the outputs of the model comes before what does not.
 FIELDS = {
@@ -163,7 +163,8 @@ def engines(
 ) -> list[Engine]:
     """Return the engines that are tried, the present one first, then those that use most of the cores.
 
-    providers, compilers: that the installation has beside what is configured. variants: that the model's folder has.
+    providers, compilers: names of those that the installation has beside the configured one.
+    variants: names of the variants in the model's folder.
     """
     present, cores = subject.present.engine, subject.cores
     written = subject.written

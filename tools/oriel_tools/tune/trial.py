@@ -21,7 +21,7 @@ from oriel_tools.tune.objective import Objective, Reached, Score, reached, score
 from oriel_tools.tune.setting import Engine, Setting
 
 GIVE_UP = 4.0  # the deadline of a call over the bound of its objective, as that of tiers over their target
-LEAST_CALLS = 100  # of each objective in one trial
+LEAST_CALLS = 100  # calls of each objective in one trial
 MOST_CALLS = 50_000
 RARE = 0.1  # part of the largest rate, up to which an objective has few calls beside the others
 EXTRA = 0.02  # part of the load that may be added, so that those few can be judged
@@ -29,7 +29,7 @@ SHORT = 0.25  # part of the bound: batches that take no longer are not too large
 WARM_UP = 0.15  # part of a load that is sent before it counts
 HIGHEST = 8.0  # part of the rates that is tried to see how far a setting goes
 IN_FLIGHT = 8192
-LAG, LAG_MS = 0.1, 10.0  # of the generator, with which a load may be quoted: a part of the bound, or so much
+LAG, LAG_MS = 0.1, 10.0  # largest lag of the generator in a valid load: a part of the bound, or milliseconds
 Arrivals = Literal["poisson", "bursty"]
 
 
@@ -180,9 +180,7 @@ class Simulator:
         )
 
     def least_rows(self, setting: Setting) -> int:
-        """Return the rows below which a smaller largest batch is not tried: batches of so many take SHORT of the
-        bound.
-        """
+        """Return the smallest largest batch that is tried: a batch of these rows takes SHORT of the bound."""
         sizes, rows = self.profile(setting).sizes, self.load.rows
         while rows < setting.max_rows and mean_ms(sizes, rows + 1) <= SHORT * self.load.bound_ms:
             rows += 1

@@ -11,10 +11,10 @@ from oriel_tools.tune.options import Options, Say
 from oriel_tools.tune.setting import Setting, Subject, changed
 from oriel_tools.tune.trial import WARM_UP
 
-TURNS = 2  # of each setting
+TURNS = 2  # turns of each setting
 NOISE = 0.005  # a share of calls by which two measurements may differ
 NOISY = 1.1  # and a factor between two latencies
-ARTEFACT = 0.3  # of the budget, to wait for what a setting is served by
+ARTEFACT = 0.3  # share of the budget for waiting until the setting's artefact serves
 LEAST_TURN_S, MOST_TURN_S = 1.0, 60.0
 
 

@@ -241,7 +241,7 @@ class ApiServer:
 
     def tls(self) -> ssl.SSLContext | bool:
         """Return what to check the API server's certificate with. Raises DiscoveryFailed."""
-        if self.url.startswith("http://"):  # of a proxy on this host, such as `kubectl proxy`
+        if self.url.startswith("http://"):  # a proxy on this host, such as `kubectl proxy`
             return False
         try:
             return ssl.create_default_context(cafile=self.account / "ca.crt")

@@ -22,7 +22,7 @@ Explain = Callable[[RequestHead | None, int, str], "Refusal"]
 Views = Callable[[RequestHead], bool]
 Body = bytes | memoryview
 _INLINE_BYTES = 64 * 1024
-_INLINE_PARTS = 32  # of at most 256 KiB each
+_INLINE_PARTS = 32  # parts of at most 256 KiB each
 _IN_PLACE_LEAST = 64 * 1024
 _IN_PLACE_MOST = 8 * 1024 * 1024  # a head alone does not allocate more
 
@@ -153,7 +153,7 @@ class BufferedConnection(ServerConnection):
     ) -> None:
         super().__init__(server)
         self._views = views
-        self._body: memoryview | None = None  # of a large body whose rest is read in place
+        self._body: memoryview | None = None  # a large body whose rest is read in place
         self._in_place: InPlace | None = None
         self._handler = handler
         self._refuse_head = refuse

@@ -90,7 +90,7 @@ class GrpcCall:
             self._endpoint.forget(self)
         self._end(UpstreamBroken("the call was cancelled"))
 
-    # The borrower's side ---------------------------------------------------------------------------------------
+    # Request and answer ----------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         stream = self._endpoint.begin(self, monotonic())
@@ -159,7 +159,7 @@ class _CallStream(UpstreamStream):
         self._head = fields
         if end:
             self.sink.ended(fields, fields)
-        elif fields[0][1] != b"200":  # what follows is the page of some proxy
+        elif fields[0][1] != b"200":  # the body is the page of some proxy
             self.sink.ended(fields, [])
 
     def data(self, data: bytes | memoryview, end: bool) -> None:

@@ -92,7 +92,7 @@ class H2ServerConnection(H2Transport):
         self.peer = self.peer_name = ""
         self.arrived_s = self.late_s = self.due = 0.0
         self._pulse = server.pulse
-        self._pauses = server.pulse.pauses  # that this connection has been excused for
+        self._pauses = server.pulse.pauses  # pauses of the loop that this connection has been excused for
         self._lingering: deque[tuple[Stream, float]] = deque()
         self._stalled_s = self._pinged_s = 0.0
         self._opened_s = self._heard_s = 0.0
@@ -101,7 +101,7 @@ class H2ServerConnection(H2Transport):
         self._retires_s = inf
         self._kept = 0  # bytes that the server counts
         self._roomy = max(DEFAULT_WINDOW, limits.connection_window_bytes) - server.limits.max_head_bytes
-        self._goes_on = False  # what was read is handled in more than one turn, and nothing is read meanwhile
+        self._goes_on = False  # frames that were read are handled over several turns; nothing is read meanwhile
         self._unwanted_bytes = 0
         self._full_s = 0.0  # since when the budget of the server is used up and nothing is read
 
@@ -256,7 +256,7 @@ class H2ServerConnection(H2Transport):
         """The client knows that we leave, and its last stream has ended."""
         self._hang_up()
 
-    # What a subclass asks --------------------------------------------------------------------------------------
+    # For subclasses --------------------------------------------------------------------------------------------
 
     @property
     def departed(self) -> bool:
@@ -287,7 +287,7 @@ class H2ServerConnection(H2Transport):
         """
         self._lingering.append((stream, monotonic()))
 
-    # What the server asks --------------------------------------------------------------------------------------
+    # For the server --------------------------------------------------------------------------------------------
 
     @property
     def under_way(self) -> int:
@@ -307,7 +307,7 @@ class H2ServerConnection(H2Transport):
     def evict(self) -> None:
         """Close this connection to make room for another client."""
         if not self._stalled_s and not self.closed:
-            self.goaway(NO_ERROR, self.last_id)  # what the client has just sent was not executed
+            self.goaway(NO_ERROR, self.last_id)  # streams that the client has just opened were not executed
             self._flush()
         self.transport.abort()
 
@@ -342,7 +342,7 @@ class H2ServerConnection(H2Transport):
             self.transport.abort()
         elif self.streams:
             for stream in self.stalled(now, limits.write_stall_s):
-                if not stream.closed:  # by the end of another one
+                if not stream.closed:  # the end of another stream may have closed it
                     self.send_reset(stream, CANCEL)
                     self.on_reset(stream, CANCEL)
             if now - self._heard_s > self.limits.keepalive_s:

@@ -61,7 +61,7 @@ class UpstreamStream(Stream):
         self.kept = 0
         self._paused = False
 
-    # Of the answer; for a subclass -----------------------------------------------------------------------------
+    # The answer, as a subclass gets it -------------------------------------------------------------------------
 
     def head(self, fields: list[HeaderField], end: bool) -> None:
         """The header list of the final answer."""
@@ -78,7 +78,7 @@ class UpstreamStream(Stream):
     def room(self) -> None:
         """Everything that was sent on the stream has left."""
 
-    # For the borrower ------------------------------------------------------------------------------------------
+    # Methods for the sender ------------------------------------------------------------------------------------
 
     def send(self, block: bytes, data: bytes | memoryview | list[Any], end: bool) -> bool:
         """Send the head of the request, and the first or all of its body. Returns whether more may follow at once."""
@@ -304,7 +304,7 @@ class H2Endpoint:
         self.authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.authority_block = literal(b":authority", self.authority.encode())
         self._make = make
-        self._connections: list[H2Upstream] = []  # those that take new streams
+        self._connections: list[H2Upstream] = []  # connections that take new streams
         self._waiting: dict[Any, bool] = {}  # sinks without a stream, the oldest first; whether they send HEAD
         self._connecting: dict[asyncio.Task[None], float] = {}  # since when
         self._retry_at = 0.0

@@ -9,7 +9,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-_GONE = (7, 8)  # of tcpi_state: CLOSE, CLOSE_WAIT
+_GONE = (7, 8)  # values of tcpi_state: CLOSE, CLOSE_WAIT
 _LAST_DATA = slice(52, 56)  # tcpi_last_data_recv: milliseconds
 _GRAIN_S = 0.01  # the kernel counts in ticks, of 10 ms at most
 

@@ -85,14 +85,14 @@ class TlsHandshake:
 class HttpServer:
     """A listening socket and its connections. Build with `open`, end with `drain`.
 
-    lame_duck_s, accept_share, linger_s: how `drain` spends its time.
+    lame_duck_s, accept_share, linger_s: see `drain`.
     """
 
     def __init__(self, limits: HttpLimits) -> None:
         self.limits = limits
         self.memo = LineMemo()
         self.heads = SimilarHeads(self.memo)
-        self.fields = FieldMemo()  # of HTTP/2
+        self.fields = FieldMemo()  # fields of HTTP/2
         self.connections: set[Connection] = set()
         self.handshakes: dict[TlsHandshake, None] = {}  # TLS handshakes under way, the oldest first
         self.requests_open = 0  # requests under way at the last sweep
@@ -119,7 +119,7 @@ class HttpServer:
         self._secure: TlsListener | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ticked_s = monotonic()
-        self._spared = False  # whether the last tick has cut nobody, because the loop had stood still
+        self._spared = False  # True if the last tick cut nobody because the loop had stood still
 
     async def open(
         self,
@@ -274,7 +274,7 @@ class HttpServer:
         self.date_line = self.date + b"\r\n"
         self._spared = stood_still and not self._spared
         if self._spared:
-            return  # what clients sent meanwhile is not read yet: nobody is cut for it
+            return  # bytes that clients sent meanwhile are not read yet: no client is cut for silence
         under_way = 0
         for connection in list(self.connections):
             connection.sweep(now)

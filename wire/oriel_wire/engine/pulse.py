@@ -29,7 +29,7 @@ BEAT_S = 0.05
 PAUSE_S = 0.15
 DOUBT_S = 1.0
 UNKNOWN_S = 0.5
-CONNECT_TURNS = 16  # of the loop; a connection that the kernel has made needs fewer to be ready, also over HTTP/2
+CONNECT_TURNS = 16  # turns of the loop; a connection that the kernel has made is ready in fewer, also over HTTP/2
 CONNECT_TURN_S = 0.005
 
 

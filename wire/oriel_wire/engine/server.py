@@ -78,11 +78,11 @@ class ServerConnection(ServerHooks):
         self.limits, self.memo, self._pulse = server.limits, server.memo, server.pulse
         self.state, self.due = HEAD, 0.0
         self.arrived_s = 0.0  # arrival of the last bytes of the current head, monotonic
-        self.late_s = 0.0  # how long they lay unread because the loop did not poll
+        self.late_s = 0.0  # seconds for which they lay unread because the loop did not poll
         self.head: RequestHead | None = None
         self.peer = self.peer_name = ""
         self._buffer: bytes | bytearray = b""  # bytes of the next request, from `_start` on
-        self._searched = 0  # so many of them are a head that has begun and has not ended
+        self._searched = 0  # bytes of `_buffer` that are a head without an end so far
         self._new = True  # no head has been read
         self._kept = 0  # bytes of `_buffer` that the server counts
         self._start = self._left = self._body_since_due = self._drained = 0
@@ -90,7 +90,7 @@ class ServerConnection(ServerHooks):
         self._paused, self._stalled_at = False, 0.0
         self._whole = False  # the current request's body arrived together with its head
 
-    # Hooks that may stay as they are ---------------------------------------------------------------------------
+    # Optional hooks --------------------------------------------------------------------------------------------
 
     def on_body(self, data: bytes) -> None:
         """Called instead of on_data and on_end when the whole body arrived with its head."""
@@ -184,7 +184,7 @@ class ServerConnection(ServerHooks):
         self.arrived_s -= self.late_s
         return True
 
-    # What a subclass calls -------------------------------------------------------------------------------------
+    # For subclasses --------------------------------------------------------------------------------------------
 
     def answered(self, *, close: bool, now: float = 0.0) -> None:
         """Note that the answer is written, at monotonic `now`. `close` ends the connection after it."""
@@ -424,7 +424,7 @@ class ServerConnection(ServerHooks):
             self._count_kept(len(self._buffer))
 
     def _refuse(self, status: int, message: str, begun: bytes = b"") -> None:
-        self._buffer = begun or self._buffer  # what the request begins with, for the form of the answer
+        self._buffer = begun or self._buffer  # the request's first bytes, which decide the answer's form
         self.state = BODY  # bytes that arrive later are no request any more
         self._whole = False
         self.on_refused(status, message)

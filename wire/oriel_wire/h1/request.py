@@ -50,7 +50,7 @@ FORWARDED: Final = 16  # a proxy's report about the client: honoured from truste
 DATE: Final = 17
 TIER: Final = 18
 HEADER_LENGTH: Final = 19  # length of the JSON part of a v2 body
-USED: Final = 20  # what the call used, as the server reports it
+USED: Final = 20  # the call's use, as the server reports it
 EVENTS: Final = 21  # the Content-Type of an answer that is a stream of events
 
 _REQUEST_KINDS: dict[str, int] = {

@@ -27,7 +27,7 @@ from oriel_wire.h1.request import (
 from oriel_wire.observe.server_timing import bounded
 
 _EVENT_TYPE: Final = re.compile(r"text/event-stream[ \t]*(?:;|\Z)", re.IGNORECASE)
-# What a stream of events says to proxies, which would otherwise keep or collect it.
+# Headers of a stream of events, for proxies that would otherwise keep or collect it.
 UNBUFFERED: Final = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
 _MAX_KEPT_HEAD: Final = 1024
 _MAX_HEADS: Final = 32

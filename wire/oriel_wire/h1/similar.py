@@ -38,10 +38,10 @@ from oriel_wire.h1.request import (
     parse_lines,
 )
 
-SIZE: Final = 2048  # of shapes, and of decisions
+SIZE: Final = 2048  # bound on shapes, and on decisions
 _MAX_ALIKE: Final = 4  # shapes with one key
-_MAX_BYTES: Final = 4096  # of a head that makes a shape
-# What an unknown line may be; lines of other kinds say how the message is read, or are hardly ever new.
+_MAX_BYTES: Final = 4096  # largest head that makes a shape
+# Kinds of lines that may be unknown; lines of other kinds say how the message is read, or are hardly ever new.
 _VARIES: Final = frozenset({FORWARD, INTERNAL, FORWARDED, CONTENT_LENGTH, REQUEST_ID, TRACEPARENT, TRACESTATE})
 Key = tuple[Any, ...]
 
@@ -80,7 +80,7 @@ class HeadShape:
             self._names.pop(self._fields[credential - 1].name)
             self._fields[credential - 1] = Field(b"", "", "", CREDENTIAL, -1)
         numbers = {slot.number for slot in slots}
-        # What a proxy passes on: lines, and the numbers of those that differ.
+        # The head as a proxy passes it on: lines, and the numbers of those that differ.
         self._forward: list[bytes | int] = [
             number if number in numbers else field.line
             for number, field in enumerate(self._fields, 1)
@@ -147,7 +147,7 @@ class HeadShape:
     def names_of(self, head: RequestHead) -> dict[str, str]:
         """`RequestHead.by_name` of a head that was read."""
         names = self._names.copy()
-        for number, _, _, size, name in reversed(self._slots):  # of a name that is there twice the first counts
+        for number, _, _, size, name in reversed(self._slots):  # the first of two equal names counts
             names[name] = head.lines[number][size:].decode("latin-1").strip(" \t")
         if head.credentials is not None:
             names[head.credentials[0].name] = head.credentials[0].value

@@ -23,9 +23,10 @@ from oriel_wire.h2 import huffman
 from oriel_wire.h2.known_fields import CONTROL, PER_REQUEST, STATIC, Field, FieldMemo
 
 MAX_RECENT: Final = 4  # shapes that a connection tries
-_MAX_BYTES: Final = 4096  # of a block that makes a shape
+_MAX_BYTES: Final = 4096  # largest block that makes a shape
 _MAX_UNKNOWN: Final = 4  # fields beside those of `PER_REQUEST` that may differ
-# What rules look at, or what says how the rest is read. The memo has no content-length: a block with one has no shape.
+# Fields that rules look at, or that say how the rest is read. The memo has no content-length, so a block with one has
+# no shape.
 _FIXED: Final = frozenset(
     {b"content-length", b"host", b"te", b"content-type", b"grpc-status", b"grpc-message", b"grpc-encoding"}
 )
@@ -44,7 +45,7 @@ class BlockShape:
         self.key = (*starts, last)
         self.is_head = bool(fields) and fields[0][0] == b":status"
         self.decision: Any = None
-        self._starts = [(start, len(start)) for start in starts]  # what stands before each value
+        self._starts = [(start, len(start)) for start in starts]  # bytes before each value
         self._last = last
         self._fields = fields
         self._ends = ends  # numbers of the fields whose values differ

@@ -88,8 +88,8 @@ class H2Connection(HeaderBlocks):
         self._later = b""  # frames that this turn has not handled
         self._wanted = 0  # bytes that complete it
         self._rest_s = 0.0  # when the frame began that is incomplete
-        self._data_id = self._data_end = 0  # of a DATA frame that has begun: its stream, END_STREAM
-        self._data_left = 0  # and the bytes of it that have not come
+        self._data_id = self._data_end = 0  # stream and END_STREAM of a DATA frame that has begun
+        self._data_left = 0  # bytes of this frame that have not come
 
     def open(self) -> None:
         """Queue what a connection begins with: the preface of a client, our settings, the connection's window."""

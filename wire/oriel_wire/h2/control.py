@@ -67,7 +67,7 @@ class Control(Sender):
         self.settings_acknowledged = False
         self.decoder = Decoder(max_list_bytes=limits.max_header_list_bytes, max_fields=limits.max_fields, memo=memo)
         self._stream_window = DEFAULT_WINDOW  # the peer's idea of it, until it has our settings
-        self._peer_last_id = MAX_ID  # of its GOAWAY
+        self._peer_last_id = MAX_ID  # last stream id in the peer's GOAWAY
         self._controls = Bucket(limits.control_burst, limits.controls_per_s)
         self._reset_bucket = Bucket(limits.reset_burst, limits.resets_per_s)
         self._useful_then = self._finished_then = 0

@@ -53,7 +53,7 @@ CODES: Final = (
     "INADEQUATE_SECURITY", "HTTP_1_1_REQUIRED",
 )  # fmt: skip
 
-MAX_ID: Final = 0x7FFFFFFF  # of a stream
+MAX_ID: Final = 0x7FFFFFFF  # largest stream id
 MAX_WINDOW: Final = 0x7FFFFFFF
 DEFAULT_WINDOW: Final = 65535
 DEFAULT_FRAME: Final = 16384

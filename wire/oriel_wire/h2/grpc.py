@@ -49,7 +49,7 @@ _UNITS: Final[dict[int, float]] = {
 # A field of HTTP/2 has no space at its ends (RFC 9113 section 8.2.1).
 _ESCAPED: Final = re.compile(rb"[^\x20-\x24\x26-\x7e]|^ | \Z")
 _CODED: Final = re.compile(rb"%([0-9A-Fa-f]{2})")
-# Of a status without gRPC's own trailers, from a proxy on the way.
+# HTTP status -> gRPC status, for an answer without gRPC's own trailers, from a proxy on the way.
 _OF_HTTP: Final[dict[bytes, int]] = {
     b"400": INTERNAL,
     b"401": UNAUTHENTICATED,

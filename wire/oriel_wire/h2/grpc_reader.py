@@ -27,7 +27,7 @@ class MessageReader:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._pieces: deque[bytes | memoryview] = deque()
-        self._size = -1  # of the message whose prefix was read, -1 if there is none
+        self._size = -1  # size of the message whose prefix was read, -1 if there is none
         self._memory: memoryview | None = None
         self._filled = 0
         self.compressed = False
@@ -100,7 +100,7 @@ class MessageReader:
         if len(first) < PREFIX_BYTES:
             if sum(map(len, pieces)) < PREFIX_BYTES:
                 return False
-            first = b"".join(pieces)  # of which each but the last has less than five bytes
+            first = b"".join(pieces)  # each piece but the last has less than five bytes
             pieces.clear()
             pieces.append(first)
         if first[0] > 1:

@@ -17,7 +17,7 @@ TEXT: Final = b"application/grpc-web-text"
 _TYPE: Final = re.compile(rb"application/grpc-web(?:-text)?(?:\+proto)?[ \t]*(?:;.*)?\Z", re.IGNORECASE)
 _PADDED: Final = re.compile(rb"[^=]*={0,2}")
 _TRAILERS: Final = b"\x80"
-# What browsers and libraries of gRPC-Web add to a request for themselves.
+# Headers that browsers and libraries of gRPC-Web add to a request for themselves.
 _OF_BROWSERS: Final = frozenset(
     {
         *(b"accept", b"cache-control", b"content-encoding", b"cookie", b"dnt", b"origin", b"pragma", b"priority"),

@@ -28,7 +28,7 @@ from oriel_wire.h2.known_fields import Field, FieldMemo
 from oriel_wire.h2.limits import H2Limits
 from oriel_wire.h2.streams import BODY, ENDED, IS_HEAD, ON_HEADERS, Stream
 
-# What the next frame has to be.
+# Kinds of the next frame that is allowed.
 ANY = 0
 FIRST = 1  # SETTINGS
 MORE = 2  # CONTINUATION
@@ -69,7 +69,7 @@ class HeaderBlocks(Control):
         self._block_id = self._block_flags = self._block_bytes = 0
         self._block_s = 0.0  # when the header block began that is incomplete
         self._opened = 0  # streams that the peer has opened
-        self._recent: list[BlockShape] = []  # of the peer's latest blocks
+        self._recent: list[BlockShape] = []  # shapes of the peer's latest blocks
         self._decoded = 0  # blocks of trusted senders
         self._judged: tuple[bytes, list[Field]] | None = None  # a block, in the hook that is called for it
 

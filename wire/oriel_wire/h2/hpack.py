@@ -81,11 +81,11 @@ class Decoder:
         self._max_fields = max_fields
         self._stop = max_list_bytes * stop_factor
         self._entries: list[Field] = []  # the newest last
-        self._doubtful = False  # whether an entry may be a field that HTTP/2 does not allow
+        self._doubtful = False  # True if an entry may be a field that HTTP/2 does not allow
         self._table_bytes = 0
-        self._table_max = max_table_bytes  # what the peer uses; more than allowed until its size update
+        self._table_max = max_table_bytes  # the table size that the peer uses; more than allowed until its size update
         self._allowed = max_table_bytes
-        self._loose_bytes = 0  # of names and values that were not known
+        self._loose_bytes = 0  # bytes of names and values that were not known
         self.malformed = ""
         self.fresh: list[tuple[bytes, Field]] = []
         self.sensitive: list[Field] = []
@@ -135,7 +135,7 @@ class Decoder:
                         fields.append(field)
                         i = stop
                     continue
-                # Where the length of the value is: behind a short name or a static one, 0 for what is rare.
+                # Position of the value's length: behind a short name or a static one, 0 in rare cases.
                 at = 0
                 if first == 0x40 or first == 0:
                     length = block[i + 1] & 0x7F

@@ -78,7 +78,7 @@ class Sender(H2Hooks):
         self.limits = limits
         self.out: list[bytes | memoryview] = []
         self.streams: dict[int, Stream] = {}
-        self.closed = False  # by an error: nothing is received or sent any more
+        self.closed = False  # True after an error: nothing is received or sent any more
         self.draining = False
         self._drained = False  # and `on_drained` was called
         self.paused = False
@@ -102,7 +102,7 @@ class Sender(H2Hooks):
         self._replies = 0
         self._stateless = False  # the peer knows that our header blocks use no dynamic table
 
-    # What an engine calls --------------------------------------------------------------------------------------
+    # For the engine --------------------------------------------------------------------------------------------
 
     def can_open(self) -> bool:
         """Return whether a client may open one more stream now."""
@@ -351,7 +351,7 @@ class Sender(H2Hooks):
     def _was_reset(self, stream_id: int) -> bool:
         return stream_id in self._resets
 
-    # Data that waits -------------------------------------------------------------------------------------------
+    # Waiting data ----------------------------------------------------------------------------------------------
 
     def _send_slowly(self, stream: Stream, data: bytes | memoryview, end: bool) -> bool:
         if self.closed or stream.sending != BODY or stream.end_pending:

@@ -45,7 +45,7 @@ KEEPALIVE_S = 4.0
 
 # In the order of preference. An MD5 is the last resort, see `_checksum`.
 _CHECKSUMS = ("SHA256", "SHA1", "CRC64NVME", "CRC32C", "CRC32")
-# How S3 reports without a redirect that a request was meant for another region.
+# Errors by which S3 reports, without a redirect, that a request was meant for another region.
 _WRONG_REGION = ("AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
 _KEYS = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
 _MD5 = re.compile(r"[0-9a-f]{32}")

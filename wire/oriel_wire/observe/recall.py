@@ -32,7 +32,7 @@ NOT_OURS_S: Final = 60.0
 MAX_SERVERS: Final = 256
 MAX_WAITING: Final = 4096  # trace ids for one server
 _ANSWER_BYTES: Final = 4096
-_LATER: Final = (DEADLINE_EXCEEDED, UNAVAILABLE)  # what a server of ours may say as well
+_LATER: Final = (DEADLINE_EXCEEDED, UNAVAILABLE)  # one of our servers may answer this too
 _log = logging.getLogger(__name__)
 
 Address = tuple[str, int, bool]  # host, port, and whether it speaks gRPC only

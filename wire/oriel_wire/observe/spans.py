@@ -151,7 +151,7 @@ class Lane:
     The loop's thread appends, the lane's thread pops: both are atomic on a deque, so neither waits for the other. Each
     counts in numbers of its own: `_offered` and `_refused` are the loop's, all others the thread's.
 
-    export_s: how long requests to the receiver took, with their retries.
+    export_s: seconds that requests to the receiver took, with their retries.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ OPENAPI, DOCS = "/openapi.json", "/docs"
 HTML = "text/html; charset=utf-8"
 PAGE = Path(__file__).with_name("api_page.html")
 SAFE = (("cache-control", "no-cache"), ("x-content-type-options", "nosniff"))
-# Of a media type: a body that the service takes, base64, where it is not text. The page offers it.
+# Key in a media type: an example body that the service takes, in base64 unless it is text. The page offers it.
 SAMPLE = "x-oriel-sample"
 # The models that an operation of the OpenAI API accepts.
 MODELS = "x-oriel-models"

@@ -21,7 +21,7 @@ _PASSED = (
     "SSL_CERT_FILE", "SSL_CERT_DIR", "XDG_CACHE_HOME", "TORCH_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE",
     "TRANSFORMERS_CACHE", "TRANSFORMERS_OFFLINE", "KUBERNETES_SERVICE_*", "ORIEL_LOG_LEVEL",
 )  # fmt: skip
-# Where clients of object stores find their address and credentials later: names and files, no secrets.
+# Variables with which clients of object stores find their address and credentials: names and files, no secrets.
 STORES = (
     "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL*", "AWS_CA_BUNDLE", "AWS_PROFILE", "AWS_CONFIG_FILE",
     "AWS_SHARED_CREDENTIALS_FILE", "AWS_ROLE_*", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_STS_REGIONAL_ENDPOINTS",

@@ -20,7 +20,7 @@ from oriel_wire.process.served import HEAD, PIECE_BYTES, Parts
 from oriel_wire.process.start import THREADS, ChildProcess
 
 MAX_VALUE_BYTES = 1 << 20
-MAX_ERROR_BYTES = 4096  # of what a helper prints to stderr, the last ones
+MAX_ERROR_BYTES = 4096  # last bytes of a helper's stderr that are kept
 EXIT_S = 5.0  # between the end of a process's pipes and its exit, on a busy machine
 POLL_S = 0.5  # between two tests whether an answer is still wanted
 

@@ -13,7 +13,7 @@ from struct import Struct
 from typing import Any
 
 HEAD = Struct("<IQ")  # bytes of the JSON value and of the body
-PIECE_BYTES = 1 << 20  # of one write or read
+PIECE_BYTES = 1 << 20  # bytes of one write or read
 
 Parts = Sequence[bytes | memoryview]
 

@@ -63,7 +63,7 @@ class UsageFiles:
             self._file.write(data)
             os.fsync(self._file.fileno())
         except OSError:
-            # What is written in part is written again as a whole.
+            # A record that was written in part is written again as a whole.
             self._file.seek(self._written)
             self._file.truncate()
             os.utime(self._file.fileno(), ns=(before, before))  # when something was written last

@@ -26,7 +26,7 @@ from oriel_wire.usage.lines import LedgerCounts, UsageLine, merge
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-APPEND_S = 0.95  # so that, with the time of the write itself, no more than a second is lost
+APPEND_S = 0.95  # with the time of the write itself, no more than a second is lost
 MAX_HELD_LINES = 100_000
 SHIP_RETRY_S = 10.0
 STOP_S = 10.0

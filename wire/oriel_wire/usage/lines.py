@@ -27,8 +27,8 @@ class UsageLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     unit: "gateway", "logic" or "inference".
     why: why nobody is charged; "" if the tenant is. target_kind: "model", "service" or "server" in lines of a gateway.
     estimated: True if the device time is an estimate, because the server does not report it.
-    busy_ns, wall_ns: how long the device was busy, and how long it was watched. open_ns: how much of its busy time is
-    not in any line yet, because what runs is charged when it ends.
+    busy_ns, wall_ns: time in which the device was busy, and in which it was watched.
+    open_ns: busy time that is not in any line yet, because a batch is charged when it ends.
     """
 
     kind: Literal["use", "seen", "device", "start", "stop", "crash"] = "use"

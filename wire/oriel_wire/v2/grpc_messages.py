@@ -30,7 +30,7 @@ MAX_HEAD_BYTES = 4096
 MAX_HEADS = 256
 MAX_SHAPES = 64
 _RAW_INPUT, _RAW_OUTPUT = 0x3A, 0x32
-_INFER_RESPONSE = 0x12  # of a ModelStreamInferResponse
+_INFER_RESPONSE = 0x12  # tag of this field in a ModelStreamInferResponse
 # model_name to raw_input_contents, each length-delimited.
 _TAGS = frozenset(range(0x0A, 0x3B, 8))
 

@@ -20,13 +20,13 @@ from oriel_wire.errors import BadMessage
 
 MAX_FIELDS = 4096
 MAX_PEEK = 64 * 1024
-MAX_BEGINNING: Final = 65_535 - 5  # what fits into the first window of an HTTP/2 stream, behind the prefix of a message
+MAX_BEGINNING: Final = 65_535 - 5  # bytes that fit into a stream's first window, behind a message's prefix
 _NAME_TAG, _VERSION_TAG, _PARAMETERS_TAG = 0x0A, 0x12, 0x22
 _KEY_TAG, _VALUE_TAG = 0x0A, 0x12
-_INT64_TAG, _UINT64_TAG = 0x10, 0x28  # of `InferParameter`; tritonclient uses one of them
+_INT64_TAG, _UINT64_TAG = 0x10, 0x28  # tags of `InferParameter`; tritonclient uses one of them
 _FINAL = b"\x0a\x15triton_final_response\x12\x02\x08"  # an entry of `parameters` up to its boolean value
 _MAX_ANSWER_FIELDS = 64
-_HEAD_BYTES: Final = 20  # of a field: two numbers of at most ten bytes
+_HEAD_BYTES: Final = 20  # largest head of a field: two numbers of at most ten bytes
 _WINDOW_BYTES: Final = 4096
 
 
@@ -40,7 +40,7 @@ class _Window:
         self._piece = self._offset = 0
 
     def move(self, by: int, size: int) -> bytes:
-        """Go on by so many bytes and return the next `size`, or as many as there are."""
+        """Skip `by` bytes and return the next `size`, or all that are left if they are fewer."""
         pieces, piece, offset = self._pieces, self._piece, self._offset + by
         while piece < len(pieces) and offset >= len(pieces[piece]):
             offset -= len(pieces[piece])
@@ -126,7 +126,7 @@ class Beginning:
         self._name = self._version = ""
         self._fields = 0  # read so far, which end at `_position`
         self._position = 0
-        self._wanted = 1  # how long the message has to be before more of it can be read
+        self._wanted = 1  # bytes that must have come before more of the message can be read
 
     def read(self, message: bytes | bytearray | memoryview, start: int = 0) -> tuple[str, str]:
         """Read on in what is there of a message, which begins at `start`. Returns the name and the version as far as

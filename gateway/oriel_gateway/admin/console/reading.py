@@ -25,11 +25,11 @@ from oriel_gateway.pools.pool import PoolGate
 from oriel_policies.documents import Tier
 
 _UNKNOWN: Final[Mapping[str, Any]] = {"attainment": {}, "budget_left": None, "burn": {}, "causes": {}}
-_CANARIES: Final = 3  # that were rolled back and are named, the latest
+_CANARIES: Final = 3  # the latest canaries that were rolled back and are named
 _CANARY_TEXT: Final = 80
 # states of endpoints in the order in which they are shown; an ejected one is `ejected` whatever the cause
 STATES: Final = ("ready", "unknown", "not_ready", "unreachable", "ejected")
-_WORSE: Final = ("unknown", "ready", *STATES[2:])  # from the least to the most important
+_WORSE: Final = ("unknown", "ready", *STATES[2:])  # in rising order of importance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Moment:
 
 
 FEW: Final = 10  # bad calls that say nothing about a budget yet; the alerts need as many
-Promises = Mapping[str, Mapping[str, Any]]  # by tier
+Promises = Mapping[str, Mapping[str, Any]]  # tier -> its promises
 
 
 def promises(gateway: Gateway, wall: float) -> Promises:

@@ -118,7 +118,7 @@ class Recent:
         self.fresh = Tally()
         self.bad: deque[Record] = deque(maxlen=BAD_KEPT)
         kept = decisions.latest(ended)
-        # Where decisions were dropped, nothing is known of the time before the oldest that is kept.
+        # If decisions were dropped, the window begins with the oldest one that is kept.
         self._since_s = kept[0].ended_s if len(kept) < ended else now - WINDOW_S
         self.count(add_up(kept, {}))
         self.update(now)

@@ -31,7 +31,7 @@ def snapshot(head: Row, sections: Mapping[str, Iterable[Row]], totals: Mapping[s
 
     head: numbers and short text; texts are cut so that it stays within `HEAD_BYTES`.
     sections: rows by the names of `SECTIONS`; no more rows are read than can be shown.
-    totals: how many rows each section would have.
+    totals: number of rows that each section would have without its bound.
     """
     first = _encode(_short(head, MAX_TEXT))
     for length in (64, 16, 0):

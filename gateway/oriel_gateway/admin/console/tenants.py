@@ -15,7 +15,7 @@ from oriel_policies.promise.explain import ExplainedCall, explain
 
 MAX_LIMITS: Final = 64
 MAX_STEPS: Final = 32
-MAX_CHARACTERS: Final = 128  # of a name in the query
+MAX_CHARACTERS: Final = 128  # longest name in the query
 
 
 def tenant_report(gateway: Gateway, name: str, query: Mapping[str, str]) -> dict[str, Any] | None:
@@ -26,7 +26,7 @@ def tenant_report(gateway: Gateway, name: str, query: Mapping[str, str]) -> dict
     tenant = gateway.snapshot.tenants.get(name)
     if tenant is None:
         return None
-    gateway.records.stats.count()  # what has ended is spent
+    gateway.records.stats.count()  # adds the calls that have ended to the spent amounts
     return {
         "tenant": tenant.name,
         "tier": tenant.tier.name,

@@ -44,7 +44,7 @@ class PythonBackend(ConfiguredBackend):
         self._limits = limits or PythonLimits()
         self._environment = tuple(environment)
         self._starting: set[PythonSession] = set()
-        self._opened: WeakSet[PythonSession] = WeakSet()  # those with a process are referenced by the loop
+        self._opened: WeakSet[PythonSession] = WeakSet()  # the loop refers to those that have a process
         self._closed = False
 
     def open(self, path: Path, options: EngineOptions) -> PythonSession:

@@ -73,7 +73,7 @@ def main() -> None:
         runtime.send(Failed(reason, printed(traceback.format_exc())[-8000:]))
         sys.exit(1)
     gc.collect()
-    gc.freeze()  # what the model has loaded lives until the end: no collection walks it
+    gc.freeze()  # the model's objects live until the end: no collection need walk them
     runtime.send(Ready())
     instance.serve()
 

@@ -55,7 +55,7 @@ class _Open:
 class Executions:
     """The executions of one process.
 
-    grace_s: how long a batch may run on after all its callers have left.
+    grace_s: seconds that a batch may run on after all its callers have left.
     progressed: called when a batch has returned.
     """
 

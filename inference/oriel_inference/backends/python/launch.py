@@ -14,7 +14,7 @@ class PythonLimits:
 
     start_s: import and `initialize` together.
     finalize_s: `finalize` and the end of the process.
-    grace_s: how long a batch may run on after all its callers have left.
+    grace_s: seconds that a batch may run on after all its callers have left.
     max_body_bytes: tensors of one message.
     backoff_s: the wait before the second restart in a row; each further one waits twice as long, up to max_backoff_s.
     """

@@ -29,7 +29,7 @@ class Tensor:
 
     def __init__(self, name: str, numpy_array: Array) -> None:
         name = checked_text(name, "the name of a Tensor")
-        numpy_array = np.asarray(numpy_array)  # of a subclass, too, whose values would be other ones here
+        numpy_array = np.asarray(numpy_array)  # also turns a subclass into a plain array
         self._datatype = _WIRE.get(numpy_array.dtype) or _datatype(numpy_array, name)
         self._name = name
         self._array = numpy_array

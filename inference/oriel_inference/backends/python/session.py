@@ -95,7 +95,7 @@ class PythonSession(RequestSession):
         self._restart: asyncio.Task[None] | None = None
         self.model_calls: dict[int, OutgoingCall] = {}  # requests of its model to other models
         self._closing = False
-        self._gone: asyncio.Future[str] | None = None  # how the process ended
+        self._gone: asyncio.Future[str] | None = None  # the sentence about the end of the process
 
     @property
     def pid(self) -> int | None:
@@ -112,7 +112,7 @@ class PythonSession(RequestSession):
         self.inputs = launch.inputs
         self.outputs = launch.outputs
 
-    # Start and end ------------------------------------------------------------------------------------------------
+    # Start and end --------------------------------------------------------------------------------------------------
 
     async def load(self, *, complete: bool = False) -> str | None:
         """Start the process, have it import the model, and return the result. Raises LoadFailed.

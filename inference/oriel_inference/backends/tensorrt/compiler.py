@@ -20,7 +20,7 @@ from oriel_policies.upstreams.engine_profiles import Profile, Shape, Span, parse
 from oriel_wire.process.shared_settings import cache_folder
 
 ENTRY = "model.plan"
-MAX_CACHE_BYTES = 256 << 20  # of a timing cache
+MAX_CACHE_BYTES = 256 << 20  # largest timing cache
 MAX_LEVEL = 5
 _PRECISIONS = ("FP32", "FP16")
 

@@ -18,7 +18,8 @@ _log = logging.getLogger(__name__)
 class SharedReference:
     """A session of the ONNX file with the data types of the plan; all instances of the plan share it.
 
-    users: how many close it. Raises LoadFailed if the two files are not one model.
+    users: number of instances that share it; it is closed when the last of them has closed it.
+    Raises LoadFailed if the two files are not one model.
     """
 
     def __init__(self, reference: Session, plan: Session, users: int) -> None:
