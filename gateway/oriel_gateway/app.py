@@ -136,7 +136,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     except StoreFailed as error:
         raise StartFailed(f"the policies cannot be fetched: {error}") from error
     finally:
-        await mirror.leave()
+        await mirror.close_all()
 
 
 def mirror_of(location: Location, state: Path | None) -> Mirror:

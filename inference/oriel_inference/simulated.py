@@ -325,7 +325,7 @@ class SimulatedServer:
             batcher.submit(call)
 
         loop.arrive(read)
-        return lambda: loop.arrive(lambda: None if batcher.leave(calls[0]) else None)
+        return lambda: loop.arrive(lambda: None if batcher.caller_left(calls[0]) else None)
 
 
 def _curve(model: SimulatedModel) -> ServiceCurve:

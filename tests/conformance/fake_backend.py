@@ -124,7 +124,7 @@ class FakeStreamSession(FakeSession, RequestSession):
         self._left[id(execution), 0] = threading.Event()
         threading.Thread(target=self._answer, args=(loop, execution, request), daemon=True).start()
 
-    def leave(self, execution: Execution, index: int) -> None:
+    def caller_left(self, execution: Execution, index: int) -> None:
         self._left[id(execution), index].set()
 
     def _answer(self, loop: asyncio.AbstractEventLoop, execution: Execution, request: Request) -> None:
@@ -162,7 +162,7 @@ class FakeRequestSession(FakeSession, RequestSession):
     def execute(self, execution: Execution) -> None:
         self.under_way.append(execution)
 
-    def leave(self, execution: Execution, index: int) -> None:
+    def caller_left(self, execution: Execution, index: int) -> None:
         self.left.append((execution, index))
 
     def finish(self, errors: Mapping[int, InferenceError] | None = None, *, back: bool = True) -> Execution:

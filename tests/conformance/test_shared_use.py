@@ -246,7 +246,7 @@ async def test_a_new_budget_begins_with_what_was_used(kind: str, period: str) ->
         (allowance,) = [each for each in desks[0].tenant.allowances if each.budgets]
 
         def left() -> list[float]:
-            return [bound[1] for limiter in limiters for bound in limiter.left("t", allowance, monotonic())]
+            return [bound[1] for limiter in limiters for bound in limiter.remaining("t", allowance, monotonic())]
 
         for desk in desks:
             assert await desk.admitted()

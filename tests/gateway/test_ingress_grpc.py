@@ -151,7 +151,7 @@ async def test_limits_are_counted_given_back_and_told(shared: bool) -> None:
         await until(let_through)
         # The time with a permit is charged: less than the 10 ms each that were reserved, but more than nothing.
         account = core.limiter._accounts["t", "all"]  # type: ignore[attr-defined]
-        used_us = 10_000_000 - next(m for m in account.meters if m.bound.period).left(monotonic())[0]
+        used_us = 10_000_000 - next(m for m in account.meters if m.bound.period).remaining(monotonic())[0]
         assert 0 < used_us < 10_000_000
         with pytest.raises(aio.AioRpcError, match="bytes per second"):
             await call(message("d"), metadata=key)
@@ -176,7 +176,7 @@ async def test_the_charge_a_server_reports_is_what_a_grpc_call_pays() -> None:
             assert "x-oriel-cost-us" not in trailing
             meter = core.limiter._accounts["t", "all"].meters[0]  # type: ignore[attr-defined]
             took_us.append((monotonic() - began) * 1e6)
-            left.append(meter.left(monotonic())[0])
+            left.append(meter.remaining(monotonic())[0])
         assert left[0] == 600_000 and left[3] == left[2] - 400_000
         # A value that is not a number is ignored: the time with a permit is charged.
         assert all(0 < left[n - 1] - left[n] <= took_us[n] + 1 for n in (1, 2))

@@ -33,7 +33,7 @@ class Left(Meter):
         super().__init__(bound)
         self.now_left = (left, more_s)
 
-    def left(self, now: float) -> tuple[float, float]:
+    def remaining(self, now: float) -> tuple[float, float]:
         return self.now_left
 
     acquire = wait = charge = idle = None  # type: ignore[assignment]

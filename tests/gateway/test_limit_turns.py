@@ -151,7 +151,7 @@ def test_units_that_are_idle_for_a_quarter_of_a_second_go_back(idle_s: float, re
 def test_a_debt_is_reported_with_the_next_ask_and_again_if_that_is_lost() -> None:
     it = meter(rate(10), Line())
     it.charge(3, 100.0)
-    assert it.balance == -3 and it.left(100.0) == (17.0, 0.0)
+    assert it.balance == -3 and it.remaining(100.0) == (17.0, 0.0)
     ask = it.tick(100.0)
     assert ask is not None and (ask.need, ask.debt, it.balance) == (0, 3, 0)
     it.ask_finished(ask, None, 100.0)
@@ -360,12 +360,12 @@ def test_counts_of_a_quota_begin_anew_with_its_window() -> None:
     it = meter(quota(10), Line())
     it.ask_finished(it.ask(1, 100.0), answer(3, number=7, born=9, used=4.0, ends_us=50e6), 100.0)
     it.use(1, 100.0)
-    assert (it._number, it._born, it._seen, it.balance) == (7, 9, 4.0, 2) and it.left(100.0) == (7.0, 50.0)
+    assert (it._number, it._born, it._seen, it.balance) == (7, 9, 4.0, 2) and it.remaining(100.0) == (7.0, 50.0)
     assert it.began(100.0) == 150.0 - 86_400.0
     assert it._may_report() and it._lasts(149.999) and it.balance == 2
     assert not it._lasts(150.0)
     assert (it._number, it._seen, it._alone, it.balance, it._ends_s) == (-1, 0.0, 0, 0, 100.0 + 43_200.0)
-    assert not it._may_report() and it.left(150.0) == (5.0, 43_150.0)
+    assert not it._may_report() and it.remaining(150.0) == (5.0, 43_150.0)
     it.charge(2, 150.0)
     ask = it.tick(150.0)
     assert ask is not None and (ask.debt, it.balance) == (0, -2), "in an unknown window nothing is reported"
@@ -415,7 +415,7 @@ def test_a_rate_tells_whole_units_that_are_left(used: int, left: int, wait_s: in
     it = RateMeter(rate(10, burst=10))
     it.charge(used, 100.0)
     assert it.state(100.0) == f'"r";r={left}' + (f";t={wait_s}" if wait_s else "")
-    assert it.left(100.0) == (left, pytest.approx(used / 10)) and it.idle(100.0) is (used == 0)
+    assert it.remaining(100.0) == (left, pytest.approx(used / 10)) and it.idle(100.0) is (used == 0)
     assert it.idle(100.0 + used / 10 + 1e-9)
 
 
@@ -423,6 +423,6 @@ def test_slots_tell_how_many_are_left() -> None:
     it = SlotMeter(slots(2))
     assert it.state(1.0) == '"s";r=2' and it.idle(1.0)
     assert it.acquire(1, 1.0) == it.acquire(1, 1.0) == 0.0
-    assert it.state(1.0) == '"s";r=0' and it.left(1.0) == (0, 0.0) and not it.idle(1.0)
+    assert it.state(1.0) == '"s";r=0' and it.remaining(1.0) == (0, 0.0) and not it.idle(1.0)
     it.bound = slots(1)
     assert it.state(1.0) == '"s";r=0'

@@ -203,7 +203,7 @@ async def test_budgets_survive_a_restart_and_a_kill_loses_only_what_was_not_writ
     with closing(BudgetFile(path, again, clock=lambda: now[0])) as reader:
         reader.open()
     budgets = again.objectives.budgets
-    assert budgets.left("gold", 0.9, now[0]) == pytest.approx(1 - (100 / 1500) / 0.1)
+    assert budgets.remaining("gold", 0.9, now[0]) == pytest.approx(1 - (100 / 1500) / 0.1)
     ((key, figures),), found = budgets.of_pairs({"gold": 0.9}, now[0])
     assert key == ("a", "gold", "model:m") and found == 1
     assert (figures["calls"]["30d"], figures["bad"]["30d"], figures["bad"]["1h"]) == (1500, 100, 0)
@@ -223,7 +223,7 @@ async def test_what_is_too_old_is_neither_read_nor_kept(tmp_path: Path) -> None:
     rows = file._file.database.execute("SELECT total, bad FROM slots").fetchall()
     file.close()
     assert rows == [(1, 0)] * 4  # two widths, of the tier and of the pair
-    assert stats.objectives.budgets.left("gold", 0.9, now[0]) == 1.0
+    assert stats.objectives.budgets.remaining("gold", 0.9, now[0]) == 1.0
 
 
 async def test_a_second_process_counts_in_memory_and_a_damaged_file_is_moved_aside(

@@ -284,7 +284,7 @@ def test_a_warning_and_the_end_of_a_budget_are_logged_once(
 ) -> None:
     left = [100.0]
     bound = SimpleNamespace(name="b", limit=100, budget=SimpleNamespace(warn=0.8, stop=True))
-    limiter: Any = SimpleNamespace(left=lambda *of: [(bound, left[0], 0.0)])
+    limiter: Any = SimpleNamespace(remaining=lambda *of: [(bound, left[0], 0.0)])
     tenant: Any = SimpleNamespace(name="a", allowances=[SimpleNamespace(budgets=(1,), tokens=None)])
     it = Spending(limiter, SimpleNamespace(tenants={"a": tenant}))  # type: ignore[arg-type]
     for left[0] in lefts:

@@ -61,7 +61,7 @@ async def test_who_leaves_an_equal_call_pays_for_what_was_sent() -> None:
 
         def used() -> tuple[float, float]:
             requests, compute = it.core.limiter._accounts["q", "all"].meters  # type: ignore[attr-defined]
-            return 100 - requests.left(monotonic())[0], 1e9 - compute.left(monotonic())[0]
+            return 100 - requests.remaining(monotonic())[0], 1e9 - compute.remaining(monotonic())[0]
 
         async with Client(it.port) as one, Client(it.port) as two:
             began = monotonic()

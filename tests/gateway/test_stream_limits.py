@@ -193,7 +193,7 @@ async def test_bytes_beyond_the_burst_hold_the_next_message_of_a_stream_back(sha
 
 def compute_left(desk: Desk, grant: Grant, model: str) -> float:
     (meter,) = [each for each in grant.meters if each.bound.name == f"model:{model}/compute-day"]
-    return meter.left(desk.now)[0]
+    return meter.remaining(desk.now)[0]
 
 
 def test_a_streams_computing_counts_for_the_models_that_are_at_work() -> None:
@@ -232,9 +232,9 @@ def test_a_streams_computing_counts_for_the_models_that_are_at_work() -> None:
     small, big = list(first.meters), list(later.meters)
     stream.settle(800_000, desk.now)  # the cost that the server reports for two seconds
     (slots,) = [meter for meter in big if meter.bound.slots]
-    assert slots.left(desk.now)[0] == 2
-    assert [meter.left(desk.now)[0] for meter in big if not meter.bound.slots] == [600_000.0]
-    assert [meter.left(desk.now)[0] for meter in small] == [9_600_000.0]
+    assert slots.remaining(desk.now)[0] == 2
+    assert [meter.remaining(desk.now)[0] for meter in big if not meter.bound.slots] == [600_000.0]
+    assert [meter.remaining(desk.now)[0] for meter in small] == [9_600_000.0]
 
 
 BOTH = """limits = [
@@ -258,7 +258,7 @@ class Mixed:
         self._before = self._used()
 
     def _used(self) -> dict[str, float]:
-        return {name: meter.bound.limit - meter.left(self.desk.now)[0] for name, meter in self.meters.items()}
+        return {name: meter.bound.limit - meter.remaining(self.desk.now)[0] for name, meter in self.meters.items()}
 
     def used(self) -> tuple[float, float, float]:
         """Return the microseconds that are used beyond what is reserved: by the small model, the big one, and both

@@ -117,7 +117,7 @@ class Calls:
         self.order.append(number)
 
     def leave(self, number: int) -> None:
-        self._served.leave(self.calls[number])
+        self._served.caller_left(self.calls[number])
 
     def step(self) -> None:
         """Run what the loop has to do, then one batch, then what follows from it."""

@@ -113,13 +113,13 @@ def test_a_level_has_its_places_per_tier_and_a_level_without_a_bound_has_any_num
     sizes = {1: 2, 2: 0}
     rules = SimpleNamespace(levels=sizes, of=lambda level: SimpleNamespace(max_items=sizes[level]))
     it = LevelBounds(cast(Any, rules))
-    assert [it.enter(call()) for _ in range(3)] == [True, True, False]
-    assert it.enter(call(band=1)) and it.enter(call(admitted=True))
-    assert all(it.enter(call(level=level)) for level in (2, 3) for _ in range(5))
+    assert [it.join(call()) for _ in range(3)] == [True, True, False]
+    assert it.join(call(band=1)) and it.join(call(admitted=True))
+    assert all(it.join(call(level=level)) for level in (2, 3) for _ in range(5))
     it.leave(call(admitted=True))
-    assert not it.enter(call()), "an admitted call has taken no place"
+    assert not it.join(call()), "an admitted call has taken no place"
     it.leave(call())
-    assert [it.enter(call()) for _ in range(2)] == [True, False]
+    assert [it.join(call()) for _ in range(2)] == [True, False]
 
 
 # Answers in order -----------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class Line:
     def fail(self, each: Any, error: Exception) -> None:
         assert isinstance(error, DeadlineExceeded) and error.stage == "order"
         self.heard.append((each.name, type(error)))
-        self.it.left(each)
+        self.it.remove(each)
 
 
 def test_answers_wait_for_the_calls_before_them_of_their_tier_and_tenant() -> None:
@@ -154,7 +154,7 @@ def test_answers_wait_for_the_calls_before_them_of_their_tier_and_tenant() -> No
     first, second, third = (call(name) for name in "abc")
     other, tier = call("d", tenant="u"), call("e", band=1)
     for each in (first, second, third, other, tier):
-        line.it.enter(each)
+        line.it.join(each)
     line.it.answered(third, cast(Any, 3))
     line.it.answered(second, cast(Any, 2))
     assert line.heard == [] and second.inputs == {} and first.inputs
@@ -169,16 +169,16 @@ def test_an_answer_that_reaches_its_deadline_in_the_line_is_late() -> None:
     line = Line()
     first, second, third = (call(name) for name in "abc")
     for each in (first, second, third):
-        line.it.enter(each)
+        line.it.join(each)
     for each in (second, third):
         line.it.answered(each, cast(Any, each.name))
     (at_s, late, _), _ = line.clock.timers
     assert at_s == 9.0
     late()
     assert line.heard == [("b", DeadlineExceeded)]
-    line.it.left(second)
-    line.it.left(call("unknown", tenant="nobody"))
-    line.it.left(first)
+    line.it.remove(second)
+    line.it.remove(call("unknown", tenant="nobody"))
+    line.it.remove(first)
     assert line.heard[1:] == [("c", "c")] and not line.it._lines
 
 

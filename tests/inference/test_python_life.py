@@ -275,7 +275,7 @@ async def test_what_waits_for_a_process_is_sent_without_those_whose_time_is_over
     late.requests = (dataclasses.replace(late.requests[0], deadline=time.monotonic()),)
     for each in (late, gone, mixed):
         session.execute(each)
-    session.leave(gone, 0)
+    session.caller_left(gone, 0)
     await mixed.back.wait()
     assert isinstance(late.result, DeadlineExceeded) and late.back.is_set() and gone.back.is_set()
     assert isinstance(mixed.results[0], DeadlineExceeded) and mixed.results[1][0][0, 0] == b"in time"

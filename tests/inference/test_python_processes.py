@@ -192,7 +192,7 @@ async def test_what_a_model_has_started_ends_with_it_however_it_ends(
     timed_out, hanging = int(await execute(session, "spawn")), ModelCall("hang")
     session.execute(hanging)
     assert not gone(timed_out)
-    session.leave(hanging, 0)
+    session.caller_left(hanging, 0)
     await until(lambda: gone(timed_out) and hanging.back.is_set())
     unloaded = int(await execute(session, "spawn"))
     assert not gone(unloaded)

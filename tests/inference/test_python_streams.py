@@ -225,7 +225,7 @@ async def test_a_reader_that_does_not_read_holds_the_sender_up(unit: Unit, chann
         context,
         size_bytes=4,
         reply=lambda completion: None,
-        left=lambda completion: None,
+        on_caller_left=lambda completion: None,
         emit=lambda response, consumed, last: emitted.append(consumed),
     )
     await until(lambda: len(emitted) == AHEAD)
@@ -344,12 +344,12 @@ async def test_an_error_and_a_departure_are_told_before_what_waits() -> None:
             asked.emit(answer(96), lambda: None, False)
         if leaves:
             asked.end(None)
-            asked.leave()
+            asked.caller_left()
         else:
             asked.end(BackendFailed("broken"))
         assert [size for size, _, _ in session.heard] == [96, 0] and session.heard[-1][2] and not session.model_calls
         asked.emit(answer(16), lambda: None, False)
-        asked.leave()
+        asked.caller_left()
         assert len(session.heard) == 2, "nothing follows the end"
 
 

@@ -263,7 +263,7 @@ async def test_decoupled_model_waits_for_its_reader_and_others_do_not(
         consumed.append(written)
 
     ctx = read_headers({}.get, trusted=False).at(unit.surface.dataplane.now(), 30)
-    unit.surface.dataplane.infer(request, ctx, size_bytes=4, reply=ended.append, left=ended.append, emit=emit)
+    unit.surface.dataplane.infer(request, ctx, size_bytes=4, reply=ended.append, on_caller_left=ended.append, emit=emit)
     await until(lambda: len(taken) == AHEAD)
     assert await said(stream(channel, request_iterator=[double(3)])) == [6.0]
     assert len(taken) == AHEAD and not gate._waiting

@@ -44,7 +44,7 @@ def test_a_request_that_waits_holds_what_its_batch_and_its_answer_need() -> None
 
     def submit() -> None:
         ctx = read_headers({}.get, trusted=True).at(bench.clock.now(), 60.0)
-        dataplane.infer(request(), ctx, size_bytes=100, reply=ended.append, left=ended.append)
+        dataplane.infer(request(), ctx, size_bytes=100, reply=ended.append, on_caller_left=ended.append)
 
     submit()
     gc.collect()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_policies.promise.error_budget import LONG, SHORT, WINDOWS, BudgetHistory, Slots, attainment, burn, left
+from oriel_policies.promise.error_budget import LONG, SHORT, WINDOWS, BudgetHistory, Slots, attainment, burn, remaining
 
 NOW = 1_800_000_000.0
 DAY = 86400.0
@@ -14,10 +14,10 @@ DAY = 86400.0
 
 def test_the_arithmetic_of_a_budget() -> None:
     assert attainment(1000, 5) == pytest.approx(0.995)
-    assert burn(1000, 5, 0.99) == pytest.approx(0.5) and left(1000, 5, 0.99) == pytest.approx(0.5)
+    assert burn(1000, 5, 0.99) == pytest.approx(0.5) and remaining(1000, 5, 0.99) == pytest.approx(0.5)
     assert burn(1000, 144, 0.99) == pytest.approx(14.4)
-    assert left(1000, 20, 0.99) == pytest.approx(-1.0)  # twice the budget was used
-    assert attainment(0, 0) is None and burn(0, 0, 0.99) is None and left(0, 0, 0.99) == 1.0
+    assert remaining(1000, 20, 0.99) == pytest.approx(-1.0)  # twice the budget was used
+    assert attainment(0, 0) is None and burn(0, 0, 0.99) is None and remaining(0, 0, 0.99) == 1.0
 
 
 def test_a_burn_of_one_for_thirty_days_leaves_nothing() -> None:
@@ -25,7 +25,7 @@ def test_a_burn_of_one_for_thirty_days_leaves_nothing() -> None:
     for hour in range(30 * 24):
         history.add(NOW + hour * 3600, 1000, 10)
     total, bad = history.over(WINDOWS["30d"], NOW + 30 * DAY - 1)
-    assert left(total, bad, 0.99) == pytest.approx(0.0, abs=1e-9) and burn(total, bad, 0.99) == pytest.approx(1.0)
+    assert remaining(total, bad, 0.99) == pytest.approx(0.0, abs=1e-9) and burn(total, bad, 0.99) == pytest.approx(1.0)
 
 
 def test_a_bad_minute_leaves_each_window_in_its_time() -> None:

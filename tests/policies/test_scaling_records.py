@@ -25,7 +25,7 @@ def test_when_all_calls_are_gone_all_counts_are_zero(data: st.DataObject) -> Non
             counter.arrived(tier, now)
             counter.queued(*waiting[-1])
         elif step == "leave" and waiting:
-            counter.left(*waiting.pop(data.draw(st.integers(0, len(waiting) - 1))))
+            counter.left_queue(*waiting.pop(data.draw(st.integers(0, len(waiting) - 1))))
         elif step == "start":
             flying += 1
             counter.started()
@@ -36,7 +36,7 @@ def test_when_all_calls_are_gone_all_counts_are_zero(data: st.DataObject) -> Non
         assert sum(sum(tier.backlog) for tier in record.tiers.values()) == record.held == len(waiting)
         assert record.in_flight == flying
     for each in waiting:
-        counter.left(*each)
+        counter.left_queue(*each)
     for _ in range(flying):
         counter.ended(now)
     record = counter.record(now + WINDOW_S + 2.0)

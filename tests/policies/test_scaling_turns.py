@@ -48,7 +48,7 @@ def test_a_record_tells_idle_time_waiting_calls_and_an_operators_wish() -> None:
     it.queued("gold", 30.0)
     assert (it.record(29.0).held, it.record(29.0).idle_s, sum(it.record(29.0).tiers["gold"].backlog)) == (2.0, 0.0, 2.0)
     for _ in range(2):
-        it.left("gold", 30.0)
+        it.left_queue("gold", 30.0)
     assert it.record(29.0).held == 0.0 and not it._tiers["gold"].waiting
     it.started()
     assert (it.record(29.0).in_flight, it.record(29.0).idle_s) == (1.0, 0.0)

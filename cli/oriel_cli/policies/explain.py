@@ -68,7 +68,7 @@ async def _fetched(url: str) -> Mapping[str, bytes]:
     except StoreFailed as error:
         raise CommandFailed(str(error)) from error
     finally:
-        await mirror.leave()
+        await mirror.close_all()
 
 
 def run(args: argparse.Namespace) -> int:

@@ -306,12 +306,12 @@ class ScalerCall(PortCall):
     def _end(self, block: bytes) -> None:
         if self.over:
             return
-        self.left()
+        self.client_left()
         self._connection.send_headers(self, block, True)
         if self.receiving != ENDED:
             self._connection.linger(self)
 
-    def left(self) -> None:
+    def client_left(self) -> None:
         """Forget the call: it has ended, or the client has left."""
         self._scaler.calls.discard(self)
         self.ends_s = inf

@@ -110,7 +110,7 @@ class GatewayCollector(Collector):
         self._shown = shown
         yield from (requests, bad)
         now, tiers = time(), self._gateway.snapshot.tiers.items()
-        left = [(name, objectives.budgets.left(name, tier.objective, now)) for name, tier in tiers]
+        left = [(name, objectives.budgets.remaining(name, tier.objective, now)) for name, tier in tiers]
         text = "The share of the tier's error budget of 30 days that is left, by the calls of this gateway."
         yield gauge("oriel_gateway_slo_budget_remaining_ratio", text, "tier", left)
 

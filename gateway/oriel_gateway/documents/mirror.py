@@ -105,7 +105,7 @@ class Mirror:
         if not self._kept:
             shutil.rmtree(self._home, ignore_errors=True)
 
-    async def leave(self) -> None:
+    async def close_all(self) -> None:
         """Close the connections to the store, and then the mirror."""
         try:
             await self._documents.close()

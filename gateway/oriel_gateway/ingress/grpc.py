@@ -128,7 +128,7 @@ class GrpcClient(Stream):
         except Refused as refused:
             self.turn_away(refused)
 
-    def left(self) -> None:
+    def client_left(self) -> None:
         """The client reset the stream, or its connection is lost."""
         call = self.call
         self._end()

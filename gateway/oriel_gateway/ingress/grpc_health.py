@@ -126,7 +126,7 @@ class HealthCall:
         if writable and self._watch is not None:
             self._watch.resume()
 
-    def left(self) -> None:
+    def client_left(self) -> None:
         """The client has left."""
         self._stop()
         self._view.over()
@@ -134,7 +134,7 @@ class HealthCall:
     def _stop(self) -> None:
         self._late.cancel()
         if self._watch is not None:
-            self._watch.leave()
+            self._watch.finished()
             self._watch = None
             assert isinstance(self._view.connection, PublicConnection)
             self._view.connection.watches -= 1

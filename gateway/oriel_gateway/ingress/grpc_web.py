@@ -42,7 +42,7 @@ class Caller(Protocol):
     pending: deque[bytes | memoryview] | None
 
     def came(self, data: bytes | memoryview, end: bool) -> None: ...
-    def left(self) -> None: ...
+    def client_left(self) -> None: ...
     def turn_away(self, refused: Refused) -> None: ...
     def on_writable(self, writable: bool) -> None: ...
 
@@ -156,9 +156,9 @@ class GrpcWebOverH2(_GrpcWeb):
         """Let the client send a message of this size ahead."""
         self.connection.widen(stream, size if self._reader is None else (size + 2) // 3 * 4)
 
-    def left(self) -> None:
+    def client_left(self) -> None:
         """The client reset the stream, or its connection is lost."""
-        self.call.left()
+        self.call.client_left()
 
     def on_writable(self, writable: bool) -> None:
         """The client reads again."""
@@ -242,10 +242,10 @@ class GrpcWebOverH1(_GrpcWeb):
     def unwanted(self, size: int) -> None:
         """Do nothing: bytes of unknown senders are counted with the requests that brought them."""
 
-    def left(self) -> None:
+    def client_left(self) -> None:
         """End the call, because the client has left or what it sends is not a valid body."""
         self._end()
-        self.call.left()
+        self.call.client_left()
 
     def on_writable(self, writable: bool) -> None:
         """Note that the client stopped or resumed reading."""

@@ -79,9 +79,9 @@ class Http2Connection(PublicConnection):
     def on_reset(self, stream: Stream, code: int) -> None:
         assert isinstance(stream, GrpcClient)
         if stream.other is None:
-            stream.left()
+            stream.client_left()
         else:
-            stream.other.left()
+            stream.other.client_left()
 
     def on_room(self, stream: Stream) -> None:
         assert isinstance(stream, GrpcClient)

@@ -373,7 +373,7 @@ class ClientConnection(ServerConnection):
         if self.call is not None:
             self.call.client_left()
         elif self.web is not None:
-            self.web.left()
+            self.web.client_left()
 
     def connection_lost(self, exc: Exception | None) -> None:
         # the unread bytes of this connection are not needed any more
@@ -402,7 +402,7 @@ class ClientConnection(ServerConnection):
         refused = Refused(outcome, message)
         method = head.line.method if head is not None else ""
         if self.web is not None:
-            self.web.left()
+            self.web.client_left()
         if call is not None:
             call.end_unsent(status, outcome, message)
         else:

@@ -118,7 +118,7 @@ class Http2Client(HttpView):
         if self.stream.closed:
             self.stream = _GONE
 
-    def left(self) -> None:
+    def client_left(self) -> None:
         """The client reset the stream, or its connection is lost."""
         call = self.call
         self._read()

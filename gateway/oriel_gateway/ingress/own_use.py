@@ -32,7 +32,7 @@ def use_page(path: str, tenant: Tenant, gateway: Gateway) -> Page:
         limits = [
             shown(*bound)
             for allowance in tenant.allowances
-            for bound in gateway.limiter.left(tenant.name, allowance, now)
+            for bound in gateway.limiter.remaining(tenant.name, allowance, now)
         ]
         tier, tiers = tenant.tier, gateway.snapshot.tiers
         more_ms = {each.name: round(each.give_up_s * 1e3) for each in allowing_more(tier, tiers)}

@@ -45,11 +45,11 @@ class EmbeddedLimiter(Limiter):
         """The budgets, as (tenant, name), that it knew at its start; the usage ledger has the others."""
         return self._file.budgets
 
-    def left(self, tenant: str, allowance: Allowance, now: float) -> list[tuple[Bound, float, float]]:
-        """See `Limiter.left`. The file's counters of a tenant count before its first call."""
+    def remaining(self, tenant: str, allowance: Allowance, now: float) -> list[tuple[Bound, float, float]]:
+        """See `Limiter.remaining`. The file's counters of a tenant count before its first call."""
         if (tenant, allowance.name) not in self._accounts:
             self._account(tenant, allowance, now)
-        return super().left(tenant, allowance, now)
+        return super().remaining(tenant, allowance, now)
 
     async def close(self) -> None:
         await self._file.close()

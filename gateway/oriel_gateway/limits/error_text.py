@@ -48,13 +48,13 @@ def refusal(meter: Meter, wait_s: float, now: float) -> Refused:
         )
     left = 0.0
     if bound.counts not in (Counts.REQUESTS, Counts.BUDGET):  # some may be left, but too little for this call
-        left = meter.left(now)[0]
+        left = meter.remaining(now)[0]
     headers: tuple[tuple[str, str], ...] = (
         ("ratelimit-policy", bound.policy),
         ("ratelimit", state_item(bound, left, wait_s)),
     )
     if bound.counts is Counts.TOKENS:
-        headers += token_headers(bound, left, meter.left(now)[1])
+        headers += token_headers(bound, left, meter.remaining(now)[1])
     return Refused(outcome, message, retry_after_s=ceil(wait_s) or 1, headers=headers)
 
 

@@ -72,7 +72,7 @@ class LeasedMeter(Meter):
                 self.tenant, [ask], lambda got: self.ask_finished(ask, got[0] if got else None, now)
             )
 
-    def left(self, now: float) -> tuple[float, float]:
+    def remaining(self, now: float) -> tuple[float, float]:
         return max(0.0, self._left + self.balance), 0.0
 
     def idle(self, now: float) -> bool:

@@ -242,7 +242,7 @@ class LeasedQuota(LeasedMeter):
         assert period is not None
         return 0.0 if self._ends_s is None else self._ends_s - self._clock.length(period, now)
 
-    def left(self, now: float) -> tuple[float, float]:
+    def remaining(self, now: float) -> tuple[float, float]:
         return max(0.0, self._left + self.balance), max(0.0, (self._ends_s or now) - now)
 
     def _ask(self, now: float) -> Ask:

@@ -254,14 +254,14 @@ class Limiter(ABC):
             compute_us = max(1, int(self._charges.estimate(target.route, tenant) * 1e6))
         return 1, size_bytes, compute_us, 0, 1
 
-    def left(self, tenant: str, allowance: Allowance, now: float) -> list[tuple[Bound, float, float]]:
+    def remaining(self, tenant: str, allowance: Allowance, now: float) -> list[tuple[Bound, float, float]]:
         """Return each bound of an allowance with the units left, and the seconds until there are more, for people to
         read. A limit that nobody has used yet is whole.
         """
         account = self._accounts.get((tenant, allowance.name))
         if account is None:
             return [(bound, float(bound.limit), 0.0) for bound in bounds(allowance)]
-        return [(meter.bound, *meter.left(now)) for meter in (*account.meters, *account.later)]
+        return [(meter.bound, *meter.remaining(now)) for meter in (*account.meters, *account.later)]
 
     def learn(self, route: str, tenant: str, cost_us: int) -> None:
         """Note that a call of a tenant with a quota of computing cost this much."""

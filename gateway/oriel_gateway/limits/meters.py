@@ -34,7 +34,7 @@ class Meter(ABC):
         """Count units unconditionally; negative ones are given back."""
 
     @abstractmethod
-    def left(self, now: float) -> tuple[float, float]:
+    def remaining(self, now: float) -> tuple[float, float]:
         """Return the units left, and the seconds until there are more (0.0 if none are missing, or if unknown)."""
 
     @abstractmethod
@@ -59,7 +59,7 @@ class Meter(ABC):
 
     def state(self, now: float) -> str:
         """Return what is left as a member of `RateLimit`, for the answer to a call that this meter has counted."""
-        left, more_s = self.left(now)
+        left, more_s = self.remaining(now)
         if self.bound.budget is not None:  # the call has only asked whether something is left, with one unit
             left = min(left + 1, self.bound.limit)
         return state_item(self.bound, left, more_s)
@@ -82,7 +82,7 @@ class RateMeter(Meter):
         assert self.bound.rate is not None
         self._gcra.charge(self.bound.rate, now, units)
 
-    def left(self, now: float) -> tuple[float, float]:
+    def remaining(self, now: float) -> tuple[float, float]:
         rate, gcra = self.bound.rate, self._gcra
         assert rate is not None
         wait_s = gcra.arrival - now
@@ -121,7 +121,7 @@ class SlotMeter(Meter):
     def release_slot(self, took_s: float, now: float) -> None:
         self._slots.release(took_s, now)
 
-    def left(self, now: float) -> tuple[float, float]:
+    def remaining(self, now: float) -> tuple[float, float]:
         return self.bound.limit - self._slots.used, 0.0
 
     def state(self, now: float) -> str:
@@ -171,7 +171,7 @@ class QuotaMeter(Meter):
         assert period is not None
         return now + self._clock.ends_in(period, now) - self._clock.length(period, now)
 
-    def left(self, now: float) -> tuple[float, float]:
+    def remaining(self, now: float) -> tuple[float, float]:
         bound = self.bound
         assert bound.period is not None
         self.window.roll(self._clock.window(bound.period, now))

@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from oriel_policies.promise.error_budget import LONG, SHORT, WINDOWS, BudgetHistory, attainment, burn, left
+from oriel_policies.promise.error_budget import LONG, SHORT, WINDOWS, BudgetHistory, attainment, burn, remaining
 
 MAX_PAIRS: Final = 500
 IDLE_S: Final = 3600.0
@@ -185,11 +185,11 @@ class Budgets:
 
     # Reading ---------------------------------------------------------------------------------------------------
 
-    def left(self, tier: str, objective: float, now: float) -> float:
+    def remaining(self, tier: str, objective: float, now: float) -> float:
         """Return the share of a tier's budget of 30 days that is left."""
         series = self._tiers.get(("", tier, ""))
         total, bad = (0.0, 0.0) if series is None else series.history.over(WINDOWS["30d"], now)
-        return left(total, bad, objective)
+        return remaining(total, bad, objective)
 
     def of_tier(self, tier: str, objective: float, now: float) -> dict[str, Any]:
         """Return attainment, burn rates, budget and causes of a tier; see `admin.slo`."""
@@ -222,6 +222,6 @@ def _figures(series: _Series, objective: float, now: float) -> dict[str, Any]:
         "bad": {name: round(bad) for name, (_, bad) in counts.items()},
         "attainment": {name: attainment(total, bad) for name, (total, bad) in counts.items()},
         "burn": {name: burn(total, bad, objective) for name, (total, bad) in counts.items()},
-        "budget_left": left(*counts["30d"], objective),
+        "budget_left": remaining(*counts["30d"], objective),
         "causes": series.lately(now),
     }

@@ -111,7 +111,7 @@ class Spending:
             Fill(tenant.name, bound.name, 1.0 - left / bound.limit)
             for allowance in tenant.allowances
             if allowance.counts_tokens
-            for bound, left, _ in self._limiter.left(tenant.name, allowance, now)
+            for bound, left, _ in self._limiter.remaining(tenant.name, allowance, now)
             if bound.counts is Counts.TOKENS
         ]
 
@@ -132,7 +132,7 @@ class Spending:
             bound
             for allowance in tenant.allowances
             if allowance.budgets
-            for bound in self._limiter.left(tenant.name, allowance, now)
+            for bound in self._limiter.remaining(tenant.name, allowance, now)
         ]
 
     def _fills(self, tenant: Tenant) -> list[Fill]:

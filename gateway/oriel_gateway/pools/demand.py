@@ -59,7 +59,7 @@ class PoolDemand:
 
     def left_queue(self, tier: str, due_s: float) -> None:
         """A call that was `queued` with this tier and time waits no more."""
-        self._counter.left(tier, due_s)
+        self._counter.left_queue(tier, due_s)
 
     def wake(self, replicas: int, until_s: float) -> None:
         """Note that an operator wants `replicas` replicas until then."""

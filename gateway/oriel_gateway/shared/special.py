@@ -106,7 +106,7 @@ def token_lines(call: Call, now: float) -> list[bytes]:
     meters = () if grant is None else [each for each in grant.meters if each.bound.counts is Counts.TOKENS]
     if not meters:
         return []
-    left, full_s, bound = min([(*meter.left(now), meter.bound) for meter in meters], key=lambda each: each[0])
+    left, full_s, bound = min([(*meter.remaining(now), meter.bound) for meter in meters], key=lambda each: each[0])
     return [f"{name}: {value}".encode() for name, value in token_headers(bound, left, full_s)]
 
 

@@ -107,11 +107,11 @@ class ArtefactKeeper:
             await self._tidy()
 
     async def _bring(self, one: Followed) -> None:
-        if one.left:
+        if one.retired:
             return
         refusal = await asyncio.to_thread(self._prepare, one)
         one.life.fingerprint = one.wanted.key.fingerprint
-        if one.left:
+        if one.retired:
             return
         if refusal is not None:
             one.life.become(ArtefactState.REFUSED, refusal.reason)
@@ -120,7 +120,7 @@ class ArtefactKeeper:
             return
         for _ in range(MAX_TRIES):
             obtained = await self._obtain(one)
-            if obtained is None or one.left or await self._enter(one, *obtained):
+            if obtained is None or one.retired or await self._enter(one, *obtained):
                 return
         raise ArtefactRefused(
             RefusalKind.NO_SPACE, "artefacts disappear from the artefact folder as soon as they are written"
@@ -151,7 +151,7 @@ class ArtefactKeeper:
         """
         if (found := await self._find(one)) is None and await self._fetch(one):
             found = await self._find(one)
-        if one.left:
+        if one.retired:
             return None
         if found is not None:
             return found, False
@@ -184,7 +184,7 @@ class ArtefactKeeper:
         _log.info("%s: its artefact is being built by %s", one.shown, one.life.compiler)
 
         def built() -> None:
-            if not one.left:
+            if not one.retired:
                 one.life.become(ArtefactState.CHECKING)
 
         def progress(phase: str) -> None:
@@ -238,13 +238,13 @@ class ArtefactKeeper:
             with recorded(self._sink, one, "artefact check", "opened"):
                 opened = await asyncio.to_thread(self._open, one, manifest, built)
         except ArtefactDamaged as damaged:
-            if not one.left:
+            if not one.retired:
                 life.become(ArtefactState.ABSENT, str(damaged))
             await self._discard(one, damaged)
             return False
         if not built:
             self.counts.count(one, "found")
-        if one.left:
+        if one.retired:
             await asyncio.to_thread(_close, opened)
             return True
         life.become(ArtefactState.READY)
@@ -330,7 +330,7 @@ class ArtefactKeeper:
     async def _refuse(self, one: Followed, refused: ArtefactRefused) -> None:
         self.counts.count(one, refused.kind.value)
         await self._remember(one, refused)
-        if one.left:
+        if one.retired:
             return
         state = ArtefactState.REFUSED if is_remembered(refused.kind) else ArtefactState.ABSENT
         one.life.become(state, refused.reason)

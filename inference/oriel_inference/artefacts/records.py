@@ -68,7 +68,7 @@ class Followed:
         return f"model {self.serving.spec.name} version {self.serving.version}"
 
     @property
-    def left(self) -> bool:
+    def retired(self) -> bool:
         """Return whether the version is being replaced or unloaded."""
         return self.life.state is ArtefactState.RETIRED
 

@@ -171,7 +171,7 @@ class RequestSession(Session):
         """Begin an execution; never waits and never raises. Called on the loop."""
 
     @abstractmethod
-    def leave(self, execution: Execution, index: int) -> None:
+    def caller_left(self, execution: Execution, index: int) -> None:
         """Report that the caller of this request has left. Called on the loop."""
 
 

@@ -8,7 +8,7 @@ Rules.
 3. Expiry has its own timers, independent of what runs: one for the earliest deadline in the queue, and one per running
    batch for its members. An expired call is never started. A call that expires while its batch runs is answered at
    once, and its rows are dropped.
-4. A caller that leaves (`leave`) frees its place at once. A running batch is not interrupted.
+4. A caller that leaves (`caller_left`) frees its place at once. A running batch is not interrupted.
 5. A batch takes cores before it takes calls, so that the order is decided at the last moment.
 6. The queue policies of the model apply in addition: places per level, how long a call may wait, and whether it is then
    refused or goes on waiting behind the others of its level. With `preserve_ordering` the calls of a tenant run first
@@ -158,7 +158,7 @@ class Batcher:
             self._fail(call, DeadlineTooShort())
             return
         levels = self._levels
-        if levels is not None and not levels.enter(call):
+        if levels is not None and not levels.join(call):
             message = f"the queue of model {self.spec.name!r} is full for priority {call.level}"
             self._fail(call, QueueFull(message))
             return
@@ -171,7 +171,7 @@ class Batcher:
             self._fail(call, QueueFull(f"the queue of model {self.spec.name!r} is full"))
             return
         if self._line is not None:
-            self._line.enter(call)
+            self._line.join(call)
         self._service_times.came(call.rows, call.deadline - now, now)
         self._waiting.rows += call.rows
         for loser in displaced:
@@ -184,7 +184,7 @@ class Batcher:
             self._scheduled = True
             self._clock.call_soon(self._dispatch)
 
-    def leave(self, call: Call) -> bool:
+    def caller_left(self, call: Call) -> bool:
         """Remove a call whose caller went away; its reply is not called. Frees its place in the queue now, or drops its
         rows when the batch ends.
 
@@ -202,7 +202,7 @@ class Batcher:
             unwrap(call.ticket).inputs = {}
         call.forget()
         if self._line is not None:
-            self._line.left(call)
+            self._line.remove(call)
         self.statistics.failed(CallerLeft.outcome, self._clock.now() - call.arrived_s)
         return True
 
@@ -443,7 +443,7 @@ class Batcher:
         self.statistics.failed(error.outcome, self._clock.now() - call.arrived_s)
         deliver(call, error, self.spec.name)
         if self._line is not None:
-            self._line.left(call)
+            self._line.remove(call)
 
     def _evict(self, ticket: Ticket, error: InferenceError | None) -> None:
         """Finish a call that has just left the queue without running. error: None if it was late."""

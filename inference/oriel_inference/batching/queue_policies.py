@@ -30,7 +30,7 @@ class AnswerLine:
     """Holds answers back until it is their turn. Single writer: the loop.
 
     answer: delivers an answer to the caller.
-    fail: ends a call, which has to call `left` in turn.
+    fail: ends a call, which has to call `remove` in turn.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class AnswerLine:
         self._fail = fail
         self._lines: dict[tuple[int, str], OrderedDict[Call, _Held | None]] = {}
 
-    def enter(self, call: Call) -> None:
+    def join(self, call: Call) -> None:
         """Add a call that has arrived."""
         key = (call.ticket.band, call.ticket.tenant)
         line = self._lines.get(key)
@@ -64,7 +64,7 @@ class AnswerLine:
             line[call] = _Held(answer, self._clock.call_at(call.deadline, lambda: self._late(call)))
         self._advance(key, line)
 
-    def left(self, call: Call) -> None:
+    def remove(self, call: Call) -> None:
         """Remove a call that has ended otherwise; it need not be in the line."""
         key = (call.ticket.band, call.ticket.tenant)
         line = self._lines.get(key)
@@ -94,14 +94,14 @@ class AnswerLine:
 class LevelBounds:
     """Bounds how many calls wait on each priority level of a model.
 
-    Every call that joined with `enter` has to be removed with `leave`, once.
+    Every call that joined with `join` has to leave with `leave`, once.
     """
 
     def __init__(self, rules: QueueRules) -> None:
         self._sizes = {level: rules.of(level).max_items for level in rules.levels}
         self._waiting: Counter[tuple[int, int]] = Counter()
 
-    def enter(self, call: Call) -> bool:
+    def join(self, call: Call) -> bool:
         """Take a place of the call's level; return False if none is left."""
         if call.ticket.admitted:
             return True

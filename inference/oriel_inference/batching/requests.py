@@ -83,7 +83,7 @@ class RequestBatch:
             self.returned()
             return
         for index, call in enumerate(self._calls):
-            call.on_early_end = partial(self._session.leave, self, index)
+            call.on_early_end = partial(self._session.caller_left, self, index)
         self._session.execute(self)
 
     # Callbacks of the session ---------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ class Scheduler(Protocol):
         """Accept `call`; its reply comes later on the loop, or immediately if it is refused."""
         ...
 
-    def leave(self, call: Call) -> bool:
+    def caller_left(self, call: Call) -> bool:
         """Remove a call whose caller went away, without a reply, and free its place. Returns False if the call had its
         reply before.
         """

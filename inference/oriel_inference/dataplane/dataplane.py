@@ -57,7 +57,7 @@ class _Inference:
     requested: the requested outputs; None for all.
     """
 
-    __slots__ = ("requested", "call", "left", "queued_s", "reply", "request_id", "rows", "serving")
+    __slots__ = ("requested", "call", "on_caller_left", "queued_s", "reply", "request_id", "rows", "serving")
 
     call: Call
 
@@ -68,7 +68,7 @@ class _Inference:
         rows: int,
         queued_s: float,
         reply: Callable[[Completion], None],
-        left: Callable[[Completion], None],
+        on_caller_left: Callable[[Completion], None],
     ) -> None:
         self.serving = serving
         self.requested = request.outputs
@@ -76,7 +76,7 @@ class _Inference:
         self.rows = rows
         self.queued_s = queued_s
         self.reply = reply
-        self.left = left
+        self.on_caller_left = on_caller_left
 
     def finish(self, result: Answer | InferenceError) -> None:
         """Take the batcher's result and call the reply."""
@@ -94,13 +94,13 @@ class _Inference:
             except InferenceError as refusal:
                 error = refusal
         self.reply(Completion(self.queued_s, self.serving, self.rows, response=response, answer=answer, error=error))
-        self.reply = self.left = _nobody  # they refer to the exchange, which refers to `leave`: a cycle
+        self.reply = self.on_caller_left = _nobody  # they refer to the exchange, which refers to `caller_left`: a cycle
 
-    def leave(self) -> None:
+    def caller_left(self) -> None:
         """Remove the call, because its caller went away."""
-        if self.serving.batcher.leave(self.call):
-            self.left(Completion(self.queued_s, self.serving, self.rows, error=CallerLeft()))
-            self.reply = self.left = _nobody
+        if self.serving.batcher.caller_left(self.call):
+            self.on_caller_left(Completion(self.queued_s, self.serving, self.rows, error=CallerLeft()))
+            self.reply = self.on_caller_left = _nobody
 
 
 class Dataplane:
@@ -132,19 +132,19 @@ class Dataplane:
         *,
         size_bytes: int,
         reply: Callable[[Completion], None],
-        left: Callable[[Completion], None],
+        on_caller_left: Callable[[Completion], None],
         emit: Emit | None = None,
     ) -> Callable[[], None]:
         """Start one inference.
 
         size_bytes: memory that the request occupies while it waits.
         reply: called with the outcome.
-        left: called instead of `reply` when the caller leaves.
+        on_caller_left: called instead of `reply` when the caller leaves.
         emit: receives the responses of a decoupled model, each with a function to call once it is written, and whether
         the model marked it as the last; `reply` then has no response.
 
         Returns the function to call when the caller leaves. Raises InferenceError or BadMessage; then neither `reply`
-        nor `left` is called.
+        nor `on_caller_left` is called.
         """
         serving = self._catalog.get(request.model_name, request.model_version)
         decoupled = serving.spec.decoupled
@@ -157,7 +157,7 @@ class Dataplane:
         if serving.wants_source:
             check_parameters(request)
 
-        inference = _Inference(serving, request, fitted.rows, now, reply, left)
+        inference = _Inference(serving, request, fitted.rows, now, reply, on_caller_left)
         inference.call = call = self.call(
             serving,
             fitted,
@@ -169,7 +169,7 @@ class Dataplane:
         if decoupled and emit is not None:
             call.emit = _relayed(serving, request, emit)
         serving.batcher.submit(call)
-        return inference.leave
+        return inference.caller_left
 
     def call(
         self,

@@ -93,7 +93,7 @@ class Scripting:
                 context,
                 size_bytes=len(body),
                 reply=reply,
-                left=reply,
+                on_caller_left=reply,
                 emit=call.emit if message.decoupled else None,
             )
 
@@ -194,7 +194,7 @@ class ModelCall:
             consumed()
         self._push()
 
-    def leave(self) -> None:
+    def caller_left(self) -> None:
         """Cancel the request: the calling model has stopped reading."""
         self._unsent.clear()
         self.give_up()

@@ -76,7 +76,7 @@ class CallState:
 class StepLimit:
     """Limits how often one step runs at once (`max_inflight_requests`) and orders the calls that wait.
 
-    It has `limit` places, each taken by `enter` or passed on by `release`. The number of waiting calls is not bounded
+    It has `limit` places, each taken by `acquire` or passed on by `release`. The number of waiting calls is not bounded
     here.
 
     Every place has to be freed with `release` exactly once.
@@ -92,7 +92,7 @@ class StepLimit:
         """Return how many calls wait."""
         return len(self._waiting)
 
-    def enter(self) -> bool:
+    def acquire(self) -> bool:
         """Take a place if one is free."""
         if not self._free:
             return False

@@ -126,7 +126,7 @@ class Ensemble:
         """
         return [(0, 0, self.expected_wait_s(0))]
 
-    def leave(self, call: Call) -> bool:
+    def caller_left(self, call: Call) -> bool:
         """Remove a call whose caller went away, without a reply; all its steps leave at once. Returns False if the call
         had its reply before.
         """
@@ -187,7 +187,7 @@ class Ensemble:
         for index in steps:
             if state.ended:
                 return
-            if not self._limits or self._limits[index].enter():
+            if not self._limits or self._limits[index].acquire():
                 self._run(state, index)
                 continue
             state.waiting[index] = self._limits[index].wait(state, state.call.ticket)
@@ -388,7 +388,7 @@ class Ensemble:
             self._limits[index].leave(ticket)
         running, state.running = state.running, {}
         for index, call in running.items():
-            state.models[index].batcher.leave(call)
+            state.models[index].batcher.caller_left(call)
             self._release(index)
         for model in state.models:
             model.holds -= 1

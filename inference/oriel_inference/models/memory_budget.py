@@ -183,7 +183,7 @@ class MemoryBudget:
         """Release the memory of a model that was taken out of service, once its last request has ended."""
         for share in self._memory.shares(model):
             if share.state is ShareState.LOADED:
-                self._memory.leave(share)
+                self._memory.vacate(share)
                 self._release_later(share)
 
     # Sizes that are known before memory is taken ------------------------------------------------------------------
@@ -344,7 +344,7 @@ class MemoryBudget:
             each.sizes = {device: max(1, size // len(new)) for device, size in (sizes or share.sizes).items()}
         for old in self._memory.shares(model):
             if old is not share and old.state is ShareState.LOADED:
-                self._memory.leave(old)
+                self._memory.vacate(old)
                 self._release_later(old)
         if not serving:
             return

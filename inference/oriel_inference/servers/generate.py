@@ -57,19 +57,19 @@ def _start(
         check_expanded(exchange, len(body))
         request = decode_generate(model, version, body, serving.spec)
         call = _Events(exchange, record, model) if stream else _Single(exchange, record, model)
-        call.leave = surface.dataplane.infer(
+        call.caller_left = surface.dataplane.infer(
             request,
             ctx,
             size_bytes=len(body),
             reply=call.reply,
-            left=record.left,
+            on_caller_left=record.caller_left,
             emit=call.emit if serving.spec.decoupled else None,
         )
     except Exception as failure:
         error = as_inference_error(failure)
         refuse(exchange, error, record.refused(error, model))
         return
-    exchange.on_abort = call.leave
+    exchange.on_abort = call.caller_left
 
 
 def decode_generate(model: str, version: str, body: bytes, spec: ModelSpec) -> InferRequest:
@@ -153,7 +153,7 @@ class _Single:
         self._record = record
         self._model = model
         self._response: InferResponse | None = None
-        self.leave: Callable[[], None] | None = None
+        self.caller_left: Callable[[], None] | None = None
 
     def emit(self, response: InferResponse, consumed: Callable[[], None], last: bool) -> None:
         consumed()
@@ -187,7 +187,7 @@ class _Events:
         self._model = model
         self._unread: list[Callable[[], None]] = []
         self._sent_bytes = 0
-        self.leave: Callable[[], None] | None = None
+        self.caller_left: Callable[[], None] | None = None
         exchange.on_writable = self._caught_up
 
     def emit(self, response: InferResponse, consumed: Callable[[], None], last: bool) -> None:

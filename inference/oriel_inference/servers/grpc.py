@@ -117,7 +117,7 @@ class GrpcFrontend:
         def start(call: GrpcCall, data: Body) -> None:
             task = self._surface.control.spawn(run(call, parse(request_class, data)))
             call.ends_s = call.own_deadline_s
-            call.on_leave = task.cancel  # type: ignore[assignment]  # what it returns is not needed
+            call.on_client_left = task.cancel  # type: ignore[assignment]  # what it returns is not needed
 
         return Method(start=start)
 
@@ -191,7 +191,7 @@ class HealthWatch:
         call.ends_s = call.own_deadline_s
         end = partial(call.refuse, ServerStopping())
         watch = Watch(self._watches, partial(self._status, service), call.send, end)
-        call.on_leave, call.on_room = watch.leave, watch.resume
+        call.on_client_left, call.on_room = watch.finished, watch.resume
 
     def _status(self, service: str) -> int:
         try:

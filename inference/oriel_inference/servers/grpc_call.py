@@ -2,7 +2,7 @@
 
 A method takes one message (`OneMessage`) or a stream of them (any other `Messages`). It answers through the call, at
 once or later, on the loop: there is no task per call. Whatever ends a call (its answer, a refusal, the client that
-leaves) ends it once, and clears `on_leave` and `on_room`, which refer to the method's own objects.
+leaves) ends it once, and clears `on_client_left` and `on_room`, which refer to the method's own objects.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -117,7 +117,7 @@ class GrpcCall(PortCall):
     plan, own, timeout_s: its metadata, see `CallPlans.read`. arrived_s: the monotonic time when its head arrived.
     ends_s: the time when the port gives the call up, because its message is late or its own deadline has passed; inf
     where its method judges that.
-    on_leave: called once if the client leaves, or is given up, before the answer has ended.
+    on_client_left: called once if the client leaves, or is given up, before the answer has ended.
     on_room: called when an answer that `send` could not pass on has gone.
     """
 
@@ -135,7 +135,7 @@ class GrpcCall(PortCall):
         "_reading",
         "arrived_s",
         "method",
-        "on_leave",
+        "on_client_left",
         "on_room",
         "own",
         "plan",
@@ -162,7 +162,7 @@ class GrpcCall(PortCall):
         self.own: dict[str, str] = {}
         self.arrived_s = 0.0
         self.timeout_s: float | None = None
-        self.on_leave: Callable[[], None] | None = None
+        self.on_client_left: Callable[[], None] | None = None
         self.on_room: Callable[[], None] | None = None
 
     # For methods -----------------------------------------------------------------------------------------------
@@ -381,26 +381,26 @@ class GrpcCall(PortCall):
         if self.on_room is not None:
             self.on_room()
 
-    def left(self) -> None:
+    def client_left(self) -> None:
         """The client has reset the call, or its connection is lost."""
         if not self._over:
-            on_leave = self.on_leave
+            on_client_left = self.on_client_left
             self._forget()
-            if on_leave is not None:
-                on_leave()
+            if on_client_left is not None:
+                on_client_left()
 
     def give_up(self) -> None:
         """End a call that is past `ends_s`."""
-        on_leave = self.on_leave
+        on_client_left = self.on_client_left
         arriving = self.method.start is not None and not self._all_came
         self.refuse(DeadlineExceeded("arrival" if arriving else "progress"))
-        if on_leave is not None:
-            on_leave()
+        if on_client_left is not None:
+            on_client_left()
 
     def _forget(self) -> None:
         self._over = True
         self.ends_s = inf
-        self.on_leave = self.on_room = None
+        self.on_client_left = self.on_room = None
         self._reader = self._messages = None
         self._port.calls -= 1
 

@@ -89,7 +89,7 @@ class GrpcInfer:
             except NotLoaded as missing:
                 again = partial(self._start, call, data, ctx, record)
                 demand = surface.control.demand
-                call.on_leave = record.wait_for_load(demand, missing.model, len(data), again, call.refuse)
+                call.on_client_left = record.wait_for_load(demand, missing.model, len(data), again, call.refuse)
         except Exception as failure:
             error = as_inference_error(failure)
             call.refuse(error, record.refused(error, model))
@@ -114,7 +114,7 @@ class GrpcInfer:
 class _InferCall:
     """One request on its way to the batcher and back. One of `run_known` and `run` is called.
 
-    The call knows this object through `on_leave`, and its end clears that.
+    The call knows this object through `on_client_left`, and its end clears that.
     """
 
     __slots__ = ("_call", "_known", "_record", "_submitted", "_surface")
@@ -144,7 +144,7 @@ class _InferCall:
             finish=self._finish_known,
         )
         submitted.inputs = inputs
-        self._call.on_leave = self._leave
+        self._call.on_client_left = self._caller_left
         known.serving.batcher.submit(submitted)
 
     def _finish_known(self, result: Answer | InferenceError) -> None:
@@ -165,10 +165,10 @@ class _InferCall:
             completion.error = as_inference_error(bad)
         self._finish(completion)
 
-    def _leave(self) -> None:
+    def _caller_left(self) -> None:
         serving = self._known.serving
-        if serving.batcher.leave(self._submitted):
-            self._record.left(
+        if serving.batcher.caller_left(self._submitted):
+            self._record.caller_left(
                 Completion(self._submitted.arrived_s, serving, self._known.fitted.rows, error=CallerLeft())
             )
 
@@ -176,11 +176,11 @@ class _InferCall:
 
     def run(self, request: InferRequest, data: Body, ctx: CallContext) -> None:
         """Queue a request. Raises InferenceError, BadMessage."""
-        leave = self._surface.dataplane.infer(
-            request, ctx, size_bytes=len(data), reply=self._finish, left=self._record.left
+        caller_left = self._surface.dataplane.infer(
+            request, ctx, size_bytes=len(data), reply=self._finish, on_caller_left=self._record.caller_left
         )
         if not self._call.over:
-            self._call.on_leave = leave
+            self._call.on_client_left = caller_left
 
     def _finish(self, completion: Completion) -> None:
         """Answer by the outcome."""

@@ -149,7 +149,7 @@ class _HttpCall:
             finish=self._answer_recognised,
         )
         self._call.inputs = inputs
-        self._exchange.on_abort = self._leave
+        self._exchange.on_abort = self._caller_left
         serving.batcher.submit(self._call)
 
     def _answer_recognised(self, result: Answer | InferenceError) -> None:
@@ -171,10 +171,10 @@ class _HttpCall:
         completion.response = respond(serving, self._request.outputs, self._request.id, outputs)
         self._finish(completion)
 
-    def _leave(self) -> None:
-        if self._serving.batcher.leave(self._call):
+    def _caller_left(self) -> None:
+        if self._serving.batcher.caller_left(self._call):
             rows = self._recognised.fitted.rows
-            self._record.left(Completion(self._call.arrived_s, self._serving, rows, error=CallerLeft()))
+            self._record.caller_left(Completion(self._call.arrived_s, self._serving, rows, error=CallerLeft()))
 
     # Other requests ---------------------------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class _HttpCall:
         request = decode_request(serving.spec.name, serving.version, body, length)
         self._request = replace(request, inputs=[])  # the answer does not need the numbers
         self._exchange.on_abort = self._front.surface.dataplane.infer(
-            request, self._ctx, size_bytes=len(body), reply=self._finish, left=self._record.left
+            request, self._ctx, size_bytes=len(body), reply=self._finish, on_caller_left=self._record.caller_left
         )
         # The request fits the model: `infer` would have refused it otherwise.
         if serving.recognises and (answers := _answers(serving, request)) is not None:
@@ -213,12 +213,12 @@ class _HttpCall:
         self._exchange.body = b""  # not needed any more once it is converted
         self._serving.holds += 1  # it must not be taken out of memory meanwhile
 
-        def left() -> None:
+        def caller_left() -> None:
             cancel()
             self._serving.holds -= 1
             self._record.refused(CallerLeft(), self._serving.spec.name)
 
-        self._exchange.on_abort = left
+        self._exchange.on_abort = caller_left
 
     def _run_converted(self, result: Converted | InferenceError) -> None:
         self._serving.holds -= 1
@@ -255,12 +255,12 @@ class _HttpCall:
         parts, length = encode_response(response, request)
         cancel = self._convert(Task.RESPONSE, parts, length, self._finish_encoded)
 
-        def left() -> None:
+        def caller_left() -> None:
             cancel()
             completion.error = CallerLeft()
-            self._record.left(completion)
+            self._record.caller_left(completion)
 
-        self._exchange.on_abort = left
+        self._exchange.on_abort = caller_left
 
     def _finish_encoded(self, result: Converted | InferenceError) -> None:
         completion = self._completion

@@ -40,7 +40,7 @@ def cost_text(device_ns: int, usage: UsageRow | None) -> str:
 
 class RequestRecord:
     """Accounts for one request, from its first byte to its answer. Exactly one of `refused`, `ended`, `answered` and
-    `left` is called.
+    `caller_left` is called.
 
     parent_id: the caller's span, 0 if the trace starts here.
     size_bytes: size of the request as it arrived.
@@ -112,13 +112,13 @@ class RequestRecord:
         def refused(error: InferenceError) -> None:
             refuse(error, self.refused(error, model))
 
-        leave = demand.wait(model, self._ctx, size_bytes=size_bytes, resume=resume, refuse=refused)
+        stop_waiting = demand.wait(model, self._ctx, size_bytes=size_bytes, resume=resume, refuse=refused)
 
-        def left() -> None:
-            leave()
+        def caller_left() -> None:
+            stop_waiting()
             self.refused(CallerLeft(), model)
 
-        return left
+        return caller_left
 
     def ended(self, completion: Completion, model: str, size_out: int = 0) -> list[tuple[str, str]]:
         """Records the end of a request that reached the queue; returns the headers of its answer: identity, the
@@ -194,7 +194,7 @@ class RequestRecord:
             parts.append(literal(LOAD_METRICS.encode(), load.encode("latin-1")))
         return b"".join(parts)
 
-    def left(self, completion: Completion) -> None:
+    def caller_left(self, completion: Completion) -> None:
         """Records that the caller went away before its answer."""
         self._meter.finished(self._ctx, completion, self._received_s, self._protocol, self.size_bytes)
         self._record_spans(completion, completion.serving.spec.name, completion.error)

@@ -70,12 +70,12 @@ class _Slot:
     """One request of a stream.
 
     ended: the last item that was put, None while the request runs.
-    leave: cancels its inference.
+    caller_left: cancels its inference; None if there is none to cancel.
     """
 
     __slots__ = (
+        "caller_left",
         "ended",
-        "leave",
         "model",
         "ordered",
         "placed",
@@ -88,7 +88,7 @@ class _Slot:
 
     def __init__(self) -> None:
         self.ended: _Response | InferenceError | None = None
-        self.leave: Callable[[], None] | None = None
+        self.caller_left: Callable[[], None] | None = None
         self.model = ""
         self.ordered = True
         self.placed = False
@@ -122,7 +122,7 @@ class _Stream:
         self._cost_us = self._device_ns = 0
         self._usage: UsageRow | None = None
         open_.add(self)
-        call.on_leave = self._leave
+        call.on_client_left = self._cancel_all
         call.on_room = self._resume
 
     def stop(self, last_s: float) -> None:
@@ -180,7 +180,7 @@ class _Stream:
             self._finish_with(ServerStopping())
 
     def _finish_with(self, error: InferenceError | None) -> None:
-        self._leave()
+        self._cancel_all()
         fields = [(REQUEST_ID, self._ctx.request_id)]
         if self._ctx.trusted:
             fields += [(COST_US, str(self._cost_us)), (COST, cost_text(self._device_ns, self._usage))]
@@ -189,15 +189,15 @@ class _Stream:
         else:
             self._call.refuse(error, fields)
 
-    def _leave(self) -> None:
+    def _cancel_all(self) -> None:
         """Cancel what is in progress."""
         self._open.discard(self)
         if self._timer is not None:
             self._timer.cancel()
         slots, self._slots = self._slots, set()
         for slot in slots:
-            if slot.leave is not None:
-                slot.leave()
+            if slot.caller_left is not None:
+                slot.caller_left()
         self._ready.clear()
 
     # Requests -----------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ class _Stream:
         except NotLoaded:
             self._place(slot)  # its answer keeps its place in the order, unless the model is decoupled
             again = partial(self._start, slot, request, ctx, record, size_bytes)
-            slot.leave = record.wait_for_load(
+            slot.caller_left = record.wait_for_load(
                 self._surface.control.demand,
                 request.model_name,
                 size_bytes,
@@ -267,8 +267,8 @@ class _Stream:
             slot.sent_final = last
             self._put(_encode(response, slot), consumed)
 
-        slot.leave = self._surface.dataplane.infer(
-            request, ctx, size_bytes=size_bytes, reply=reply, left=record.left, emit=emit
+        slot.caller_left = self._surface.dataplane.infer(
+            request, ctx, size_bytes=size_bytes, reply=reply, on_caller_left=record.caller_left, emit=emit
         )
 
     def _decode(self, data: Body, slot: _Slot) -> InferRequest:
@@ -318,7 +318,7 @@ class _Stream:
     def _refuse(self, slot: _Slot, error: InferenceError) -> None:
         # The frames of the traceback hold the message, and the slot would hold the frames.
         error.__traceback__ = error.__context__ = error.__cause__ = None
-        slot.leave = None
+        slot.caller_left = None
         ended: _Response | InferenceError = error
         if not self._call.plan.errors_as_status:
             ended = _Response(error_message=error.message)

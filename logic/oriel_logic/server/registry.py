@@ -189,7 +189,7 @@ class Registry:
             service.releases[release.version] = release
         self._settle()
         for old in gone:
-            old.leave()
+            old.retire()
         for release in new:
             self.on_change(release.file, release.name, "")
         return gone
@@ -227,7 +227,7 @@ class Registry:
         if service.releases.get(release.version) is release:
             del service.releases[release.version]
             service.share()
-            release.leave()
+            release.retire()
             self.fail(release.file, release.name, problem)
 
     def weigh(self, name: str, weights: Mapping[str, int]) -> None:

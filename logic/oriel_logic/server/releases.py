@@ -53,7 +53,7 @@ class Release:
         if self.is_leaving and not self.in_flight:
             self.drained.set()
 
-    def leave(self) -> None:
+    def retire(self) -> None:
         """Retire the release: it takes no new requests."""
         self.is_leaving = True
         if not self.in_flight:

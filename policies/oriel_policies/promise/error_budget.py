@@ -27,7 +27,7 @@ def burn(total: float, bad: float, objective: float) -> float | None:
     return (bad / total) / (1.0 - objective) if total > 0 else None
 
 
-def left(total: float, bad: float, objective: float) -> float:
+def remaining(total: float, bad: float, objective: float) -> float:
     """Return the share of the budget that is left after these calls of 30 days; without calls, all of it."""
     used = burn(total, bad, objective)
     return 1.0 if used is None else 1.0 - used

@@ -23,8 +23,8 @@ class _Tier:
 class DemandCounter:
     """See the package's docstring. Single writer: the loop that owns the pool.
 
-    Memory is bounded by the number of tiers, WINDOW_S and the calls that wait. Every `queued` has exactly one `left`
-    with the same deadline, every `started` one `ended`; when all calls are gone, all counts are 0.
+    Memory is bounded by the number of tiers, WINDOW_S and the calls that wait. Every `queued` has exactly one
+    `left_queue` with the same deadline, every `started` one `ended`; when all calls are gone, all counts are 0.
     """
 
     def __init__(self, now: float) -> None:
@@ -64,7 +64,7 @@ class DemandCounter:
         waiting[slot] = waiting.get(slot, 0) + 1
         self._held += 1
 
-    def left(self, tier: str, deadline: float) -> None:
+    def left_queue(self, tier: str, deadline: float) -> None:
         """Note that a call that was `queued` with this deadline waits no more, for whatever reason."""
         waiting = self._tier(tier).waiting
         slot = ceil(deadline * _SLOTS_PER_S)

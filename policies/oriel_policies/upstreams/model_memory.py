@@ -246,7 +246,7 @@ class ModelMemory:
                 found += victims
         return found
 
-    def leave(self, share: MemoryShare) -> None:
+    def vacate(self, share: MemoryShare) -> None:
         """Record that a share is given up for another reason than an eviction."""
         share.state = ShareState.LEAVING
 

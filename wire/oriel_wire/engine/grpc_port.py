@@ -38,7 +38,7 @@ class PortCall(Stream):
     def room(self) -> None:
         """The client has read what could not be passed on."""
 
-    def left(self) -> None:
+    def client_left(self) -> None:
         """The client has reset the call, or its connection is lost."""
 
     def give_up(self) -> None:
@@ -75,7 +75,7 @@ class PortConnection(H2ServerConnection):
 
     def on_reset(self, stream: Stream, code: int) -> None:
         assert isinstance(stream, PortCall)
-        stream.left()
+        stream.client_left()
 
     def sweep(self, now: float) -> None:
         super().sweep(now)

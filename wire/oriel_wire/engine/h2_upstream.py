@@ -177,7 +177,7 @@ class H2Upstream(H2Transport):
         if self.out:
             self._write()
         if self.peer_leaves and not self.streams:
-            self.leave()
+            self.close_unused()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
@@ -202,9 +202,9 @@ class H2Upstream(H2Transport):
             self._tidied_id = self._next_id
             self._idle_since = now
         elif now - self._idle_since > max_idle_s:
-            self.leave()
+            self.close_unused()
 
-    def leave(self) -> None:
+    def close_unused(self) -> None:
         """Close a connection that has no stream."""
         self.endpoint.lost(self)
         self.drain()
@@ -367,7 +367,7 @@ class H2Endpoint:
         if self._waiting:
             self.serve()
         if not connection.streams and connection not in self._connections and not connection.closed:
-            connection.leave()
+            connection.close_unused()
 
     def close_stale(self, now: float) -> None:
         """Close idle connections."""
@@ -447,4 +447,4 @@ class H2Endpoint:
         for connection in list(self._connections):
             self.lost(connection)
             if not connection.streams:
-                connection.leave()
+                connection.close_unused()

@@ -64,7 +64,7 @@ class Watch:
         """There is room for another message."""
         self._may_send = True
 
-    def leave(self) -> None:
+    def finished(self) -> None:
         """The call is over."""
         self._cancel()
         self._watches.open.discard(self)
@@ -80,7 +80,7 @@ class Watch:
             self._may_send = self._send(status_message(status))
 
     def _stopped(self) -> None:
-        self.leave()
+        self.finished()
         self._end()
 
     def _cancel(self) -> None:

@@ -57,7 +57,7 @@ def _limits(gateway: Gateway, tenant: Tenant) -> list[dict[str, Any]]:
     limiter = gateway.limiter
     found = []
     for allowance in tenant.allowances:
-        for bound, left, wait_s in limiter.left(tenant.name, allowance, monotonic()):
+        for bound, left, wait_s in limiter.remaining(tenant.name, allowance, monotonic()):
             if bound.budget is not None:
                 amounts = shown(bound, left, wait_s)
                 found.append(

@@ -47,7 +47,7 @@ class _Open:
     first: int
     members: Sequence[int]
     waiting: set[int]
-    left: set[int] = field(default_factory=set)
+    caller_left: set[int] = field(default_factory=set)
     returned: bool = False
     timer: asyncio.TimerHandle | None = None
 
@@ -90,23 +90,23 @@ class Executions:
         self._batches[first] = opened
         self._by_request.update((first + i, opened) for i in members)
 
-    def leave(self, execution: Execution, index: int) -> None:
+    def caller_left(self, execution: Execution, index: int) -> None:
         """Report that the caller of this request has left."""
         opened = next((each for each in self._batches.values() if each.execution is execution), None)
         if opened is None or index not in opened.waiting:
             return
         self._process.tell(Cancel(opened.first + index))
-        opened.left.add(index)
+        opened.caller_left.add(index)
         if opened.returned and self._launch.decoupled:
             # Further messages of the model about it are dropped, so nothing waits for them.
             self._answer(opened, index, None)
-        elif opened.left == opened.waiting and opened.timer is None:
+        elif opened.caller_left == opened.waiting and opened.timer is None:
             why = "it kept running after all its callers had left"
             opened.timer = self._loop.call_later(self._grace_s, self._process.kill, why)
 
     def waiting_requests(self) -> Sequence[Request]:
         """Return the requests that the process works on and whose callers still wait."""
-        return [each.execution.requests[i] for each in self._batches.values() for i in each.waiting - each.left]
+        return [each.execution.requests[i] for each in self._batches.values() for i in each.waiting - each.caller_left]
 
     def answers(self, message: Answers, body: memoryview) -> None:
         opened = self._batches.get(message.batch)
@@ -163,7 +163,7 @@ class Executions:
         if index not in opened.waiting:
             return
         opened.waiting.discard(index)
-        opened.left.discard(index)
+        opened.caller_left.discard(index)
         del self._by_request[opened.first + index]
         opened.execution.answer(index, result)
         self._forget(opened)
@@ -181,7 +181,7 @@ class Executions:
         opened.returned = True
         if opened.timer is not None:
             opened.timer.cancel()
-        for index in tuple(opened.left) if self._launch.decoupled else ():
+        for index in tuple(opened.caller_left) if self._launch.decoupled else ():
             self._answer(opened, index, None)
         self._held.append(opened.execution)
         self._forget(opened)

@@ -58,7 +58,7 @@ class Pending:
     def cancelled(self) -> bool:
         return self._left or self.remaining_s() <= 0.0
 
-    def leave(self) -> None:
+    def caller_left(self) -> None:
         self._left = True
         self.grant(0)
 
@@ -170,7 +170,7 @@ class Runtime:
             overtaken = self._left.intersection(batch)
             self._left -= overtaken
         for request in overtaken:
-            batch[request].leave()
+            batch[request].caller_left()
         return list(batch.values())
 
     def ask(self, make: Callable[[int], Infer], body: Sequence[Buffer], inbox: Inbox) -> int:
@@ -211,7 +211,7 @@ class Runtime:
             if pending is None and request > self._newest:
                 self._left.add(request)  # the cancellation overtook the request itself
         if pending is not None:
-            pending.leave()
+            pending.caller_left()
 
     def _bury(self) -> None:
         while True:

@@ -65,7 +65,7 @@ class OutgoingCall(Protocol):
         """Report that the model has taken `count` more responses."""
         ...
 
-    def leave(self) -> None:
+    def caller_left(self) -> None:
         """Report that the model wants no more responses."""
         ...
 
@@ -296,11 +296,11 @@ class PythonSession(RequestSession):
         else:  # the process is gone again
             refuse(execution, BackendFailed(f"the process of model {self.launch.model!r} died"), members)
 
-    def leave(self, execution: Execution, index: int) -> None:
+    def caller_left(self, execution: Execution, index: int) -> None:
         if execution in self._waiting:
             self._waiting[execution].add(index)
         if self._executions is not None:
-            self._executions.leave(execution, index)
+            self._executions.caller_left(execution, index)
             if not self._executions.waiting_requests():
                 self._give_up()
 
@@ -315,7 +315,7 @@ class PythonSession(RequestSession):
         """Cancel the requests to other models when no caller waits for their answers."""
         model_calls, self.model_calls = self.model_calls, {}
         for call in model_calls.values():
-            call.leave()
+            call.caller_left()
 
     def inferred(self, message: Message, body: Sequence[Buffer] = ()) -> None:
         """Pass a response of another model on to this one. Raises FrameError."""
@@ -328,7 +328,7 @@ class PythonSession(RequestSession):
         """
         deadline = time.monotonic() + self._limits.start_s
         request = Request(inputs=inputs, outputs=outputs, deadline=deadline, ends=deadline)
-        once = _Once(request, lambda: self.leave(once, 0))
+        once = _Once(request, lambda: self.caller_left(once, 0))
         self._loop.call_soon_threadsafe(self.execute, once)
         try:
             found = once.result.result(self._limits.start_s)
@@ -358,7 +358,7 @@ class PythonSession(RequestSession):
             case Credit() if message.request in self.model_calls:
                 self.model_calls[message.request].taken(message.count)
             case Cancel() if message.request in self.model_calls:
-                self.model_calls[message.request].leave()
+                self.model_calls[message.request].caller_left()
             case Credit() | Cancel():
                 pass  # about a request that has ended meanwhile
             case Infer():
