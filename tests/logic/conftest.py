@@ -117,7 +117,7 @@ async def inference() -> AsyncIterator[FakeInference]:
 
 @contextlib.asynccontextmanager
 async def fake_server(fake: FakeInference) -> AsyncIterator[None]:
-    sock = socket.create_server(("127.0.0.1", 0))
+    sock = socket.create_server(("127.0.0.1", fake.port))
     sock.setblocking(False)
     fake.port = sock.getsockname()[1]
     server = await serve(fake.handle, sock)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from scripted_discovery import ScriptedDiscovery
 
-from oriel_logic.client.endpoints import DOWN_MAX_S, DOWN_S, LACKS_S, MAX_LACKING, TRIAL_S, Endpoint, Endpoints
+from oriel_logic.client.endpoints import DOWN_MAX_S, DOWN_S, LACKS_S, MAX_LACKING, PAUSE_S, TRIAL_S, Endpoint, Endpoints
 from oriel_logic.client.upstreams import AddressWatch, Upstreams
 from oriel_logic.command import address
 from oriel_wire.discovery.discovery import Address, DiscoveryFailed
@@ -103,6 +103,40 @@ def test_none_is_left_when_all_were_tried() -> None:
     alone, (one,) = several(1, Clock())
     assert alone.pick() is one and alone.pick([one]) is None
     assert several(0, Clock())[0].pick() is None
+
+
+async def tried(endpoints: Endpoints[Nobody], until: float) -> list[Endpoint[Nobody]]:
+    """Return the endpoints that a call tries when none of them runs it."""
+    attempts = endpoints.attempts("m", until)
+    found = []
+    async for one in attempts:
+        found.append(one)
+        attempts.again = True
+    return found
+
+
+async def test_all_are_tried_again_until_the_deadline_once_one_has_answered() -> None:
+    clock = Clock()
+    endpoints, each = several(2, clock)
+    assert sorted(await tried(endpoints, clock.now + 60), key=each.index) == each
+    endpoints.have_answered = True
+    found = await tried(endpoints, clock.now + 1.5 * PAUSE_S)  # the second pause is longer
+    assert set(found[:2]) == set(found[2:]) == set(each) and len(found) == 4
+    assert len(await tried(endpoints, clock.now)) == 2
+
+
+async def test_pods_of_which_there_are_none_for_a_moment_are_waited_for() -> None:
+    endpoints, _ = several(1, Clock())
+    endpoints.have_answered = True
+    endpoints.replace([])
+    attempts = endpoints.attempts("m", Clock.now + 60)
+    first = asyncio.ensure_future(anext(attempts))
+    await asyncio.sleep(0)
+    endpoints.replace([("new", 80)])
+    assert (await first).address == ("new", 80)
+    with pytest.raises(StopAsyncIteration):  # it has answered, and lacks the model
+        await anext(attempts)
+    await endpoints.close()
 
 
 async def test_servers_that_leave_end_their_calls_first() -> None:

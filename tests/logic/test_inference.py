@@ -29,6 +29,9 @@ from oriel_wire.context import CallContext
 from oriel_wire.engine.client import HttpClient
 from oriel_wire.observe.trace import format_traceparent, parse_traceparent
 
+from ..waiting import until
+from .conftest import FakeInference, fake_server
+
 ROW = np.array([[1, 2]], np.float32)
 
 
@@ -143,6 +146,48 @@ async def test_no_endpoint_left_says_so(servers: Any, call: Any, refusing: int) 
     with pytest.raises(ModelUnreachable) as caught:
         await Caller(servers(refusing, refusing), call()).models.infer("double", {"x": ROW})
     assert caught.value.retry_after_s == 1.0
+
+
+async def test_a_call_waits_for_a_server_that_restarts(servers: Any, call: Any) -> None:
+    fake = FakeInference()
+    async with fake_server(fake):
+        connected = servers(fake.port)
+        await Caller(connected, call()).models.infer("double", {"x": ROW})
+    (endpoint,) = connected._endpoints._endpoints
+    waiting = asyncio.ensure_future(Caller(connected, call()).models.infer("double", {"x": ROW}))
+    await until(lambda: endpoint.failures)
+    assert not waiting.done()
+    with pytest.raises(ModelUnreachable):
+        await Caller(connected, call()).models.ready("double")
+    async with fake_server(fake):
+        assert (await waiting)["y"].tolist() == [[2, 4]]
+
+
+NOT_READY = b'{"error": "it is loaded", "reason": "model_not_ready"}'
+
+
+async def test_a_call_waits_for_a_model_that_is_loaded_at_a_restart(servers: Any, inference: Any, call: Any) -> None:
+    connected = servers(inference.port)
+    inference.refuse = 503, [("retry-after", "1")], NOT_READY
+    waiting = asyncio.ensure_future(Caller(connected, call()).models.infer("double", {"x": ROW}))
+    await until(lambda: len(inference.calls) > 1)
+    inference.refuse = None
+    assert (await waiting)["y"].tolist() == [[2, 4]]
+
+
+@pytest.mark.parametrize(("retry_after", "left_s"), [("1", 0.0), ("3600", 60.0)])
+async def test_a_model_that_is_not_loaded_in_time_is_unavailable_and_not_busy(
+    servers: Any, inference: Any, call: Any, retry_after: str, left_s: float
+) -> None:
+    late_s = 0.0
+    connected = servers(inference.port, clock=lambda: monotonic() + late_s)
+    await Caller(connected, call()).models.infer("double", {"x": ROW})
+    inference.refuse = 503, [("retry-after", retry_after)], NOT_READY
+    late_s = 60.0
+    with pytest.raises(ModelUnavailable, match="model 'double' is not served now: it is loaded") as caught:
+        await Caller(connected, call(deadline=monotonic() + late_s + left_s)).models.infer("double", {"x": ROW})
+    assert caught.value.retry_after_s == float(retry_after)
+    assert len(inference.calls) == 2
 
 
 async def test_the_deadline_ends_the_wait(servers: Any, inference: Any, call: Any) -> None:

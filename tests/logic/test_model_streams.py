@@ -34,6 +34,8 @@ from oriel_wire.v2.grpc import SERVICE, decode_infer, encode_infer
 from oriel_wire.v2.messages import InferResponse, tensor
 from oriel_wire.v2.proto import v2_pb2
 
+from ..waiting import until
+
 ROW = np.array([[3, 4]], np.float32)
 
 
@@ -237,6 +239,16 @@ async def test_one_that_has_not_the_model_is_passed_over(connect: Connect, fake:
         assert len(await everything(models)) == 3
     assert len(other.metadata) <= 1
     await server.stop(0)
+
+
+async def test_a_stream_waits_for_a_model_that_is_loaded_at_a_restart(connect: Connect, fake: FakeStreams) -> None:
+    models = connect(fake.port)
+    await everything(models)
+    fake.answers, fake.status, fake.reason = 0, (grpc.StatusCode.UNAVAILABLE, "it is loaded"), "model_not_ready"
+    waiting = asyncio.ensure_future(everything(models))
+    await until(lambda: len(fake.metadata) > 2)
+    fake.answers, fake.status = 3, None
+    assert len(await waiting) == 3
 
 
 async def test_a_server_that_is_lost_in_the_middle_ends_the_stream(connect: Connect) -> None:

@@ -3,11 +3,14 @@
 One that could not be reached is passed over while others are there: for a second, then for longer and longer. When that
 time is over one call tries it, and the others wait for what comes of that. One that said it has not the model is asked
 for that model a second later at the earliest: it answers at once, and would draw all calls to itself.
+
+A call that no server has run, because they restart, tries all of them again until its deadline. It does not wait for
+servers of which none has ever answered: their addresses may be wrong.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from oriel_wire.discovery.discovery import Address
@@ -19,6 +22,8 @@ DOWN_MAX_S = 5.0
 TRIAL_S = 3.0  # longer than a connection may take to be made
 LACKS_S = 1.0
 MAX_LACKING = 64
+PAUSE_S = 0.05
+PAUSE_MAX_S = 0.5
 
 
 C = TypeVar("C", bound=HttpClient | GrpcClient)
@@ -42,7 +47,10 @@ class Endpoint(Generic[C]):
 
 
 class Endpoints(Generic[C]):
-    """connect: makes the client of an address. Single writer: the loop."""
+    """connect: makes the client of an address. have_answered: a server has answered a call.
+
+    Single writer: the loop.
+    """
 
     def __init__(self, connect: Callable[[Address], C], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._connect = connect
@@ -51,6 +59,7 @@ class Endpoints(Generic[C]):
         self._leaving: list[Endpoint[C]] = []
         self._closing: set[asyncio.Task[None]] = set()
         self._turn = 0
+        self.have_answered = False
 
     def __len__(self) -> int:
         return len(self._endpoints)
@@ -86,12 +95,9 @@ class Endpoints(Generic[C]):
             best.down_until = max(best.down_until, now + TRIAL_S)
         return best
 
-    def attempts(self, model: str) -> Iterator[Endpoint[C]]:
-        """Yield the endpoints to try for one call, the best one first, each once."""
-        tried: list[Endpoint[C]] = []
-        while (endpoint := self.pick(tried, model)) is not None:
-            tried.append(endpoint)
-            yield endpoint
+    def attempts(self, model: str, until: float) -> "Attempts[C]":
+        """Return the endpoints to try for one call. until: the time at which it is given up, 0 to try each once."""
+        return Attempts(self, model, until if self.have_answered else 0.0, self._clock)
 
     def mark_down(self, endpoint: Endpoint[C]) -> None:
         """Note that the server could not be reached. Calls that find out together count once."""
@@ -118,6 +124,39 @@ class Endpoints(Generic[C]):
         for each in (*self._endpoints, *self._leaving):
             await each.client.close()
         await asyncio.gather(*self._closing)
+
+
+class Attempts(Generic[C]):
+    """The endpoints to try for one call, the best one first, each once; all again after a pause while `again` is set.
+
+    again: no endpoint has run the call, and one of them may run it later.
+    """
+
+    __slots__ = ("_clock", "_endpoints", "_model", "_pause_s", "_tried", "_until", "again")
+
+    def __init__(self, endpoints: Endpoints[C], model: str, until: float, clock: Callable[[], float]) -> None:
+        self._endpoints = endpoints
+        self._model = model
+        self._until = until
+        self._clock = clock
+        self._pause_s = PAUSE_S
+        self._tried: list[Endpoint[C]] = []
+        self.again = True  # unless one is found, the pods of a service are all away
+
+    def __aiter__(self) -> "Attempts[C]":
+        return self
+
+    async def __anext__(self) -> Endpoint[C]:
+        while (endpoint := self._endpoints.pick(self._tried, self._model)) is None:
+            if not self.again or self._clock() + self._pause_s >= self._until:
+                raise StopAsyncIteration
+            await asyncio.sleep(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
+            self._tried.clear()
+        if not self._tried:
+            self.again = False
+        self._tried.append(endpoint)
+        return endpoint
 
 
 def load(endpoint: Endpoint[Any], model: str, now: float) -> tuple[bool, int]:

@@ -17,7 +17,14 @@ from oriel_logic.client.model_streams import STAGE as STREAM
 from oriel_logic.client.model_streams import StreamServers
 from oriel_logic.client.models import ArrayLike, ModelSpec, Outputs
 from oriel_logic.client.tensors import check_inputs, parse_metadata
-from oriel_logic.client.upstream_errors import MAYBE_ELSEWHERE, check_ticket, is_elsewhere, refusal, sentence
+from oriel_logic.client.upstream_errors import (
+    MAYBE_ELSEWHERE,
+    check_ticket,
+    is_elsewhere,
+    is_restarting,
+    refusal,
+    sentence,
+)
 from oriel_logic.errors import DeadlineExceeded, ModelFailed, ModelInputWrong, ModelUnavailable, ModelUnreachable
 from oriel_logic.observe.stages import HopFacts, Ledger, Stage
 from oriel_wire.context import CallContext, Hop
@@ -32,12 +39,13 @@ FOREVER = float("inf")
 
 
 class Ask(NamedTuple):
-    """A request to an inference server. headers: lines with their CRLF."""
+    """A request to an inference server. headers: lines with their CRLF. waits: it waits for servers that restart."""
 
     method: str
     target: str
     headers: str = ""
     body: Sequence[bytes | memoryview] = ()
+    waits: bool = True
 
 
 class InferenceServers:
@@ -122,18 +130,21 @@ class InferenceServers:
     ) -> HttpResponse:
         """Make one exchange about `model`. stage: gets the facts of the hop.
 
-        Another endpoint is tried only if the previous one received nothing or does not have the model; if none has it,
-        the first answer counts.
+        Another endpoint is tried only if the previous one received nothing or does not have the model, and all again
+        while they restart; if none has it in time, the first answer counts.
         Raises ModelUnreachable, ModelFailed or DeadlineExceeded.
         """
         refused: HttpResponse | None = None
-        for resent, endpoint in enumerate(self._endpoints.attempts(model)):
+        attempts, resent = self._endpoints.attempts(model, call.deadline if ask.waits else 0.0), -1
+        async for endpoint in attempts:
+            resent += 1
             lines = ask.headers + hop.lines(self._clock(), trace)
             endpoint.outstanding += 1
             try:
                 response = await endpoint.client.request(
                     ask.method, ask.target, lines, ask.body, deadline=call.deadline
                 )
+                self._endpoints.have_answered = True
                 if endpoint.failures:
                     self._endpoints.mark_up(endpoint)
                 if stage is not None:
@@ -142,10 +153,12 @@ class InferenceServers:
                     return response
                 self._endpoints.mark_lacking(endpoint, model)
                 refused = refused or response
+                attempts.again |= is_restarting(response, call.deadline - self._clock())
             except UpstreamUnreachable:
                 self._endpoints.mark_down(endpoint)
+                attempts.again = True
             except UpstreamUnread:
-                pass
+                attempts.again = True
             except UpstreamTimedOut as error:
                 raise DeadlineExceeded(STAGE) from error
             except UpstreamBroken as error:
@@ -231,7 +244,7 @@ class BoundModels:
         with self._ledger.stage("ready", kind="client") as stage:
             target = path_of(model, version) + "/ready"
             response = await self._servers.send(
-                model, Ask("GET", target), self._call, self._hop_of(), stage.context, stage
+                model, Ask("GET", target, waits=False), self._call, self._hop_of(), stage.context, stage
             )
             return response.status == 200
 

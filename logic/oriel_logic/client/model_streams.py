@@ -97,13 +97,16 @@ class StreamServers:
         except BadMessage as error:
             raise ModelInputWrong(f"model '{model}': {error.message}") from error
         refusal: LogicError | None = None
-        for resent, endpoint in enumerate(self._endpoints.attempts(model)):
+        attempts, resent = self._endpoints.attempts(model, call.deadline), -1
+        async for endpoint in attempts:
+            resent += 1
             stage.hop = HopFacts(*endpoint.address, METHOD, "", -1, resent)
             endpoint.outstanding += 1
             try:
                 one = self._one(endpoint.client, message, model, call, stage, ledger)
                 async with contextlib.aclosing(one):
                     async for data in one:
+                        self._endpoints.have_answered = True
                         if endpoint.failures:
                             self._endpoints.mark_up(endpoint)
                         failure, answer = read_stream_answer(data)
@@ -113,11 +116,13 @@ class StreamServers:
                 return
             except UpstreamUnreachable:
                 self._endpoints.mark_down(endpoint)
+                attempts.again = True
             except UpstreamUnread:
-                pass
+                attempts.again = True
             except NotServed as news:
                 self._endpoints.mark_lacking(endpoint, model)
                 refusal = refusal or news.refusal
+                attempts.again |= news.is_restarting
             except TooLarge as error:
                 bound = endpoint.client.max_message_bytes
                 raise ModelFailed(f"an answer of model '{model}' is larger than {bound} bytes") from error
@@ -184,10 +189,13 @@ async def next_message(stream: GrpcCall, until: float) -> bytes | None:
 
 
 class NotServed(Exception):
-    """The server does not have the model, but another one may. It never leaves this module."""
+    """The server does not have the model, but another one may. is_restarting: this one may have it soon. It never
+    leaves this module.
+    """
 
-    def __init__(self, refusal: LogicError) -> None:
+    def __init__(self, refusal: LogicError, *, is_restarting: bool) -> None:
         self.refusal = refusal
+        self.is_restarting = is_restarting
 
 
 def cut(model: str) -> ModelFailed:
@@ -202,6 +210,7 @@ def refused(model: str, stream: GrpcCall) -> LogicError | NotServed:
     sentence = stream.text[:300] or "it gave no reason"
     if code not in STATUS:
         return ModelFailed(f"model '{model}' failed: {sentence}")
-    error = error_of(model, STATUS[code], sentence, RETRY_S, STAGE)
-    is_elsewhere = code == "NOT_FOUND" or (code == "UNAVAILABLE" and (reason or b"").decode("latin-1") in ELSEWHERE)
-    return NotServed(error) if is_elsewhere else error
+    is_restarting = code == "UNAVAILABLE" and (reason or b"").decode("latin-1") in ELSEWHERE
+    is_absent = is_restarting or code == "NOT_FOUND"
+    error = error_of(model, STATUS[code], sentence, RETRY_S, STAGE, is_absent=is_absent)
+    return NotServed(error, is_restarting=is_restarting) if is_absent else error

@@ -37,12 +37,14 @@ def refusal(model: str, response: HttpResponse) -> LogicError:
     wait_s = retry_after_s(response)
     if response.status == 502 and _body(response).get("reason") == UNREACHABLE:
         return ModelUnreachable(f"model '{model}': {sentence(response)}", retry_after_s=wait_s)
-    return error_of(model, response.status, sentence(response), wait_s)
+    return error_of(model, response.status, sentence(response), wait_s, is_absent=is_elsewhere(response))
 
 
-def error_of(model: str, status: int, reason: str, wait_s: float, stage: str = "infer") -> LogicError:
+def error_of(
+    model: str, status: int, reason: str, wait_s: float, stage: str = "infer", *, is_absent: bool
+) -> LogicError:
     """Return the error for a refusal. status: the HTTP status. reason: the server's text. wait_s: seconds to wait
-    before another try.
+    before another try. is_absent: the server does not have the model, or not now.
     """
     match status:
         case 400:
@@ -51,6 +53,8 @@ def error_of(model: str, status: int, reason: str, wait_s: float, stage: str = "
             return ModelUnavailable(f"model '{model}' is not served: {reason}", retry_after_s=NOT_READY_RETRY_S)
         case 429:
             return ModelBusy(f"model '{model}': {reason}", retry_after_s=wait_s, too_many=True)
+        case 503 if is_absent:
+            return ModelUnavailable(f"model '{model}' is not served now: {reason}", retry_after_s=wait_s)
         case 503:
             return ModelBusy(f"model '{model}' is not available now: {reason}", retry_after_s=wait_s)
         case 504:
@@ -70,6 +74,11 @@ def is_elsewhere(response: HttpResponse) -> bool:
     A 404 is such an answer: every v2 server gives it for a model that it does not have.
     """
     return response.status == 404 or _body(response).get("reason") in ELSEWHERE
+
+
+def is_restarting(response: HttpResponse, left_s: float) -> bool:
+    """Return whether a server that does not have the model will probably have it within `left_s`."""
+    return response.status == 503 and retry_after_s(response) <= max(NOT_READY_RETRY_S, left_s)
 
 
 def sentence(response: HttpResponse) -> str:
