@@ -152,7 +152,7 @@ async def measure(args: argparse.Namespace, profile: cProfile.Profile | None) ->
             used += time.process_time() - began
             first_id += 2 * streams
             ended += count
-            if any(client.streams for client in clients) or gateway.records.stats.ended < ended:
+            if any(client.streams for client in clients) or gateway.records.stats.finished_count < ended:
                 raise SystemExit("some calls were not answered")
         if number:
             found.append(used / (turns * count) * 1e6)

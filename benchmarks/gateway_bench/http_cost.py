@@ -81,7 +81,7 @@ class BareGateway:
 
     def check(self) -> None:
         """End the bench if a request was not answered."""
-        if self.gateway.records.stats.ended < self._sent:
+        if self.gateway.records.stats.finished_count < self._sent:
             raise SystemExit("some requests were not answered")
 
 

@@ -99,7 +99,7 @@ class Gateway(Host):
         self.endpoint_watch = Watch(lambda: (*self.pools.values(), *self.left_pools))
         self.clock = DeadlineClock()
         self.keep_alive = KeepAlive(self.clock)
-        self.overload = Overload(self.fronts, lambda: self.records.stats.ended)
+        self.overload = Overload(self.fronts, lambda: self.records.stats.finished_count)
         self.records.objectives.stood_still_s = self.overload.stood_still_s
         self._leftovers = _Leftovers()
         self._trust(snapshot)

@@ -86,7 +86,7 @@ class Overload:
     def stop(self) -> None:
         """Read everything from now on, because the gateway drains: what waits unread would look idle."""
         self._stopping = True
-        self._rule.end()
+        self._rule.resume_all()
         self._apply()
 
     def _apply(self) -> None:

@@ -68,16 +68,16 @@ def test_what_is_no_answer_of_a_model_is_not_compared(body: bytes, length: str) 
 def test_a_large_or_compressed_answer_is_not_compared() -> None:
     small, large, packed = Body([]), Body([]), Body([b"HTTP/1.1 200 OK", b"Content-Encoding: gzip"])
     for body in (small, packed):
-        body.add(b"x" * MOST_BYTES)
+        body.feed(b"x" * MOST_BYTES)
     for _ in range(2):
-        large.add(b"x" * (MOST_BYTES // 2 + 1))
+        large.feed(b"x" * (MOST_BYTES // 2 + 1))
     assert (small.whole(), large.whole(), packed.whole()) == (b"x" * MOST_BYTES, None, None)
     assert Body([b"HTTP/1.1 200 OK", b"Inference-Header-Content-Length: 17"]).header_length == "17"
 
 
 def body_of(data: bytes) -> Body:
     found = Body([])
-    found.add(data)
+    found.feed(data)
     return found
 
 

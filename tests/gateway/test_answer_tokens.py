@@ -27,7 +27,7 @@ def count(head: Head, pieces: list[bytes], prompt: int = 7) -> tuple[int, int, b
     tokens = AnswerTokens(prompt)
     tokens.begin(head, prompt)  # type: ignore[arg-type]
     for piece in pieces:
-        tokens.add(piece)
+        tokens.feed(piece)
     tokens.end()
     return tokens.tokens_in, tokens.tokens_out, tokens.reported
 
@@ -72,9 +72,9 @@ def test_a_long_answer_is_read_to_its_end_and_not_kept() -> None:
     tokens = AnswerTokens(1)
     tokens.begin(Head(), 1)  # type: ignore[arg-type]
     for _ in range(10):
-        tokens.add(b"x" * TAIL_BYTES)
+        tokens.feed(b"x" * TAIL_BYTES)
         assert len(tokens._tail) <= TAIL_BYTES
-    tokens.add(usage)
+    tokens.feed(usage)
     tokens.end()
     assert (tokens.tokens_in, tokens.tokens_out) == (1, 2) and not tokens._tail
 

@@ -84,7 +84,7 @@ def test_metrics_use_promises_and_console_agree_for_any_requests(batches: list[l
     of_tenants = [each for each in every if each.tenant is not None]
 
     series = stats.series
-    assert stats.ended == len(every)
+    assert stats.finished_count == len(every)
     assert sum(sum(each.counts) for each in series.values()) == len(opened)
     assert sum(stats.refused.values()) == len(every) - len(opened)
     assert sum(each.bytes_out for each in series.values()) == sum(each.bytes_out for each in opened)

@@ -346,7 +346,7 @@ def test_calls_are_counted_by_the_first_digit_of_their_status_and_waits_apart() 
         (300, -1, {"sent_s": 10.5}),
     ):
         stats.recent.append(decided(status=status, ahead=ahead, bytes_in=2, bytes_out=3, **more))
-    assert stats.ended == 4
+    assert stats.finished_count == 4
     found = {key[4]: series for key, series in stats.series.items()}
     assert {digit: sum(series.counts) for digit, series in found.items()} == {1: 1, 2: 2, 3: 1}
     assert (found[2].total, found[2].bytes_in, found[2].bytes_out) == (4.0, 4, 6)
@@ -355,7 +355,7 @@ def test_calls_are_counted_by_the_first_digit_of_their_status_and_waits_apart() 
     assert (waits.total, sum(waits.counts)) == (1.5, 2)
     away: dict[str, Any] = {"outcome": Outcome.RATE_LIMITED, "opened": False}
     stats.recent += [decided(judged=EXCUSED, **away), decided(tenant=None, target=None, **away)]
-    assert stats.ended == 6 and stats.refused == {Outcome.RATE_LIMITED: 2}
+    assert stats.finished_count == 6 and stats.refused == {Outcome.RATE_LIMITED: 2}
     for reason in ("full", "full", "down"):
         stats.spilled("r", "p", "q", reason)
     assert stats.spills == {("r", "p", "q", "full"): 2, ("r", "p", "q", "down"): 1}

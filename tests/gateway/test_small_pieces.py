@@ -48,7 +48,7 @@ def test_the_tokens_of_an_event_stream(text: bytes, piece: int) -> None:
         tokens.begin(head, 0)
         data = text * size
         for at in range(0, len(data), piece):
-            tokens.add(data[at : at + piece])
+            tokens.feed(data[at : at + piece])
         tokens.end()
 
     linear(work, SIZES)

@@ -37,7 +37,7 @@ class Stream:
 
     def end(self, how: str = "answered") -> None:
         self.ended = how
-        self.slot.finish(self.now)
+        self.slot.release(self.now)
         if self.permit:
             self._admission.release(0.0)
         self.permit = False

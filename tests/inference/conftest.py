@@ -35,7 +35,7 @@ class LeavingPool(CheckPool):
                 self._idle.append(self.left.pop())
         return super().check(path, shown, backend, options, wanted)
 
-    def end(self) -> None:
+    def close_idle(self) -> None:
         with self._lock:
             idle, self._idle = self._idle, []
         for process in idle:

@@ -68,21 +68,21 @@ def test_a_batch_that_held_the_loop_for_5_ms_sends_the_next_32_to_threads(second
 
 def usual(it: ServiceTimes, left_s: float) -> None:
     for _ in range(2000):
-        it.came(1, left_s, 1.0)
+        it.queued(1, left_s, 1.0)
 
 
 @pytest.mark.parametrize(("left_s", "useful"), [(1e-6, 32), (0.0159, 7), (0.0161, 8), (0.0181, 9), (1.0, 32)])
 def test_a_batch_of_the_useful_size_takes_half_of_the_time_that_callers_give(left_s: float, useful: int) -> None:
     """It is computed with the 16th batch. Where no size is quick enough, the largest is as good as any."""
     it = times(*range(1, 17), 32)
-    it.came(1, left_s, 1.0)
+    it.queued(1, left_s, 1.0)
     for _ in range(15):
         it.ran(32, 0.032)
     assert it.useful_rows == 32
     it.ran(32, 0.032)
     assert it.useful_rows == useful
     owned = times(*range(1, 17), 32, preferred_rows=(4, 8))
-    owned.came(1, left_s, 1.0)
+    owned.queued(1, left_s, 1.0)
     for _ in range(20):
         owned.ran(32, 0.032)
     assert owned.useful_rows == 32, "preferred sizes are the owner's"
@@ -90,7 +90,7 @@ def test_a_batch_of_the_useful_size_takes_half_of_the_time_that_callers_give(lef
 
 def test_the_useful_size_is_computed_with_each_16th_batch_and_the_256th_is_free() -> None:
     it = times(*range(1, 17), 32)
-    it.came(1, 0.0161, 1.0)
+    it.queued(1, 0.0161, 1.0)
     found: dict[int, int] = {}
     for number in range(1, 274):
         it.useful_rows = 5
@@ -155,12 +155,12 @@ def test_answers_wait_for_the_calls_before_them_of_their_tier_and_tenant() -> No
     other, tier = call("d", tenant="u"), call("e", band=1)
     for each in (first, second, third, other, tier):
         line.it.join(each)
-    line.it.answered(third, cast(Any, 3))
-    line.it.answered(second, cast(Any, 2))
+    line.it.deliver(third, cast(Any, 3))
+    line.it.deliver(second, cast(Any, 2))
     assert line.heard == [] and second.inputs == {} and first.inputs
     for each in (other, tier):
-        line.it.answered(each, cast(Any, 0))
-    line.it.answered(first, cast(Any, 1))
+        line.it.deliver(each, cast(Any, 0))
+    line.it.deliver(first, cast(Any, 1))
     assert line.heard == [("d", 0), ("e", 0), ("a", 1), ("b", 2), ("c", 3)]
     assert all(cancelled for _, _, cancelled in line.clock.timers) and not line.it._lines
 
@@ -171,7 +171,7 @@ def test_an_answer_that_reaches_its_deadline_in_the_line_is_late() -> None:
     for each in (first, second, third):
         line.it.join(each)
     for each in (second, third):
-        line.it.answered(each, cast(Any, each.name))
+        line.it.deliver(each, cast(Any, each.name))
     (at_s, late, _), _ = line.clock.timers
     assert at_s == 9.0
     late()

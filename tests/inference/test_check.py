@@ -63,7 +63,7 @@ def test_a_crash_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, co
         check.check(path, "m", "onnxruntime", OPTIONS)
     check.check(path, "m", "onnxruntime", OPTIONS)
     assert len(check.pids) == 1 and check.pids != [pid]
-    check.end()
+    check.close_idle()
     assert check.pids == []
 
 
@@ -112,7 +112,7 @@ def test_checks_leave_the_cores_to_what_serves(tmp_path: Path) -> None:
     (pid,) = check.pids
     lower = min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
     assert os.getpriority(os.PRIO_PROCESS, pid) == lower
-    check.end()
+    check.close_idle()
 
 
 def test_a_pool_has_a_child_per_check_at_once_and_ends_them(tmp_path: Path) -> None:
@@ -132,14 +132,14 @@ def test_a_pool_has_a_child_per_check_at_once_and_ends_them(tmp_path: Path) -> N
     idle = pool.pids
     assert pool.check(fine, "a", "onnxruntime", OPTIONS) is True
     assert pool.pids == idle and idle != [stuck.pid]
-    pool.end()
+    pool.close_idle()
     assert pool.pids == [] and stuck.pid is not None
     pool.close()
     thread.join()
     assert reasons and stuck.pid is None
     with pytest.raises(LoadFailed, match="shutting down"):
         pool.check(fine, "a", "onnxruntime", OPTIONS)
-    pool.end()
+    pool.close_idle()
 
 
 def test_what_needs_too_much_memory_is_not_tried_in_the_server(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_what_needs_too_much_memory_is_not_tried_in_the_server(tmp_path: Path) -
     assert check.check(put(tmp_path, model), "m", "onnxruntime", OPTIONS) is False
     assert check.pids == []
     assert check.check(put(tmp_path, models.double()), "m", "onnxruntime", OPTIONS) is True
-    check.end()
+    check.close_idle()
 
 
 def test_engines_are_not_built_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

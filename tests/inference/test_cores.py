@@ -19,8 +19,8 @@ class Model(Contender):
 def test_the_most_urgent_waiter_gets_the_next_cores() -> None:
     cores = Cores(2)
     running, late, early, urgent = (Model(cores, 2, d, b) for d, b in ((0, 0), (9, 1), (5, 1), (30, 0)))
-    assert cores.take(running)
-    assert not any(cores.take(model) for model in (late, early, urgent))
+    assert cores.acquire(running)
+    assert not any(cores.acquire(model) for model in (late, early, urgent))
     cores.release(2)
     assert (late.grants, early.grants, urgent.grants) == (0, 0, 1)
     cores.release(2)
@@ -30,9 +30,9 @@ def test_the_most_urgent_waiter_gets_the_next_cores() -> None:
 def test_a_small_run_does_not_overtake_an_urgent_wide_one() -> None:
     cores = Cores(2)
     narrow, wide, other = Model(cores, 1, 1), Model(cores, 2, 2), Model(cores, 1, 3)
-    assert cores.take(narrow)
-    assert not cores.take(wide)
-    assert not cores.take(other)  # one core is free, but it is wide's turn
+    assert cores.acquire(narrow)
+    assert not cores.acquire(wide)
+    assert not cores.acquire(other)  # one core is free, but it is wide's turn
     cores.release(1)
     assert wide.grants == 1 and other.grants == 0
 
@@ -40,8 +40,8 @@ def test_a_small_run_does_not_overtake_an_urgent_wide_one() -> None:
 def test_waiter_that_lost_interest_is_passed_over() -> None:
     cores = Cores(1)
     running, gone, next_one = Model(cores, 1, 0), Model(cores, 1, 1), Model(cores, 1, 2)
-    assert cores.take(running)
-    assert not cores.take(gone) and not cores.take(next_one)
+    assert cores.acquire(running)
+    assert not cores.acquire(gone) and not cores.acquire(next_one)
     gone.wish = None
     cores.release(1)
     assert gone.grants == 0 and next_one.grants == 1
@@ -58,7 +58,7 @@ def test_units_in_use_never_exceed_the_total_and_nobody_waits_beside_enough_free
     for index, takes in script:
         model = models[index]
         if takes and not held[index] and model not in cores._waiting:
-            if cores.take(model):
+            if cores.acquire(model):
                 held[index] = model.units
         elif held[index]:
             units, held[index] = held[index], 0

@@ -31,11 +31,11 @@ def test_no_second_has_more_than_its_share(pieces: list[bytes]) -> None:
 
 def test_what_is_logged_has_its_share_and_errors_have_their_own() -> None:
     said = LogLimit()
-    taken = [said.take(logging.INFO, "a line", 0.0) for _ in range(1000)]
+    taken = [said.allows(logging.INFO, "a line", 0.0) for _ in range(1000)]
     assert taken == [True] * MAX_LINES + [False] * (1000 - MAX_LINES)
-    assert not said.take(logging.WARNING, "two\nlines", 0.5) and said.take(logging.ERROR, "heard", 0.5)
+    assert not said.allows(logging.WARNING, "two\nlines", 0.5) and said.allows(logging.ERROR, "heard", 0.5)
     assert said.counted() == [(logging.INFO, f"{1000 - MAX_LINES + 2} lines left out")] and not said.left_out
-    assert said.take(logging.INFO, "a line", 1.0) and said.counted() == []
+    assert said.allows(logging.INFO, "a line", 1.0) and said.counted() == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.text(max_size=9000)), max_size=60))
@@ -44,7 +44,7 @@ def test_every_line_is_said_or_counted(messages: list[tuple[int, str]]) -> None:
     for level, text in messages:
         lines = text.count("\n") + 1
         total += lines
-        taken += lines if said.take(level, text, 0.0) else 0
+        taken += lines if said.allows(level, text, 0.0) else 0
     assert total == taken + sum(int(text.split()[0]) for _, text in said.counted())
 
 

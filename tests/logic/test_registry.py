@@ -87,7 +87,7 @@ async def test_what_is_replaced_leaves_and_drains() -> None:
     assert registry.publish(new.file.origin, [new]) == [old]
     assert registry.find("digits") is new and (old.number, new.number) == (1, 2)
     assert old.is_leaving and old.in_flight
-    old.ended()
+    old.finished()
     await old.drained.wait()
     assert not old.in_flight and not new.is_leaving
 

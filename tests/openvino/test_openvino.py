@@ -64,7 +64,7 @@ def load(root: Path, name: str) -> LoadedVersion | LoadFailed | None:
     try:
         found = load_model(Loading(LocalStore(root), name, find_backend=find_backend, cores=2, models=1, check=check))
     finally:
-        check.end()
+        check.close_idle()
     return found[1]
 
 

@@ -48,7 +48,7 @@ def test_a_difference_with_confidence_is_less_than_the_one_seen(one: int, other:
 
 
 def replay(watch: CanaryWatch, calls: list[tuple[bool, str]]) -> Verdict | None:
-    return next((found for canary, result in calls if (found := watch.ended(canary=canary, result=result))), None)
+    return next((found for canary, result in calls if (found := watch.finished(canary=canary, result=result))), None)
 
 
 RESULTS = st.sampled_from(("met", "late", "missed"))
@@ -59,7 +59,7 @@ def test_nothing_is_judged_before_both_sides_have_enough_calls(calls: list[tuple
     watch = CanaryWatch(Rollback(canary="canary", min_calls=20))
     verdict, seen = None, [0, 0]
     for canary, result in calls:
-        verdict = verdict or watch.ended(canary=canary, result=result)
+        verdict = verdict or watch.finished(canary=canary, result=result)
         seen[canary] += 1
         if min(seen) < 20:
             assert verdict is None and watch.verdict is None
@@ -197,7 +197,7 @@ def test_explain_says_when_the_canary_is_rolled_back() -> None:
 def test_every_call_counts_once_and_on_its_side(calls: list[tuple[bool, str]]) -> None:
     watch = CanaryWatch(Rollback(canary="canary", min_calls=100))
     for canary, result in calls:
-        watch.ended(canary=canary, result=result)
+        watch.finished(canary=canary, result=result)
     for side, counted in zip((True, False), watch.counts, strict=True):
         results = [result for canary, result in calls if canary is side]
         assert (counted.calls, counted.failed, counted.late) == (

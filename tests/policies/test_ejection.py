@@ -21,7 +21,7 @@ def record(*, latency_s: float = 0.01, error_every: int = 0, answers: int = 200)
         if error_every and n % error_every == 0:
             made.erred()
         else:
-            made.answered(latency_s)
+            made.succeeded(latency_s)
     return made
 
 

@@ -17,9 +17,9 @@ def curve(fixed_s: float = 0.007, per_row_s: float = 0.0013) -> ServiceCurve:
 def closed_loop(returns: Returns, rounds: int, rows: int = 57, lag_s: float = 0.002) -> float:
     now = 100.0
     for _ in range(rounds):
-        returns.answered(rows, 0.01, now)
+        returns.batch_finished(rows, 0.01, now)
         for number in range(rows):
-            returns.came(1, now + lag_s * (number + 1) / rows)
+            returns.queued(1, now + lag_s * (number + 1) / rows)
         now += 0.1
     return now
 
@@ -28,12 +28,12 @@ def test_callers_who_return_are_expected() -> None:
     returns = Returns()
     assert returns.expected(57) == 0
     now = closed_loop(returns, 20)
-    returns.answered(57, 0.01, now)
+    returns.batch_finished(57, 0.01, now)
     assert returns.expected(57) >= 55
     soon, until_s, lag_s = returns.coming(now)
     assert soon >= 55 and until_s == now + MIN_WINDOW_S
     assert 0.0019 < lag_s < 0.0025
-    returns.came(soon, now + 0.001)
+    returns.queued(soon, now + 0.001)
     assert returns.coming(now + 0.001)[0] == 0
     assert returns.coming(now + MIN_WINDOW_S) == (0, 0.0, 0.0)
 
@@ -42,9 +42,9 @@ def test_arrivals_at_a_steady_rate_are_not_taken_for_returns() -> None:
     returns = Returns()
     now = 0.0
     for _ in range(200):  # 700 rows per second whatever is answered, in batches of 57
-        returns.answered(57, 0.01, now)
+        returns.batch_finished(57, 0.01, now)
         for number in range(57):
-            returns.came(1, now + number / 700)
+            returns.queued(1, now + number / 700)
         now += 57 / 700
     assert returns.expected(57) == 0
 

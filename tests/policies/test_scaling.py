@@ -192,7 +192,7 @@ def test_an_idle_pool_goes_to_its_minimum_only_after_the_keep_alive_and_not_whil
     course.counters[0].started()
     for _ in range(400):
         assert course.second(0).active
-    course.counters[0].ended(course.now)
+    course.counters[0].finished(course.now)
     active = [course.second(0).active for _ in range(100)]
     assert active == [True] * 89 + [False] * 11
     assert course.wanted[-1] == 0

@@ -31,14 +31,14 @@ def test_when_all_calls_are_gone_all_counts_are_zero(data: st.DataObject) -> Non
             counter.started()
         elif step == "end" and flying:
             flying -= 1
-            counter.ended(now)
+            counter.finished(now)
         record = counter.record(now)
         assert sum(sum(tier.backlog) for tier in record.tiers.values()) == record.held == len(waiting)
         assert record.in_flight == flying
     for each in waiting:
         counter.left_queue(*each)
     for _ in range(flying):
-        counter.ended(now)
+        counter.finished(now)
     record = counter.record(now + WINDOW_S + 2.0)
     assert record.held == record.in_flight == 0.0
     assert all(not any(tier.backlog) and not any(tier.arrivals) for tier in record.tiers.values())

@@ -52,7 +52,7 @@ def test_a_record_tells_idle_time_waiting_calls_and_an_operators_wish() -> None:
     assert it.record(29.0).held == 0.0 and not it._tiers["gold"].waiting
     it.started()
     assert (it.record(29.0).in_flight, it.record(29.0).idle_s) == (1.0, 0.0)
-    it.ended(29.0)
+    it.finished(29.0)
     assert it.record(31.0).idle_s == 2.0
     it.running(2, 40.0)
     assert it.record(41.0).in_flight == 2.0

@@ -179,9 +179,9 @@ def test_an_endpoint_fails_above_three_times_the_others(others: float, out: bool
 
 def test_answers_and_errors_weigh_a_tenth() -> None:
     it = Record()
-    it.answered(2.0)
+    it.succeeded(2.0)
     assert (it.answers, it.mean_s) == (1, 2.0)
-    it.answered(1.0)
+    it.succeeded(1.0)
     assert it.mean_s == pytest.approx(1.9)
     it.erred()
     assert (it.answers, it.error_rate, it.broken) == (3, pytest.approx(0.1), 0)
@@ -191,7 +191,7 @@ def test_answers_and_errors_weigh_a_tenth() -> None:
     it.declined()
     assert (it.answers, it.broken) == (3, 0) and it.error_rate == pytest.approx(0.3439 * 0.9)
     it.broke()
-    it.answered(1.9)
+    it.succeeded(1.9)
     assert (it.broken, it.mean_s) == (0, pytest.approx(1.9)) and it.error_rate < 0.4
     it.broke()
     it.erred()
@@ -247,7 +247,7 @@ def test_a_loop_is_behind_after_two_late_beats_or_one_very_late_one(late_s: floa
     it = LoopOverload()
     found = [it.beat(late_s, requests) for _ in range(3)]
     assert found == [bool(beats) and number >= beats for number in (1, 2, 3)]
-    it.end()
+    it.resume_all()
     assert it.beat(late_s, requests) is (beats == 1), "it has to be late as often again"
 
 
@@ -266,7 +266,7 @@ def test_the_room_of_a_turn_is_8_to_1024() -> None:
         it.went_on(1, it.most, 0.0)
         rooms.append(it.turn(0.0))
     assert rooms[:2] == [16, 24] and rooms[-2:] == [1024, 1024] and max(rooms) == 1024
-    it.end()
+    it.resume_all()
     assert it.most == 1024
     assert not it.behind and it.beat(0.5, 10_000) and it.most == 32
 

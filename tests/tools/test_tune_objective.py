@@ -123,7 +123,7 @@ def test_an_objective_is_met_if_enough_of_all_calls_were_answered_in_time(
     for latency_ms in latencies_ms:
         tally.scheduled += 1
         outcome = Outcome("good") if latency_ms is not None else Outcome("refused", "503 queue_full")
-        tally.ended(outcome, (latency_ms or 0.0) / 1e3, 0.0, 0.1)
+        tally.finished(outcome, (latency_ms or 0.0) / 1e3, 0.0, 0.1)
     found = reached(objective, tally, 2.0)
     needed = ceil(len(latencies_ms) * percent / 100.0 - 1e-9)
     ordered = sorted([inf if each is None else each for each in latencies_ms])

@@ -81,7 +81,7 @@ class CountingMachine:
         tally = Tally(scheduled=100)
         for number in range(100):
             latency_s = 0.01 if number < self.in_time.get(self.loaded[-1], 0) else 0.09
-            tally.ended(Outcome("good"), latency_s, latency_s, 0.05)
+            tally.finished(Outcome("good"), latency_s, latency_s, 0.05)
         return [tally], ""
 
 

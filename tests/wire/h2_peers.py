@@ -180,7 +180,7 @@ class Answer(UpstreamStream):
     def _ended(self, end: bool) -> None:
         if end:
             sink = self.sink
-            self.finish()
+            self.complete()
             sink.complete = True
             sink.done.set()
 

@@ -26,7 +26,7 @@ def test_every_request_is_given_out_once_whenever_it_is_asked_for(steps: list[tu
     ring, waiting, seen = Unsampled(), dict[int, list[int]](), set[int]()
     for number, (trace, asks) in enumerate(steps):
         if asks:
-            known, found = ring.take([trace])
+            known, found = ring.pop([trace])
             assert known == (trace in seen)
             assert [record[0] for _, _, record, _ in found] == waiting.pop(trace, [])
         else:
@@ -40,9 +40,9 @@ def test_the_oldest_segment_is_forgotten_as_a_whole_and_its_index_with_it() -> N
     for number in range(MAX_NOTED + 1):
         ring.note(number, build, (number,), 1)
         if number % 5000 == 0:
-            ring.take([number])
-    assert ring.take([1])[0] == 0 and ring.take([SEGMENT - 1])[0] == 0
-    assert ring.take([SEGMENT + 1])[0] == 1 and ring.take([MAX_NOTED])[0] == 1
+            ring.pop([number])
+    assert ring.pop([1])[0] == 0 and ring.pop([SEGMENT - 1])[0] == 0
+    assert ring.pop([SEGMENT + 1])[0] == 1 and ring.pop([MAX_NOTED])[0] == 1
     assert len(ring._segments) == SEGMENTS and len(ring._indexed) == SEGMENTS
 
 
@@ -50,9 +50,9 @@ def test_what_was_sent_is_known_and_not_sent_again() -> None:
     ring = Unsampled()
     ring.sent(7)
     ring.sent(8, ("whom to ask",))
-    assert ring.take([7]) == (1, [])
-    assert ring.take([8]) == (1, [(8, None, ("whom to ask",), 0)])
-    assert ring.take([8]) == (1, [])
+    assert ring.pop([7]) == (1, [])
+    assert ring.pop([8]) == (1, [(8, None, ("whom to ask",), 0)])
+    assert ring.pop([8]) == (1, [])
 
 
 @given(st.lists(traces, min_size=1, max_size=8))

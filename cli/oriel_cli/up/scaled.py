@@ -117,7 +117,7 @@ class ScaledUnit:
                 self._say(f"{unit.name} cannot be started: {refused.strerror}")
             else:
                 self._note()
-                ended = asyncio.ensure_future(unit.ended())
+                ended = asyncio.ensure_future(unit.exited())
                 off = asyncio.ensure_future(unwanted.wait())
                 try:
                     await asyncio.wait((ended, off), return_when=asyncio.FIRST_COMPLETED)
@@ -133,7 +133,7 @@ class ScaledUnit:
                 calm = unit.served_s >= self._timings.calm_after_s
                 delay_s = self._timings.first_delay_s if calm else min(delay_s * 2, self._timings.longest_delay_s)
                 continue
-            await self._again(unit, await unit.ended(), delay_s)
+            await self._again(unit, await unit.exited(), delay_s)
             delay_s = min(delay_s * 2, self._timings.longest_delay_s)
 
     async def _again(self, unit: Unit, ended: str, delay_s: float) -> None:

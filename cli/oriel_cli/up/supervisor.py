@@ -107,7 +107,7 @@ class Supervisor:
     async def _keep(self, unit: "Unit") -> None:
         delay_s = self._timings.first_delay_s
         while True:
-            ended = await unit.ended()
+            ended = await unit.exited()
             if unit.served_s >= self._timings.calm_after_s:
                 delay_s = self._timings.first_delay_s
             self._say(f"{unit.name} {ended}; starting it again in {delay_s:.1f} s")
@@ -116,7 +116,7 @@ class Supervisor:
             try:
                 await unit.start()
             except StartFailed:
-                # The reason is on stderr. `ended` returns at once, and the next try waits longer.
+                # The reason is on stderr. `exited` returns at once, and the next try waits longer.
                 continue
             except OSError as refused:
                 self._say(f"{unit.name} cannot be started: {refused.strerror}")

@@ -102,7 +102,7 @@ class Unit:
         if self.state == "restarting":
             self.state = self._resting
 
-    async def ended(self) -> str:
+    async def exited(self) -> str:
         """Wait until the process is gone, kill what it left in its group, and say how it ended."""
         if self._process is None:
             return "did not start"

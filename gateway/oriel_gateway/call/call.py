@@ -115,7 +115,7 @@ class GatewayCall(Call):
         else:
             self._judge()
 
-    def end(self) -> None:
+    def request_complete(self) -> None:
         if self.state == COLLECT:
             self._judge()
 
@@ -342,7 +342,7 @@ class GatewayCall(Call):
 
     def no_copy(self) -> None:
         if self.life.trouble is not None:
-            self.life.trouble.end()
+            self.life.trouble.cancel_copy()
 
     # Moving to another pool (see `fallback`) -------------------------------------------------------------------
 
@@ -409,7 +409,7 @@ class GatewayCall(Call):
             if complete and self.elsewhere(endpoint, head, data, now):
                 return
         if trouble is not None:
-            trouble.end()
+            trouble.cancel_copy()
         self.state = ANSWERING
         self.status = status
         self._body = None

@@ -315,7 +315,7 @@ class Call(RequestRecord[Tenant, Target, HttpEndpoint | None]):
         """End the call, because its deadline passed, or because its stream was silent or went on for too long."""
         raise NotImplementedError
 
-    def end(self) -> None:
+    def request_complete(self) -> None:
         """The body is complete."""
         raise NotImplementedError
 

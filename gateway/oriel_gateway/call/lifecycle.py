@@ -91,7 +91,7 @@ class Lifecycle:
                 trouble.unpark()
             if sent and endpoint is not None:
                 trouble.in_vain(endpoint)
-            trouble.end()
+            trouble.cancel_copy()
             self.trouble = None
         demand = gate.demand
         if demand is not None:
@@ -104,7 +104,7 @@ class Lifecycle:
         call.ahead = -1
         call.queued_s = call.permit_s = call.sent_s = call.response_s = 0.0
         if (slot := call.stream_slot) is not None:
-            slot.finish(now)
+            slot.release(now)
             call.stream_slot = None
         if state == SENDING and sent:
             took_s = now - permit_s
@@ -215,7 +215,7 @@ class Lifecycle:
         if call.extras is not None and outcome is not _ANSWERED:
             call.extras.cut_off(call)
         if trouble is not None:
-            trouble.end()  # so that the record has the copy that is dropped
+            trouble.cancel_copy()  # so that the record has the copy that is dropped
         if (client := call.client) is not None:
             client.call_finished()
             call.error, call.ended_s = error, now
@@ -231,7 +231,7 @@ class Lifecycle:
         if (holding := call.holding) is not None:
             gate.bytes.release(holding)
             holding.payload = None
-            gateway.bodies.ended(holding.units)
+            gateway.bodies.finished(holding.units)
         ticket = self.ticket
         cost_s = 0.0
         if state >= SENDING:
@@ -247,7 +247,7 @@ class Lifecycle:
             trouble.unpark()
         if (slot := call.stream_slot) is not None:
             if state < SENDING:
-                slot.finish(now)
+                slot.release(now)
             call.stream_slot = None  # breaks the cycle of references between the two
         self.trouble = None  # breaks the cycle of references between the two
         if call.grant is not None or call.side.streams:
@@ -271,7 +271,7 @@ class Lifecycle:
             worked_s = now - call.permit_s
             share_s = worked_s / call.beside
         else:
-            slot.finish(now)
+            slot.release(now)
             worked_s, share_s = slot.worked_s, slot.share_s
         messages = call.side.messages if call.side.streams else 1
         cost_s = call.cost_us * 1e-6 if call.cost_us >= 0 else share_s

@@ -48,7 +48,7 @@ class _Withheld:
 
 
 class Trouble:
-    """The trouble of one call, from its begin to the call's end (`end`).
+    """The trouble of one call, from its begin to the call's end (`cancel_copy`).
 
     held: the call waited for a first server, for as long as the documents say (`hold_ms`). phase: the pool's phase when
     the call began to wait for an endpoint, "" if it has not; only of pools that scale.
@@ -96,7 +96,7 @@ class Trouble:
         self._call = call
         return self
 
-    def end(self) -> None:
+    def cancel_copy(self) -> None:
         """Cancel the second copy, because the call is over or answered."""
         hedge, self._hedge = self._hedge, None  # breaks the cycle of references between the two
         if hedge is not None:

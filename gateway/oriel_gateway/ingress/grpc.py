@@ -112,7 +112,7 @@ class GrpcClient(Stream):
             if view.streams and not connection.web:
                 incoming = self.incoming
                 incoming.complete = end
-                if incoming.add(data):
+                if incoming.feed(data):
                     self.unwatch()
                 return
             if not end:

@@ -150,7 +150,7 @@ class Incoming:
 
     # Messages of a stream --------------------------------------------------------------------------------------
 
-    def add(self, data: bytes | memoryview) -> bool:
+    def feed(self, data: bytes | memoryview) -> bool:
         """Take whole messages out of what has come, and keep the rest. Returns whether one waits. Raises Refused."""
         if self._size + len(data) < self._wanted and not self.complete:
             self.keep(data)

@@ -264,7 +264,7 @@ class GrpcView(View):
                 grant.waiter = self
         # the pool may have no server: refuse now if waiting for one is in vain, before the rest is read
         if gate.slow_s == inf and not target.fallbacks:
-            gate.hold(gate.grpc, tenant, now, requested_until(now, rpc.requested_ms, rpc.timeout_s))
+            gate.hold_until(gate.grpc, tenant, now, requested_until(now, rpc.requested_ms, rpc.timeout_s))
         return gate
 
     def displaced(self) -> None:
@@ -281,7 +281,7 @@ class GrpcView(View):
         self.gate = self.holding = None
         if gate is not None and holding is not None:
             gate.bytes.release(holding)
-            self.gateway.bodies.ended(holding.units)
+            self.gateway.bodies.finished(holding.units)
 
     def over(self) -> None:
         """Hold nothing any more. Let go of the stream as well, because they refer to each other."""

@@ -218,7 +218,7 @@ class ClientConnection(ServerConnection):
         elif call.grant is None and call.extras is None:
             call.enter(now)
         else:
-            call.end()
+            call.request_complete()
 
     def crowds(self, tenant: Tenant) -> bool:
         """Return whether the loop has no time for a request of this tenant."""
@@ -359,7 +359,7 @@ class ClientConnection(ServerConnection):
 
     def on_end(self) -> None:
         if self.call is not None:
-            self.call.end()
+            self.call.request_complete()
         elif self.web is not None:
             self.web.came(b"", True)
 
@@ -377,7 +377,7 @@ class ClientConnection(ServerConnection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         # the unread bytes of this connection are not needed any more
-        self.gateway.bodies.ended(self.gateway.unread.read(self))
+        self.gateway.bodies.finished(self.gateway.unread.read(self))
         self.view.lost()
         super().connection_lost(exc)
 

@@ -90,7 +90,7 @@ class Http2Client(HttpView):
         if call is None:
             return
         if end:
-            call.end()
+            call.request_complete()
         elif head.expect_continue:
             connection.send_headers(self.stream, literal(b":status", b"100"), False)
 
@@ -111,7 +111,7 @@ class Http2Client(HttpView):
         if data:
             call.data(data)
         if end and self.call is call:
-            call.end()
+            call.request_complete()
 
     def _let_go(self) -> None:
         """Forget a stream that has ended: as each refers to the other, both would wait for the garbage collector."""

@@ -195,11 +195,11 @@ def _overloaded(view: View, target: Target) -> Refused:
 
 
 def _held(view: View, gate: PoolGate, deadline: float, grant: Grant | None) -> float:
-    """Return the deadline of a request whose pool has no server; see `PoolGate.hold`. Raises Refused."""
+    """Return the deadline of a request whose pool has no server; see `PoolGate.hold_until`. Raises Refused."""
     assert view.tenant is not None
     requested_s = requested_until(view.received_s, view.timeout_ms, view.timeout_s)
     try:
-        until = gate.hold(gate.endpoints, view.tenant, view.received_s, requested_s)
+        until = gate.hold_until(gate.endpoints, view.tenant, view.received_s, requested_s)
     except Refused:
         if grant is not None:
             grant.settle(0, False, monotonic())

@@ -59,7 +59,7 @@ class Stats:
         self.spills[key] = self.spills.get(key, 0) + 1
 
     @property
-    def ended(self) -> int:
+    def finished_count(self) -> int:
         """Requests that have ended so far, however they did."""
         return self._counted + len(self.recent)
 

@@ -228,9 +228,9 @@ class EndpointSet(Generic[E]):
         """Note the head of a good answer."""
         endpoint.cost.observed(latency_s, now)
         record = endpoint.record
-        record.answered(latency_s)
+        record.succeeded(latency_s)
         if endpoint.records.get(model) is not record and (own := endpoint.record_of(model)) is not record:
-            own.answered(latency_s)
+            own.succeeded(latency_s)
         if endpoint.trial:
             endpoint.trial -= 1
 

@@ -262,7 +262,7 @@ class GrpcExchange(UpstreamStream):
             self.fail(UpstreamBroken("the upstream closed the connection before its answer was complete"))
             return
         sink = self.sink
-        self.finish()
+        self.complete()
         if self._begun:
             sink.trailers(answer)
             return

@@ -95,7 +95,7 @@ class PoolPlacement:
         for these in self._sets:
             these.model_locations.loads_first = partial(self._first, these)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Stop to influence where calls go."""
         for these in self._sets:
             these.model_locations.loads_first = None
@@ -248,7 +248,7 @@ class ModelPlacements:
                 placing, starting, plans = self._placing(), self._starting(), self._plans()
                 for name, old in list(self.pools.items()):
                     if placing.get(name) is not old.gate:
-                        self.pools.pop(name).end()
+                        self.pools.pop(name).close()
                 for name, gate in placing.items():
                     if name not in self.pools:
                         self.pools[name] = PoolPlacement(gate)

@@ -210,7 +210,9 @@ class PoolGate:
             retry_after_s=self.retry_after_s(),
         )
 
-    def hold(self, these: EndpointSet[Any], tenant: Tenant, received_s: float, requested_until: float) -> float | None:
+    def hold_until(
+        self, these: EndpointSet[Any], tenant: Tenant, received_s: float, requested_until: float
+    ) -> float | None:
         """Judge a call whose body is not here yet, while no endpoint of `these` is usable.
 
         requested_until: see `PoolColdStart.until`. Returns when it is given up; None: it is not held, but waits until

@@ -143,7 +143,7 @@ class PoolPlan:
             listener()
         return True
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Stop: the pool does not scale any more, or is gone."""
         self.over = True
         self._gate.count_demand(None)
@@ -199,7 +199,7 @@ class ScaledPools:
                 plan.adopt(scaling, tiers, now)
             self.plans[name] = plan
         for plan in kept.values():
-            plan.end()
+            plan.close()
 
     async def run(self, ledger: Ledger | None = None) -> None:
         """Plan once a second, and exchange the records with other gateways; never returns."""

@@ -80,7 +80,7 @@ class StreamSlots:
 
 
 class StreamSlot:
-    """One stream's slot, and the time that its server worked. `finish` it once.
+    """One stream's slot, and the time that its server worked. `release` it once.
 
     has_slot: True once the call has released its permit and holds a slot in its place.
     paused: True while the client has stopped reading.
@@ -170,7 +170,7 @@ class StreamSlot:
         self._since_s = now
         self._set(self._busy, False)
 
-    def finish(self, now: float) -> None:
+    def release(self, now: float) -> None:
         """The call is over: release the slot. A permit that was kept is the call's to release."""
         if self._busy:
             self._count(now)

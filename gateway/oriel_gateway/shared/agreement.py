@@ -47,7 +47,7 @@ class Body:
             elif lower.startswith(_ENCODING):
                 self._pieces = None
 
-    def add(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         """Take more of the body."""
         self._size += len(data)
         if self._size > MOST_BYTES:

@@ -58,7 +58,7 @@ class AnswerTokens:
         if (head.get("content-type") or "").lower().startswith("text/event-stream"):
             self._events = 0
 
-    def add(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         """Take some bytes of the answer."""
         if not self._read:
             return

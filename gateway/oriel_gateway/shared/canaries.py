@@ -105,7 +105,7 @@ class Canaries:
         result = "met" if judged is None else judged.result
         if watch is None or not target.executes or result == "excused":
             return
-        verdict = watch.ended(canary=target.side == watch.rule.canary, result=result)
+        verdict = watch.finished(canary=target.side == watch.rule.canary, result=result)
         if verdict is not None:
             self._roll_back(plan, verdict)
 

@@ -41,11 +41,11 @@ class Fingerprint:
         self._digest = blake2b(digest_size=16)
         self._size = 0
 
-    def add(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         """Take more of the body."""
         self._size += len(data)
         if self.body is not None:
-            self.body.add(data)
+            self.body.feed(data)
         if self._size <= _COMPARED_BYTES:
             self._digest.update(data)
 
@@ -172,7 +172,7 @@ class _ShadowCopy:
     def response_data(self, call: Call, data: bytes, complete: bool) -> bool:
         own = self._own
         assert own is not None
-        own.add(data)
+        own.feed(data)
         if complete:
             self._result = self._seen.compare(own)
             self._compare_values(own)

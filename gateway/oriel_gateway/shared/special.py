@@ -127,7 +127,7 @@ class Extras:
         if lower is not None and asks_for_flex(call):
             try:
                 if lowered(call, lower):
-                    call.end()  # judge again, now with the limits of the lower tier
+                    call.request_complete()  # judge again, now with the limits of the lower tier
                     return False
             except Refused as refused:
                 call.refuse(refused)
@@ -186,7 +186,7 @@ class Extras:
         tokens = self._tokens
         if tokens is not None:
             tokens.begin(head, prompt_tokens(call.bytes_in))
-            tokens.add(data)
+            tokens.feed(data)
             if complete:
                 self._counted(call, tokens)
             head.forward = [line for line in head.forward if not line[:12].lower().startswith(b"x-ratelimit-")]
@@ -194,7 +194,7 @@ class Extras:
         head.forward += operator_lines(call)
         if self._copied is not None:
             self._seen = Fingerprint(call, head)
-            self._seen.add(data)
+            self._seen.feed(data)
 
     def _counted(self, call: Call, tokens: AnswerTokens) -> None:
         """The answer is complete: count what it used, also for the tenant's `GET /v1/usage`."""
@@ -207,11 +207,11 @@ class Extras:
     def data(self, call: Call, data: bytes, complete: bool) -> None:
         """More of the answer."""
         if (tokens := self._tokens) is not None:
-            tokens.add(data)
+            tokens.feed(data)
             if complete:
                 self._counted(call, tokens)
         if self._seen is not None:
-            self._seen.add(data)
+            self._seen.feed(data)
 
     def cut_off(self, call: Call) -> None:
         """The call ends before its answer is complete: what has passed of it was used."""

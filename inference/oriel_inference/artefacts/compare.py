@@ -128,7 +128,7 @@ def compare(
     """
     with ExitStack() as stack:
         check = CheckPool(CHECK_S)
-        stack.callback(check.end)
+        stack.callback(check.close_idle)
         store, cores = LocalStore(root, runs_code=False), options.cores
 
         def load(override: pb.ModelConfig | None) -> tuple[int, LoadedVersion]:

@@ -63,7 +63,7 @@ def compilations(root: Path, names: Collection[str] = ()) -> Iterator[tuple[str,
                 elif loaded is not None:
                     yield f"{name}/{version}", loaded.reason
     finally:
-        check.end()
+        check.close_idle()
 
 
 def build_ahead(

@@ -172,7 +172,7 @@ class Batcher:
             return
         if self._line is not None:
             self._line.join(call)
-        self._service_times.came(call.rows, call.deadline - now, now)
+        self._service_times.queued(call.rows, call.deadline - now, now)
         self._waiting.rows += call.rows
         for loser in displaced:
             self._evict(loser, QueueFull(f"a more urgent request took the place in {self.spec.name!r}'s queue"))
@@ -253,7 +253,7 @@ class Batcher:
                 self._run_inline(decision)
                 self._schedule()  # one batch per turn, because the loop also serves sockets
                 return
-            if not self._cores.take(self._contender):
+            if not self._cores.acquire(self._contender):
                 return
             self._start(decision)
 
@@ -358,7 +358,7 @@ class Batcher:
 
     def _retire(self, batch: Running) -> None:
         self._running.discard(batch)
-        batch.ended()
+        batch.stop_timer()
 
     def _ended(self, batch: Running, results: Results) -> None:
         self._retire(batch)
@@ -372,7 +372,7 @@ class Batcher:
             self._dispatch()
             self._workers.let_begin()
         self._deliver(results, device)
-        times.answered(rows, self._clock.now())
+        times.batch_finished(rows, self._clock.now())
         if gathers:
             self._cores.release(batch.units)
             self._dispatch()
@@ -420,7 +420,7 @@ class Batcher:
             answer = Answer(outputs, times, int(per_row_us * call.rows), device_ns, call.usage)
             answered += 1
             if self._line is not None:
-                self._line.answered(call, answer)
+                self._line.deliver(call, answer)
                 continue
             call.finished = True
             statistics.succeeded(queue_s=times.started_s - call.arrived_s, total_s=now - call.arrived_s)

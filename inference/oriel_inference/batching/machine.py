@@ -32,7 +32,7 @@ class Contender:
 
 
 class Cores:
-    """The units of the machine. `take` never waits; a refused contender is called back through `granted`."""
+    """The units of the machine. `acquire` never waits; a refused contender is called back through `granted`."""
 
     def __init__(self, total: int) -> None:
         self.total = max(1, total)
@@ -40,7 +40,7 @@ class Cores:
         self._waiting: list[Contender] = []
         self._granting = False
 
-    def take(self, contender: Contender) -> bool:
+    def acquire(self, contender: Contender) -> bool:
         """Take the contender's units now, or put it on the waiting list."""
         if contender in self._waiting:
             return False

@@ -52,7 +52,7 @@ class AnswerLine:
             line = self._lines[key] = OrderedDict()
         line[call] = None
 
-    def answered(self, call: Call, answer: Answer) -> None:
+    def deliver(self, call: Call, answer: Answer) -> None:
         """Handle the answer of a call: deliver it as soon as no call is before it."""
         key = (call.ticket.band, call.ticket.tenant)
         line = self._lines[key]

@@ -102,7 +102,7 @@ class RequestBatch:
         self._unanswered -= 1
         if self._spec.decoupled:
             failed = isinstance(result, InferenceError)
-            self._responses[index].ended(self._lap(index), failed=failed, cancelled=call.finished)
+            self._responses[index].finished(self._lap(index), failed=failed, cancelled=call.finished)
         if self._spec.decoupled and self._unanswered:
             self._finish([self._ended(call, result)], False)
         elif self._spec.decoupled:

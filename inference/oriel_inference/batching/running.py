@@ -32,7 +32,7 @@ class Running:
         self._timer: Timer | None = None
         self._arm()
 
-    def ended(self) -> None:
+    def stop_timer(self) -> None:
         """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()

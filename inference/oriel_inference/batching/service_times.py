@@ -48,14 +48,14 @@ class ServiceTimes:
         self._inline_s = inline_s
         self._penalty = 0
 
-    def came(self, rows: int, left_s: float, now: float) -> None:
+    def queued(self, rows: int, left_s: float, now: float) -> None:
         """Record that a call of `rows` was queued `left_s` seconds before its deadline."""
         self._usual.observe(left_s)
-        self.returns.came(rows, now)
+        self.returns.queued(rows, now)
 
-    def answered(self, rows: int, now: float) -> None:
+    def batch_finished(self, rows: int, now: float) -> None:
         """Record that a batch of `rows` has been answered."""
-        self.returns.answered(rows, self.curve.predict(rows), now)
+        self.returns.batch_finished(rows, self.curve.predict(rows), now)
 
     def gathers(self, waiting_rows: int, answered_rows: int) -> bool:
         """Return whether the waiting calls should wait for those that are about to be answered and to return."""

@@ -266,7 +266,7 @@ class Responses:
             response.output.add(output_s)
             response.success.add(infer_s + output_s)
 
-    def ended(self, infer_s: float, *, failed: bool, cancelled: bool) -> None:
+    def finished(self, infer_s: float, *, failed: bool, cancelled: bool) -> None:
         """Count the end of the responses, `infer_s` after the last one. cancelled: the caller had left."""
         response = self._statistics.response(self._number)
         if response is None:

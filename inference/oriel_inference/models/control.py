@@ -141,7 +141,7 @@ class ModelControl:
             *(self._load_early(name) for name in sorted(early)),
         )
         if self._check is not None:
-            await asyncio.to_thread(self._check.end)
+            await asyncio.to_thread(self._check.close_idle)
         self._catalog.loading = False
         if self._mode in ("poll", "demand"):
             for each in self.repositories:
@@ -187,7 +187,7 @@ class ModelControl:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._check is not None:
-            await asyncio.to_thread(self._check.end)
+            await asyncio.to_thread(self._check.close_idle)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Start a task that ends with this object."""

@@ -257,7 +257,7 @@ class Rollout:
     async def _end_check(self, check: CheckPool, since: float) -> None:
         await asyncio.sleep(CHECK_IDLE_S)
         if self._last_load == since:
-            await asyncio.to_thread(check.end)
+            await asyncio.to_thread(check.close_idle)
 
     # Ensembles --------------------------------------------------------------------------------------------------
 

@@ -91,7 +91,7 @@ class CheckPool:
             raise LoadFailed(reason)
         return runs
 
-    def end(self) -> None:
+    def close_idle(self) -> None:
         """End the children that are not checking a file."""
         with self._lock:
             idle, self._idle = self._idle, []
@@ -104,7 +104,7 @@ class CheckPool:
             self._closed = True
             for helper in self._busy:
                 helper.close()
-        self.end()
+        self.close_idle()
 
     def _ask(self, helper: Helper, request: dict[str, Any], wanted: Callable[[], bool]) -> tuple[str, bool]:
         shown = request["shown"]

@@ -171,7 +171,7 @@ class _Single:
                 body = encode_generate(response)
             except BadMessage as bad:
                 completion.error = as_inference_error(bad)
-        headers = self._record.ended(completion, self._model, len(body))
+        headers = self._record.finished(completion, self._model, len(body))
         if completion.error is None:
             self._exchange.respond(200, [*headers, JSON], body)
         else:
@@ -207,7 +207,7 @@ class _Events:
                 self.emit(completion.response, lambda: None, True)
             except InferenceError as failed:
                 completion.error = failed
-        headers = self._record.ended(completion, self._model, self._sent_bytes)
+        headers = self._record.finished(completion, self._model, self._sent_bytes)
         error = completion.error
         if error is not None:
             if not self._exchange.started:

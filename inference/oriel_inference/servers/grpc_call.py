@@ -59,7 +59,7 @@ class Messages(Protocol):
     def message(self, data: Body, received_s: float) -> None:
         """Take a message that was received at monotonic `received_s`."""
 
-    def end(self) -> None:
+    def request_complete(self) -> None:
         """Called once the client has sent its last message, and all of them were taken."""
 
 
@@ -79,7 +79,7 @@ class OneMessage:
             raise NotSupported("the method takes exactly one message")
         self._data = data
 
-    def end(self) -> None:
+    def request_complete(self) -> None:
         data, self._data = self._data, None
         if data is None:
             raise NotSupported("the method takes exactly one message")
@@ -277,7 +277,7 @@ class GrpcCall(PortCall):
                 if not reader.empty:
                     raise InvalidRequest("the call ends within a message")
                 self._reader = None
-                messages.end()
+                messages.request_complete()
         except Exception as failure:
             self.refuse(as_inference_error(failure))
         self._reading = False

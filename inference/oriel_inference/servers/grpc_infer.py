@@ -194,4 +194,4 @@ class _InferCall:
             assert completion.answer is not None
             self._call.answer(message, self._record.trailers(completion, completion.answer, len(message)))
         else:
-            self._call.refuse(completion.error, self._record.ended(completion, completion.serving.spec.name))
+            self._call.refuse(completion.error, self._record.finished(completion, completion.serving.spec.name))

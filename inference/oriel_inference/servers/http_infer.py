@@ -164,7 +164,7 @@ class _HttpCall:
             encoded = recognised.answers.encode([outputs[pick] for pick in recognised.picks])
             if encoded is not None:
                 body, length = encoded
-                lines = self._record.answered(completion, result, len(body))
+                lines = self._record.finished_as_lines(completion, result, len(body))
                 lines += _JSON_LINE if length is None else f"{_BINARY_LINE}{HEADER_LENGTH}: {length}\r\n"
                 self._exchange.respond(200, lines, body)
                 return
@@ -246,7 +246,7 @@ class _HttpCall:
             except (InferenceError, BadMessage) as failed:
                 completion.error = as_inference_error(failed)
         assert completion.error is not None
-        refuse(self._exchange, completion.error, self._record.ended(completion, self._serving.spec.name))
+        refuse(self._exchange, completion.error, self._record.finished(completion, self._serving.spec.name))
 
     def _encode_elsewhere(self, completion: Completion, response: InferResponse) -> None:
         """Has a helper process write the numbers of a large JSON answer. Raises BadMessage, QueueFull."""
@@ -274,7 +274,7 @@ class _HttpCall:
         exchange = self._exchange
         exchange.on_abort = None
         size = sum([len(part) for part in parts])
-        headers = self._record.ended(completion, self._serving.spec.name, size)
+        headers = self._record.finished(completion, self._serving.spec.name, size)
         if json_length is None:
             headers.append(JSON)
         else:

@@ -58,7 +58,7 @@ class _Stream:
         self._expect()
         self.has_room = self._call.send(answer(request).SerializeToString())
 
-    def end(self) -> None:
+    def request_complete(self) -> None:
         """See `Messages`."""
         self._call.finish()
 

@@ -39,8 +39,8 @@ def cost_text(device_ns: int, usage: UsageRow | None) -> str:
 
 
 class RequestRecord:
-    """Accounts for one request, from its first byte to its answer. Exactly one of `refused`, `ended`, `answered` and
-    `caller_left` is called.
+    """Accounts for one request, from its first byte to its answer. Exactly one of `refused`, `finished`,
+    `finished_as_lines`, `trailers` and `caller_left` is called.
 
     parent_id: the caller's span, 0 if the trace starts here.
     size_bytes: size of the request as it arrived.
@@ -120,7 +120,7 @@ class RequestRecord:
 
         return caller_left
 
-    def ended(self, completion: Completion, model: str, size_out: int = 0) -> list[tuple[str, str]]:
+    def finished(self, completion: Completion, model: str, size_out: int = 0) -> list[tuple[str, str]]:
         """Records the end of a request that reached the queue; returns the headers of its answer: identity, the
         durations of its stages, for trusted peers its cost, and the server's load if the request asks for that.
 
@@ -144,8 +144,8 @@ class RequestRecord:
             headers.append((LOAD_METRICS, load))
         return headers
 
-    def answered(self, completion: Completion, answer: Answer, size_out: int) -> str:
-        """Does what `ended` does for a successful answer, and returns the headers as lines."""
+    def finished_as_lines(self, completion: Completion, answer: Answer, size_out: int) -> str:
+        """Does what `finished` does for a successful answer, and returns the headers as lines."""
         ctx, span = self._ctx, self._span
         self._meter.finished(ctx, completion, self._received_s, self._protocol, self.size_bytes, size_out)
         if self._sink.enabled:
@@ -165,7 +165,7 @@ class RequestRecord:
         return lines
 
     def trailers(self, completion: Completion, answer: Answer, size_out: int) -> bytes:
-        """Does what `ended` does for a successful answer over gRPC, and returns the status and headers as one block."""
+        """Does what `finished` does for a successful answer over gRPC; returns the status and headers as one block."""
         ctx, span = self._ctx, self._span
         self._meter.finished(ctx, completion, self._received_s, self._protocol, self.size_bytes, size_out)
         if self._sink.enabled:

@@ -144,7 +144,7 @@ class _Stream:
         """See `Messages`."""
         return len(self._slots) < MAX_IN_FLIGHT
 
-    def end(self) -> None:
+    def request_complete(self) -> None:
         """See `Messages`."""
         self._all_read = True
         self._send()
@@ -260,7 +260,7 @@ class _Stream:
         def reply(completion: Completion) -> None:
             self._charge(completion)
             self._end(slot, completion)
-            record.ended(completion, slot.model, slot.sent_bytes)
+            record.finished(completion, slot.model, slot.sent_bytes)
 
         def emit(response: InferResponse, consumed: Callable[[], None], last: bool) -> None:
             response.parameters[FINAL] = last

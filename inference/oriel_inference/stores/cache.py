@@ -136,7 +136,7 @@ class Cache:
         with self._lock:
             if digest not in self._sizes:
                 return None
-            self.hold(digest)
+            self.protect(digest)
         folder = self._folder / "versions" / digest
         if digest not in self._verified:
             wrong = self._wrong(folder)
@@ -192,7 +192,7 @@ class Cache:
             self._reserved.pop(digest, None)
             self._sizes[digest] = manifest.size_bytes
             self._verified.add(digest)
-            self.hold(digest)
+            self.protect(digest)
         return whole / "files"
 
     def abandon(self, digest: str) -> None:
@@ -201,12 +201,12 @@ class Cache:
             if size_bytes := self._reserved.pop(digest, 0):
                 self._left[digest] = size_bytes
 
-    def hold(self, digest: str) -> None:
+    def protect(self, digest: str) -> None:
         """Report that a version is about to be used, so that it is not evicted before it is known to serve."""
         with self._lock:
             self._held[digest] = self._now() + self._handed_s
 
-    def release(self, digest: str) -> None:
+    def unprotect(self, digest: str) -> None:
         """Report that a version will not be used after all; it may be evicted unless it serves."""
         with self._lock:
             self._held.pop(digest, None)

@@ -201,7 +201,7 @@ class RemoteStore:
         with self._lock:
             digests = [self._handed.pop(each) for each in list(self._handed) if each[0] == model]
         for digest in digests:
-            self._cache.release(digest)
+            self._cache.unprotect(digest)
 
     # Listings -----------------------------------------------------------------------------------------------------
 
@@ -293,7 +293,7 @@ class RemoteStore:
             before = self._handed.get((model, version), files.digest)
             self._handed[model, version] = files.digest
         if before != files.digest:
-            self._cache.release(before)
+            self._cache.unprotect(before)
         self._remember(model)
         return folder
 

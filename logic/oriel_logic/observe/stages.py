@@ -153,7 +153,7 @@ class Ledger:
             for name, seconds in times_s.items():
                 self.reported_s[name] = self.reported_s.get(name, 0.0) + seconds
 
-    def take(self, other: "Ledger") -> None:
+    def absorb(self, other: "Ledger") -> None:
         """Add what another one counted, which begins anew."""
         if other.upstream or other.reported_s:
             other._sum({})
@@ -216,7 +216,7 @@ class StepLedger(Ledger):
     def fold(self) -> None:
         """Add the calls that have ended to the request, and forget them."""
         request, whole = self._request, self._whole
-        request.take(self)
+        request.absorb(self)
         if whole is None:
             return
         ended = [stage for stage in self.stages if stage.end_s]

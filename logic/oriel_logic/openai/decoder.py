@@ -155,7 +155,7 @@ async def generate(
 
 async def drawn(model: str, running: Sequence[Generated], logits: NDArray[Any]) -> list[Delta]:
     def draw() -> list[Delta]:
-        return [choice.take(row) for choice, row in zip(running, logits, strict=True)]
+        return [choice.draw(row) for choice, row in zip(running, logits, strict=True)]
 
     try:
         # A large vocabulary takes milliseconds to sort: in a thread, where numpy releases the interpreter lock.

@@ -49,7 +49,7 @@ class Sequence:
         self.count = 0
         self.finish: Finish | None = None
 
-    def take(self, logits: NDArray[Any]) -> Delta:
+    def draw(self, logits: NDArray[Any]) -> Delta:
         """Draw the next token. logits: [vocabulary]. Raises ValueError if none is possible."""
         self.token = self._sampler.draw(logits)
         self.count += 1

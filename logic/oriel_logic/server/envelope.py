@@ -162,7 +162,7 @@ class Envelope:
     def _account(self, visit: Visit) -> None:
         self.in_flight -= 1
         if visit.release is not None:
-            visit.release.ended()
+            visit.release.finished()
             visit.release = None
         visit.ended_s = self._clock()
         outcome = visit.outcome = visit.outcome or Outcome.HANDLER_FAILED

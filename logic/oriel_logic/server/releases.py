@@ -21,7 +21,7 @@ class Release:
 
     number: counts the releases of this service and version on this server, from 1.
     drained: set once it is retired and its last request is done.
-    stamp: the header that names the version that answered. `began` and `ended` enclose every request, also one whose
+    stamp: the header that names the version that answered. `began` and `finished` enclose every request, also one whose
         answer is streamed.
     """
 
@@ -48,7 +48,7 @@ class Release:
     def began(self) -> None:
         self.in_flight += 1
 
-    def ended(self) -> None:
+    def finished(self) -> None:
         self.in_flight -= 1
         if self.is_leaving and not self.in_flight:
             self.drained.set()

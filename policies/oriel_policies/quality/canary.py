@@ -96,7 +96,7 @@ class CanaryWatch:
         self.verdict: Verdict | None = None
         self._slots: deque[_Slot] = deque([_Slot(Counts(), Counts())], maxlen=SLOTS)
 
-    def ended(self, *, canary: bool, result: str) -> Verdict | None:
+    def finished(self, *, canary: bool, result: str) -> Verdict | None:
         """Count a call that is over; return the verdict if this call leads to one.
 
         result: "met", "late" or "missed".

@@ -4,7 +4,7 @@ Entry points, in the order in which a gateway uses them:
 
     DemandCounter   one per pool and gateway. `arrived` counts every call that wants the pool's capacity, also one that
                     is refused for want of it (then `refused` as well); `queued` and `left_queue` those that wait;
-                    `started` and `ended`, or `running`, those in flight; `executed` the service times. `record(now)`
+                    `started` and `finished`, or `running`, those in flight; `executed` the service times. `record(now)`
                     returns the gateway's share as a `PoolRecord`, to be published about once a second and at every
                     edge from idle.
     Members         one per pool and gateway. `read(records, now)` takes all published records with their ages (the

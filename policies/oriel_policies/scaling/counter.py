@@ -24,7 +24,7 @@ class DemandCounter:
     """See the package's docstring. Single writer: the loop that owns the pool.
 
     Memory is bounded by the number of tiers, WINDOW_S and the calls that wait. Every `queued` has exactly one
-    `left_queue` with the same deadline, every `started` one `ended`; when all calls are gone, all counts are 0.
+    `left_queue` with the same deadline, every `started` one `finished`; when all calls are gone, all counts are 0.
     """
 
     def __init__(self, now: float) -> None:
@@ -77,14 +77,14 @@ class DemandCounter:
         """Note that a call goes to a server."""
         self._in_flight += 1
 
-    def ended(self, now: float) -> None:
+    def finished(self, now: float) -> None:
         """Note that a call that was `started` has ended."""
         self._in_flight -= 1
         self._touched_s = now
 
     def running(self, calls: int, now: float) -> None:
         """Set the number of calls at servers: for callers that count them elsewhere, in place of `started` and
-        `ended`.
+        `finished`.
         """
         if calls or self._in_flight:
             self._touched_s = now

@@ -50,7 +50,7 @@ class Record:
         self.mean_s = 0.0
         self.heard_s = 0.0
 
-    def answered(self, latency_s: float) -> None:
+    def succeeded(self, latency_s: float) -> None:
         """Record an answer that is not an error of the server."""
         self.answers += 1
         self.broken = 0

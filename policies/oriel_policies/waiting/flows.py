@@ -116,7 +116,7 @@ class _Line:
             return line[0]
         return ticket
 
-    def take(self, ticket: Ticket) -> None:
+    def remove(self, ticket: Ticket) -> None:
         """Remove the ticket that `head` has just returned."""
         line = self.line
         if line and line[0] is ticket:
@@ -207,7 +207,7 @@ class Flow:
         while (ticket := tickets.head()) is not None and ticket.late_s <= now:
             if self._by_deadline is None:
                 self._by_deadline = _Heap(tickets)
-            tickets.take(ticket)
+            tickets.remove(ticket)
             ticket.late_s = inf
             # The one with most time left goes first: the first to expire may be one that cannot be answered at all.
             ticket.order = 2.0 * _BEHIND - ticket.order
@@ -223,7 +223,7 @@ class Flow:
 
     def take_head(self, ticket: Ticket) -> None:
         """Remove the ticket that `head` has just returned."""
-        self._tickets.take(ticket)
+        self._tickets.remove(ticket)
         ticket._queued = False
         if self._by_deadline is not None:
             self._by_deadline.buried()

@@ -61,11 +61,11 @@ class LoopOverload:
         else:
             self._quiet_beats = 0 if late or self._pressed else self._quiet_beats + 1
             if self._quiet_beats >= QUIET_BEATS:
-                self.end()
+                self.resume_all()
         self._pressed = False
         return self.behind
 
-    def end(self) -> None:
+    def resume_all(self) -> None:
         """Read everything again."""
         self.behind = False
         self._late_beats = 0

@@ -48,14 +48,14 @@ class Returns:
         self.lag_s = MIN_WINDOW_S
         self.until_s = 0.0
 
-    def answered(self, rows: int, took_s: float, now: float) -> None:
+    def batch_finished(self, rows: int, took_s: float, now: float) -> None:
         """Record a batch of `rows` that took `took_s` and has just been answered."""
         self._close()
         self._answered = rows
         self._answered_s = now
         self.until_s = now + min(MAX_WINDOW_S, max(MIN_WINDOW_S, WINDOW_SHARE * took_s))
 
-    def came(self, rows: int, now: float) -> None:
+    def queued(self, rows: int, now: float) -> None:
         """Record a queued call of `rows` rows."""
         if now < self.until_s:
             self._came += rows

@@ -32,7 +32,7 @@ def fault(head: str, *pieces: bytes) -> str:
     if body is None:
         return ""
     for piece in pieces:
-        body.add(piece)
+        body.feed(piece)
     return body.fault()
 
 
@@ -70,13 +70,13 @@ def test_a_stream_of_events_says_that_it_failed(text: bytes, said: str) -> None:
 @example([b'data: {"error": "x"}', b""], None)
 def test_how_events_are_cut_into_pieces_and_lines_end_changes_nothing(lines: list[bytes], data: Any) -> None:
     whole = Events()
-    whole.add(b"".join(line + b"\n" for line in lines))
+    whole.feed(b"".join(line + b"\n" for line in lines))
     for end in (b"\n", b"\r", b"\r\n"):
         text = b"".join(line + end for line in lines)
         places = [] if data is None else sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
         pieces = Events()
         for start, stop in zip([0, *places], [*places, len(text)], strict=True):
-            pieces.add(text[start:stop])
+            pieces.feed(text[start:stop])
         assert pieces.fault() == whole.fault()
 
 

@@ -59,7 +59,7 @@ def test_every_arrival_ends_in_exactly_one_count(ends: list[tuple[Outcome | None
             tally.left_out("too late")
         else:
             tally.sent += 1
-            tally.ended(outcome, latency_s, latency_s, 0.5)
+            tally.finished(outcome, latency_s, latency_s, 0.5)
     whole = total([tally, Tally()])
     others = [*whole.refused.values(), *whole.failed.values(), *whole.unsent.values()]
     assert whole.scheduled == len(ends) == whole.good + sum(others)
@@ -75,7 +75,7 @@ def test_every_arrival_ends_in_exactly_one_count(ends: list[tuple[Outcome | None
 def test_reasons_from_outside_are_bounded_and_never_lost() -> None:
     tally = Tally()
     for number in range(1000):
-        tally.ended(Outcome("refused", f"reason {number}"), 0, 0, None)
+        tally.finished(Outcome("refused", f"reason {number}"), 0, 0, None)
     assert len(tally.refused) == MAX_REASONS + 1 and sum(tally.refused.values()) == 1000
     assert tally.refusals.keys() == tally.refused.keys()
 
@@ -83,8 +83,8 @@ def test_reasons_from_outside_are_bounded_and_never_lost() -> None:
 def test_how_long_refusals_took_is_kept_by_reason_and_merged() -> None:
     one, other = Tally(), Tally()
     for tally, seconds in ((one, 0.001), (one, 0.002), (other, 0.5)):
-        tally.ended(Outcome("refused", "504 deadline_exceeded"), 9, seconds, None)
-    other.ended(Outcome("failed", "broken"), 9, 9, None)
+        tally.finished(Outcome("refused", "504 deadline_exceeded"), 9, seconds, None)
+    other.finished(Outcome("failed", "broken"), 9, 9, None)
     (found,) = total([one, other]).refusals.values()
     assert (found.count, found.max_s, one.refusals["504 deadline_exceeded"].max_s) == (3, 0.5, 0.002)
 

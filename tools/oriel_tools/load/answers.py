@@ -30,7 +30,7 @@ class Events:
         self._large = False  # the event that has begun is none to be judged
         self._fault = ""
 
-    def add(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         """Take in more of the body."""
         if self._fault:
             return
@@ -70,7 +70,7 @@ class Whole:
         self._body = b""
         self._size = 0
 
-    def add(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         """Take in more of the body."""
         self._size += len(data)
         if self._size <= MAX_JUDGED_BYTES:

@@ -231,7 +231,7 @@ class Generator:
         del lane.under_way[ticket]
         now = monotonic()
         latency_s = now - ticket.due_s
-        kept = lane.tallies[ticket.phase].ended(outcome, latency_s, now - ticket.sent_s, lane.target_s)
+        kept = lane.tallies[ticket.phase].finished(outcome, latency_s, now - ticket.sent_s, lane.target_s)
         arrived, answered = lane.timeline.at(ticket.due_s - self._began), lane.timeline.at(now - self._began)
         if outcome.kind == "good":
             answered.good += 1

@@ -28,7 +28,7 @@ class Ticket:
     phase: int
     due_s: float
     sent_s: float
-    ended: Callable[["Ticket", Outcome], None]
+    finished: Callable[["Ticket", Outcome], None]
     handle: Any = None
 
 
@@ -93,19 +93,19 @@ class _HttpAnswer:
         assert head is not None
         good, body = 200 <= head.status < 300, self._body
         if body is not None:
-            body.add(data)
+            body.feed(data)
         elif not good and len(self._refusal) < MAX_JUDGED_BYTES:
             self._refusal += data
         if complete:
             self.connection = None
             fault = body.fault() if body is not None else ""
             outcome = Outcome("failed", f"{head.status} {fault}") if fault else GOOD if good else self._refused(head)
-            self._ticket.ended(self._ticket, outcome)
+            self._ticket.finished(self._ticket, outcome)
 
     def failed(self, error: UpstreamError) -> None:
         self.connection = None
         reason = "unreachable" if isinstance(error, UpstreamUnreachable) else "broken"
-        self._ticket.ended(self._ticket, Outcome("failed", reason))
+        self._ticket.finished(self._ticket, Outcome("failed", reason))
 
     def upstream_writable(self, writable: bool) -> None:
         """The request is in the transport's buffer already; max_in_flight bounds how many are."""
@@ -164,9 +164,9 @@ class GrpcSender:
         try:
             await call(self._body, timeout=self._deadline_s, metadata=self._metadata)
         except self._error as error:
-            ticket.ended(ticket, _grpc_refusal(error))
+            ticket.finished(ticket, _grpc_refusal(error))
         else:
-            ticket.ended(ticket, GOOD)
+            ticket.finished(ticket, GOOD)
 
     async def _stream(self, call: Any, ticket: Ticket) -> None:
         fault, begun = "", False
@@ -177,13 +177,13 @@ class GrpcSender:
         except self._error as error:
             outcome = _grpc_refusal(error)
             # A stream that has begun cannot be refused any more.
-            ticket.ended(ticket, Outcome("failed", outcome.reason) if begun else outcome)
+            ticket.finished(ticket, Outcome("failed", outcome.reason) if begun else outcome)
         else:
-            ticket.ended(ticket, Outcome("failed", f"OK {fault}") if fault else GOOD)
+            ticket.finished(ticket, Outcome("failed", f"OK {fault}") if fault else GOOD)
 
 
-# `send` sends at once, and `ended` of its ticket is called once, never before `send` returns; `cancel` stops waiting,
-# so that the server sees the departure.
+# `send` sends at once, and `finished` of its ticket is called once, never before `send` returns; `cancel` stops
+# waiting, so that the server sees the departure.
 Sender = HttpSender | GrpcSender
 
 

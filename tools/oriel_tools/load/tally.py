@@ -67,7 +67,7 @@ class Tally:
     refusals: dict[str, Histogram] = field(default_factory=dict)
     lag: Histogram = field(default_factory=Histogram)
 
-    def ended(self, outcome: Outcome, latency_s: float, service_s: float, target_s: float | None) -> bool:
+    def finished(self, outcome: Outcome, latency_s: float, service_s: float, target_s: float | None) -> bool:
         """Count a request that was sent. Return True if it kept its promise."""
         if outcome.kind == "good":
             self.good += 1

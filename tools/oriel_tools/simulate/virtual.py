@@ -251,7 +251,7 @@ class VirtualLoad:
             now_s = self._clock.now() - self._began_s
             latency_s, answered = now_s - offset_s, timeline.at(now_s)
             outcome = _outcome(status, reason)
-            kept = tally.ended(outcome, latency_s, latency_s, target_s)
+            kept = tally.finished(outcome, latency_s, latency_s, target_s)
             if outcome.kind == "good":
                 answered.good += 1
                 arrived.latency.add(latency_s)

@@ -129,11 +129,11 @@ class GrpcCall:
             self._wake()
         stream.received(len(data))
 
-    def ended(self, head: list[Field], trailers: list[Field]) -> None:
+    def completed(self, head: list[Field], trailers: list[Field]) -> None:
         """The answer is complete."""
         stream, self._stream = self._stream, None
         assert stream is not None
-        stream.finish()
+        stream.complete()
         self.code, text = status_of(head, trailers)
         self.text = decode_text(text)
         self.trailers = trailers
@@ -158,18 +158,18 @@ class _CallStream(UpstreamStream):
     def head(self, fields: list[Field], end: bool) -> None:
         self._head = fields
         if end:
-            self.sink.ended(fields, fields)
+            self.sink.completed(fields, fields)
         elif fields[0][1] != b"200":  # the body is the page of some proxy
-            self.sink.ended(fields, [])
+            self.sink.completed(fields, [])
 
     def data(self, data: bytes | memoryview, end: bool) -> None:
         if data:
             self.sink.came(data)
         if end and self.sink is not None:
-            self.sink.ended(self._head, [])
+            self.sink.completed(self._head, [])
 
     def trailers_came(self, fields: list[Field]) -> None:
-        self.sink.ended(self._head, fields)
+        self.sink.completed(self._head, fields)
 
 
 class GrpcClient:

@@ -2,7 +2,7 @@
 
 Ownership: an `H2Endpoint` owns its connections. A request borrows a stream with `begin`, sends on it at once, and gets
 its answer through the hooks of its `UpstreamStream`. The borrower may `abandon` it at any time; then no further
-callback comes and the stream is reset, so that the upstream notices. Exactly one of these ends a borrowing: `finish`,
+callback comes and the stream is reset, so that the upstream notices. Exactly one of these ends a borrowing: `complete`,
 which a subclass calls at the answer's end, `failed`, or `abandon`.
 
 A connection takes streams from its upstream's SETTINGS on, as many as they allow; beyond that another one is opened, up
@@ -45,7 +45,7 @@ _NO_STREAMS: Final = "the upstream accepts connections, but takes no streams of 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class UpstreamStream(Stream):
     """One request to an upstream. A subclass receives the answer with `head`, `data` and `trailers_came`, and calls
-    `finish` at its end.
+    `complete` at its end.
 
     sink: the borrower; None once the borrowing has ended. kept: answer bytes that are not yet given back to the
     upstream's window, because the borrower has paused.
@@ -116,7 +116,7 @@ class UpstreamStream(Stream):
             self.sink = None
             self._give_back(CANCEL)
 
-    def finish(self) -> None:
+    def complete(self) -> None:
         """End the borrowing: the answer is complete. A request that goes on is told to stop."""
         if self.sink is not None:
             self.sink = None

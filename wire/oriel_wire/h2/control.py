@@ -228,7 +228,7 @@ class Control(Sender):
 
     def _charge(self, cost: int) -> None:
         """Pay for a frame that brings nothing. Raises H2Error."""
-        if not self._controls.take(cost, self.now):
+        if not self._controls.spend(cost, self.now):
             useful = self.useful_bytes // self.limits.useful_bytes + 4 * self.finished
             earned, self._useful_then = useful - self._useful_then, useful
             if not self._controls.refill(earned, self.now):
@@ -236,7 +236,7 @@ class Control(Sender):
 
     def _charge_reset(self) -> None:
         """Pay for a stream that was reset early, or that the peer made us reset. Raises H2Error."""
-        if not self._reset_bucket.take(1, self.now):
+        if not self._reset_bucket.spend(1, self.now):
             earned, self._finished_then = self.finished - self._finished_then, self.finished
             if not self._reset_bucket.refill(earned, self.now):
                 raise H2Error(ENHANCE_YOUR_CALM, "too many streams are reset")

@@ -69,7 +69,7 @@ class Bucket:
         self._tokens = float(burst)
         self._filled_s = -1.0
 
-    def take(self, cost: int, now: float) -> bool:
+    def spend(self, cost: int, now: float) -> bool:
         """Take tokens. False: there are not enough, and `refill` decides."""
         if self._filled_s < 0.0:
             self._filled_s = now
@@ -81,7 +81,7 @@ class Bucket:
         self._tokens = min(self._tokens, self._burst) + tokens
 
     def refill(self, earned: float, now: float) -> bool:
-        """Add what time and useful work allow after `take` has returned False. False: it is still not enough."""
+        """Add what time and useful work allow after `spend` has returned False. False: it is still not enough."""
         tokens = self._tokens + earned + (now - self._filled_s) * self._per_s
         self._tokens = min(tokens, self._burst)
         self._filled_s = now

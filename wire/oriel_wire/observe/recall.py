@@ -173,7 +173,7 @@ def keep_requested(
     traces = requested_traces(body)
     if traces is None:
         return None
-    known, found = sink.ring.take(traces)
+    known, found = sink.ring.pop(traces)
     if sink.enabled:
         for _, build, record, spans in found:
             if build is not None:

@@ -49,7 +49,7 @@ class Unsampled:
         """Remember that the spans of a request were sent without being asked for."""
         self.note(trace_id, None, record, 0)
 
-    def take(self, traces: Iterable[int]) -> tuple[int, list[Noted]]:
+    def pop(self, traces: Iterable[int]) -> tuple[int, list[Noted]]:
         """Return how many of these traces are known, and what was noted of them; it is given out only once."""
         known: set[int] = set()
         found: list[Noted] = []

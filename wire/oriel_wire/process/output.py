@@ -166,7 +166,7 @@ class LogLimit:
         self._used: dict[int, list[int]] = {}
         self._left_out: dict[int, int] = {}
 
-    def take(self, level: int, text: str, now: float) -> bool:
+    def allows(self, level: int, text: str, now: float) -> bool:
         """Return whether to log `text`; if not, its lines are counted. level: a level of `logging`."""
         if now >= self._window + WINDOW_S:
             self._window = now

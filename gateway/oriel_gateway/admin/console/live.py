@@ -53,7 +53,7 @@ class Source:
         stats.count()
         recent = self._recent
         if recent is None:
-            recent = self._recent = Recent(gateway.records.decisions, stats.ended, now)
+            recent = self._recent = Recent(gateway.records.decisions, stats.finished_count, now)
             stats.readers.append(recent.count)
         else:
             recent.update(now)

@@ -142,7 +142,7 @@ class Runtime:
         text = printed(text)[:8000]
         with self._saying:
             had = self._limit.left_out
-            wanted = self._limit.take(level, text, time.monotonic())
+            wanted = self._limit.allows(level, text, time.monotonic())
         if wanted:
             self.send(Say(level, text))
         elif not had:

@@ -76,7 +76,7 @@ class TensorRtCompiler(Compiler):
         (failed,) = library.runtime.cudaSetDevice(_gpu(options))
         if int(failed):
             raise LoadFailed(f"CUDA cannot select GPU {_gpu(options)}: check it with nvidia-smi")
-        library.log.take()
+        library.log.pop_errors()
         with _to_read(source, folder, library, given) as path:
             return self._plan(path, library, given, folder)
 
@@ -87,7 +87,7 @@ class TensorRtCompiler(Compiler):
         parser = tensorrt.OnnxParser(network, log)
         if not parser.parse(source.read_bytes(), str(source)):
             errors = [str(parser.get_error(index)) for index in range(parser.num_errors)]
-            raise LoadFailed(f"TensorRT cannot read {source.name}: {'; '.join(errors[:3]) or log.take()}")
+            raise LoadFailed(f"TensorRT cannot read {source.name}: {'; '.join(errors[:3]) or log.pop_errors()}")
         config = builder.create_builder_config()
         self._configure(config, library, given)
         tensors = (network.get_input(index) for index in range(network.num_inputs))
@@ -97,7 +97,7 @@ class TensorRtCompiler(Compiler):
         timings = _load_timings(config, cache)  # has to live until the plan is built
         plan = builder.build_serialized_network(network, config)
         if plan is None:
-            raise LoadFailed(f"TensorRT cannot compile {source.name}: {log.take() or 'it gave no reason'}")
+            raise LoadFailed(f"TensorRT cannot compile {source.name}: {log.pop_errors() or 'it gave no reason'}")
         (folder / ENTRY).write_bytes(memoryview(plan))
         _keep_timings(timings, cache)
         return ENTRY
@@ -192,7 +192,7 @@ def _add_profile(builder: Any, config: Any, profile: Profile, log: Any) -> None:
         except ValueError as error:
             raise LoadFailed(f"TensorRT refuses the shapes of input {name[:64]!r}: {error}") from error
     if config.add_optimization_profile(made) < 0:
-        raise LoadFailed(f"TensorRT refuses an optimisation profile: {log.take() or 'it gave no reason'}")
+        raise LoadFailed(f"TensorRT refuses an optimisation profile: {log.pop_errors() or 'it gave no reason'}")
 
 
 def _load_timings(config: Any, path: Path) -> Any:

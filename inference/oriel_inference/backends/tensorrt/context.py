@@ -45,7 +45,7 @@ class PlanContext:
         plan_bytes(plan.context_bytes + sum(inputs.values()), sum(inputs.values()))
         self._stream = device.open_stream()
         try:
-            log.take()
+            log.pop_errors()
             self._context = engine.create_context()
             if self._context is None:
                 raise LoadFailed(f"TensorRT made no execution context of {engine.path.name}: {self._reason()}")
@@ -75,7 +75,7 @@ class PlanContext:
                 size_bytes = tensor.size_bytes(array.shape)
                 np.copyto(buffer.view(tensor.dtype, array.shape, size_bytes), array)
                 device.send(buffer, size_bytes, stream)
-            self._log.take()
+            self._log.pop_errors()
             if not self._context.execute_async_v3(int(stream)):
                 raise BackendFailed(f"TensorRT did not execute the batch: {self._reason()}")
             for name in outputs:
@@ -146,7 +146,7 @@ class PlanContext:
         try:
             unknown = list(self._context.infer_shapes())
         except RuntimeError as error:
-            wrong = self._log.take() or str(error)
+            wrong = self._log.pop_errors() or str(error)
         if wrong:
             raise BackendFailed(f"TensorRT cannot tell the shapes of outputs: {wrong}")
         if unknown:
@@ -163,7 +163,7 @@ class PlanContext:
             raise BackendFailed(f"TensorRT refuses {what}: {self._reason()}")
 
     def _reason(self) -> str:
-        return self._log.take() or NO_REASON
+        return self._log.pop_errors() or NO_REASON
 
     def _require(self, size_bytes: int) -> None:
         free = self._device.free_bytes()

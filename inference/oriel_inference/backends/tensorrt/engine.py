@@ -24,7 +24,7 @@ class Engine:
         self.lock = threading.Lock()
         self.size_bytes = path.stat().st_size
         tensorrt = library.tensorrt
-        library.log.take()
+        library.log.pop_errors()
         if hasattr(tensorrt, "init_libnvinfer_plugins"):
             tensorrt.init_libnvinfer_plugins(library.log, "")
         self._runtime: Any = tensorrt.Runtime(library.log)
@@ -32,7 +32,7 @@ class Engine:
             self._runtime.engine_host_code_allowed = True
         self._engine: Any = _deserialise(self._runtime, path)
         if self._engine is None:
-            reason = library.log.take() or NO_REASON
+            reason = library.log.pop_errors() or NO_REASON
             raise LoadFailed(f"TensorRT {library.version} cannot load {path.name}: {reason}")
         wrong = ""
         try:

@@ -34,7 +34,7 @@ class PlanLog:
         """Keep the text of an error that this thread has caused."""
         self._kept.__dict__.setdefault("lines", deque[str](maxlen=MAX_KEPT)).append(text)
 
-    def take(self) -> str:
+    def pop_errors(self) -> str:
         """Return the errors that this thread has caused since the last call; "" if there are none."""
         lines: deque[str] = self._kept.__dict__.pop("lines", deque())
         return "; ".join(lines)
