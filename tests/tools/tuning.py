@@ -16,7 +16,7 @@ from oriel_tools.tune.trial import Load, Simulator
 from oriel_wire.v2.metadata import parse_config_text
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-QUICK = Effort(short=100, long=300)
+QUICK = Effort(short=50, long=200)
 ENGINES = [Engine(instances=1, threads=1), Engine(instances=2, threads=1), Engine(instances=1, threads=2)]
 
 
