@@ -23,7 +23,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from botocore.loaders import JSONFileLoader
+from botocore.loaders import JSONFileLoader, Loader
 from npm_packages import installed
 from object_servers import tool
 from tests.waiting import wait_until
@@ -53,9 +53,16 @@ def _load_once(path: str) -> Any:
     return _load_file(JSONFileLoader(), path)
 
 
-# Each client of S3 would otherwise parse the same megabytes of JSON again, most of the time of a test with a stub.
-_load_file = JSONFileLoader.load_file
+@cache
+def _list_once(kind: str) -> Any:
+    return _list_services(Loader(), kind)
+
+
+# Each client of S3 would otherwise parse the same megabytes of JSON and list the same hundreds of folders again, most of
+# the time of a test with a stub.
+_load_file, _list_services = JSONFileLoader.load_file, Loader.list_available_services
 JSONFileLoader.load_file = lambda self, path: _load_once(path)
+Loader.list_available_services = lambda self, type_name: _list_once(type_name)
 
 # Runs a server in the background for as long as another process lives, however that one ends.
 GUARD = """
