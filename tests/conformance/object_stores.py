@@ -58,8 +58,8 @@ def _list_once(kind: str) -> Any:
     return _list_services(Loader(), kind)
 
 
-# Each client of S3 would otherwise parse the same megabytes of JSON and list the same hundreds of folders again, most of
-# the time of a test with a stub.
+# Each client of S3 would otherwise parse the same megabytes of JSON and list the same hundreds of folders again.
+# These take most of the time of a test with a stub.
 _load_file, _list_services = JSONFileLoader.load_file, Loader.list_available_services
 JSONFileLoader.load_file = lambda self, path: _load_once(path)
 Loader.list_available_services = lambda self, type_name: _list_once(type_name)

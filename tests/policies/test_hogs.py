@@ -50,7 +50,7 @@ class Pool:
                 self.lost[expired.tenant] += 1
             for slot in range(SLOTS):
                 if free[slot] <= now:
-                    waiting = {each.tenant for each in self.queue.waiting(1)}
+                    waiting = {each.tenant for each in self.queue.waiting(1)} if contenders else set()
                     ticket = self.queue.pop(now)
                     if ticket is None:
                         break
@@ -86,9 +86,9 @@ class Pool:
 @pytest.mark.parametrize("cost", [1.0, 8.0])
 def test_a_quiet_tenant_of_the_same_tier_is_in_time_beside_a_hog(per_s: float, cost: float) -> None:
     pool = Pool()
-    pool.run([Sender(tenant="hog", per_s=per_s, cost=cost), Sender(tenant="quiet", per_s=100.0)], 10.0)
+    pool.run([Sender(tenant="hog", per_s=per_s, cost=cost), Sender(tenant="quiet", per_s=100.0)], 5.0)
     assert pool.in_time("quiet") >= 0.99
-    assert sum(pool.work.values()) * SERVICE_S >= 0.95 * SLOTS * 10.0, "what the quiet one leaves is the hog's"
+    assert sum(pool.work.values()) * SERVICE_S >= 0.95 * SLOTS * 5.0, "what the quiet one leaves is the hog's"
 
 
 @pytest.mark.parametrize("weight", [1.0, 3.0])
@@ -96,15 +96,15 @@ def test_a_hog_gets_its_weight_while_others_want_theirs(weight: float) -> None:
     pool = Pool()
     hog = Sender(tenant="hog", per_s=10_000.0, weight=weight, cost=2.0)
     others = [Sender(tenant=name, per_s=300.0) for name in ("a", "b")]
-    pool.run([hog, *others], 10.0, frozenset(("a", "b")))
+    pool.run([hog, *others], 5.0, frozenset(("a", "b")))
     contended = pool.work_contended
-    assert sum(contended.values()) > 1000
+    assert sum(contended.values()) > 500
     assert contended["hog"] / sum(contended.values()) <= 1.2 * weight / (weight + 2.0)
 
 
 def test_a_more_urgent_tier_waits_for_what_runs_at_most() -> None:
     pool = Pool()
-    pool.run([Sender(tenant="hog", per_s=20_000.0, band=2, cost=3.0), Sender(tenant="gold", per_s=50.0, band=0)], 10.0)
+    pool.run([Sender(tenant="hog", per_s=20_000.0, band=2, cost=3.0), Sender(tenant="gold", per_s=50.0, band=0)], 5.0)
     assert pool.lost["gold"] == 0
     # One call of the hog ends in each slot, and the lower tier may take its own turn, one in twenty, before.
     assert max(pool.waits["gold"]) <= 2 * 3.0 * SERVICE_S
@@ -115,7 +115,7 @@ def test_the_lowest_tier_gets_its_floor_beside_a_hog_of_the_highest_that_fills_t
     pool = Pool()
     hog, silver = Sender(tenant="hog", per_s=20_000.0, band=0), Sender(tenant="silver", per_s=20.0, band=1)
     flood, quiet = Sender(tenant="flood", per_s=400.0, band=2), Sender(tenant="quiet", per_s=5.0, band=2)
-    pool.run([hog, silver, flood, quiet, Sender(tenant="gold", per_s=50.0, band=0)], 10.0)
+    pool.run([hog, silver, flood, quiet, Sender(tenant="gold", per_s=50.0, band=0)], 5.0)
     work, total = pool.work, sum(pool.work.values())
     assert work["flood"] + work["quiet"] >= 0.049 * total and work["silver"] >= 0.045 * total
     assert len(pool.waits["quiet"]) >= 0.95 * quiet.sent
