@@ -28,7 +28,7 @@ def _override(text: str) -> tuple[str, tuple[str, int]]:
 def _limiter(text: str) -> str:
     parts = urlsplit(text)
     if text != "embedded" and (parts.scheme not in ("redis", "rediss") or not parts.hostname):
-        raise argparse.ArgumentTypeError("a limiter is 'embedded', redis://HOST:PORT/DB or rediss://HOST:PORT/DB")
+        raise argparse.ArgumentTypeError("a limiter must be 'embedded', redis://HOST:PORT/DB or rediss://HOST:PORT/DB")
     if parts.password:
         raise argparse.ArgumentTypeError(
             "others can read this process's arguments: put the password into ORIEL_LIMITER_PASSWORD"
@@ -38,7 +38,7 @@ def _limiter(text: str) -> str:
 
 def _prefix(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9:._-]{1,64}", text):
-        raise argparse.ArgumentTypeError("a prefix is 1 to 64 letters, digits, colons, dots, dashes or underscores")
+        raise argparse.ArgumentTypeError("a prefix must be 1 to 64 letters, digits, colons, dots, dashes, underscores")
     return text
 
 

@@ -53,7 +53,7 @@ class StateFile:
             self.close()
             if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY:
                 _log.warning(
-                    "another process has %s: the %s of this one are lost when it ends; give it a file of its own",
+                    "another process uses %s: the %s of this one are lost when it ends; give it a file of its own",
                     path.name,
                     self._holds,
                 )

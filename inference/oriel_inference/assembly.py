@@ -83,7 +83,7 @@ class Models:
 
 
 async def open_models(settings: Settings, backends: Callable[[str], Backend], spans: SpanSink) -> Models:
-    """Make what loads and runs models; nothing is loaded yet. Raises StartFailed."""
+    """Build the parts that load and run models; nothing is loaded yet. Raises StartFailed."""
     workers, catalog = WorkerThreads(settings.cores), Catalog()
     machine = Machine(
         clock=LoopClock(asyncio.get_running_loop()),

@@ -192,7 +192,7 @@ class ModelSpec:
     max_batch_size: 0 means that tensors have no batch dimension.
     bounds: None means that every request runs alone.
     instances: executions that may run at once.
-    by_demand: the configuration sets no count: `instances` is what the cores hold, and the work decides how many run.
+    by_demand: True if the configuration sets no count: up to `instances`, as many as the cores hold, run on demand.
     decoupled: a request has any number of responses.
     steps: the steps of an ensemble, which runs nothing itself.
     max_inflight: the most runs of one step at once; 0 means unbounded.

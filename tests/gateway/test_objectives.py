@@ -237,7 +237,7 @@ async def test_a_second_process_counts_in_memory_and_a_damaged_file_is_moved_asi
     await owner.save()
     other = BudgetFile(path, second)
     other.open()
-    assert "another process has objectives.db" in caplog.text and not second.objectives.budgets.keeps
+    assert "another process uses objectives.db" in caplog.text and not second.objectives.budgets.keeps
     counted(second, 1, 0)
     await other.save()
     owner.close()

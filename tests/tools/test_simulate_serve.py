@@ -311,6 +311,6 @@ def test_a_load_that_is_too_large_is_refused(tmp_path: Path, capsys: pytest.Capt
     path.write_bytes(msgspec.json.encode(ALONE))
     flags = ["--profile", str(path), "--rate", "1"]
     assert main(["simulate", "serve", *flags, "--replicas", "1001"]) == 1
-    assert "--replicas is 1 to 1000" in capsys.readouterr().err
+    assert "--replicas must be 1 to 1000" in capsys.readouterr().err
     assert main(["simulate", "serve", *flags, "--scale", "p"]) == 1
     assert "no pool 'p' with a scaling table" in capsys.readouterr().err

@@ -169,7 +169,7 @@ def test_ctrl_c_ends_a_search_that_does_not_wait_and_the_server_with_it(
     [
         (["nobody"], "has no model 'nobody'"),
         (["../models/double"], "has no model"),
-        (["double", "--replicas", "9"], "--max-replicas is at least --replicas"),
+        (["double", "--replicas", "9"], "--max-replicas must be at least --replicas"),
         (["double", "--patch", "/absent/x.patch"], "/absent/x.patch: there is no such folder"),
     ],
 )

@@ -72,9 +72,9 @@ def test_any_other_text_is_refused_in_one_line_that_shows_the_form(text: str) ->
         ("p99 <= 50 ms for  at 300/s", "the calls per second, such as 'at 300/s', and nothing after it, is expected"),
         ("p99 <= 50 ms for gold! at 300/s", "the name of a tier"),
         ("p99 <= 50 ms for gold", "the calls per second, such as 'at 300/s', and nothing after it, is expected. The"),
-        ("p100 <= 50 ms at 300/s", "the percentile is 1 to 99.99"),
-        ("p99 <= 0 ms at 300/s", "the bound in ms is 0.1 to 600000"),
-        ("p99 <= 50 ms at 0/s", "the rate is 0.01 to 100000"),
+        ("p100 <= 50 ms at 300/s", "the percentile must be 1 to 99.99"),
+        ("p99 <= 0 ms at 300/s", "the bound in ms must be 0.1 to 600000"),
+        ("p99 <= 50 ms at 0/s", "the rate must be 0.01 to 100000"),
     ],
 )
 def test_a_mistake_is_named_where_it_is(text: str, why: str) -> None:

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.concurrency < 1 or args.concurrency > 1024 or not 0 < args.seconds <= 600:
-        raise CommandFailed("--concurrency is 1 to 1024, --seconds above 0 and at most 600")
+        raise CommandFailed("--concurrency must be 1 to 1024, --seconds above 0 and at most 600")
     with _gateway(args.admin_port) as (host, port):
         try:
             measured = asyncio.run(_measure(host, port, args.concurrency, args.seconds))

@@ -374,7 +374,7 @@ def _known(folder: Folder) -> list[str]:
 
 
 def _chosen(known: Iterable[str], given: Sequence[str]) -> list[str]:
-    """Return the fingerprints that begin with what was given. Raises CommandFailed."""
+    """Return the one fingerprint that begins with each given text. Raises CommandFailed if there is none or more."""
     chosen = []
     known = list(known)
     for text in given:

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.name and not _NAME.match(args.name):
-        raise CommandFailed("a name has 1 to 128 letters, digits, blanks, dots, dashes, underscores or @")
+        raise CommandFailed("a name must have 1 to 128 letters, digits, blanks, dots, dashes, underscores or @")
     expires = expiry(args.expires, datetime.now(UTC)) if args.expires else None
     if args.tier and not _TIER.match(args.tier):
         raise CommandFailed(f"--tier {args.tier[:40]!r} cannot be the name of a tier")

@@ -62,7 +62,7 @@ async def snapshots(base: str) -> AsyncGenerator[dict[str, Any], None]:
             if answer.status_code == 401:
                 raise CommandFailed(f"the gateway asks for its admin token: put it into {TOKEN}")
             if answer.status_code == 503:
-                raise CommandFailed("the gateway serves as many console viewers as it may: close one of them")
+                raise CommandFailed("the gateway has as many console viewers as it allows: close one of them")
             if answer.status_code != 200:
                 raise CommandFailed(f"there is no console at {base}: it answered {answer.status_code}")
             kept = ""
@@ -75,7 +75,7 @@ async def snapshots(base: str) -> AsyncGenerator[dict[str, Any], None]:
                         yield json.loads(event[6:])
     except httpx.HTTPError as error:
         raise CommandFailed(f"no gateway answers at {base} ({type(error).__name__})") from error
-    raise CommandFailed("the gateway has stopped")
+    raise CommandFailed(f"the gateway at {base} has stopped: run the command again when it is back")
 
 
 async def _print(base: str, *, as_json: bool, once: bool, sort: str) -> int:

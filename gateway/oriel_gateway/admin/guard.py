@@ -63,7 +63,7 @@ def admin_token(host: str, *, pages: str = "token") -> str | None:
             "or pass --admin-pages loopback, or --admin-host 127.0.0.1"
         )
     if not MIN_TOKEN <= len(token) <= MAX_TOKEN or not token.isascii():
-        raise StartFailed(f"the admin token has to have {MIN_TOKEN} to {MAX_TOKEN} ASCII characters")
+        raise StartFailed(f"the admin token must have {MIN_TOKEN} to {MAX_TOKEN} ASCII characters")
     return token
 
 

@@ -1,4 +1,4 @@
-"""Read what a pool reports of itself, as far as it may be passed on: known parts only, checked and bounded. Pure.
+"""Read the public part of a pool's reports about itself: known parts only, checked and bounded. Pure.
 
 A description comes from a server behind the gateway and goes to clients that hold keys. So an operation keeps its text,
 its inputs and its answer, and nothing that could send a key elsewhere (`servers`, `security`, links, callbacks) or

@@ -98,16 +98,16 @@ class Side:
             call.grant.settle(round(cost_s * 1e6), executed, now)
 
     def client_writable(self, call: "Call", writable: bool) -> None:
-        """The client of a gRPC stream stopped or resumed reading."""
+        """Note that the client of a gRPC stream stopped or resumed reading."""
 
     def room(self) -> None:
-        """The server of a gRPC stream takes more."""
+        """Go on sending: the server of a gRPC stream takes more."""
 
     def failed(self, call: "Call") -> None:
-        """A server did not answer, or stopped in its answer."""
+        """Note that a server did not answer, or stopped in its answer."""
 
     def finishing(self, call: "Call") -> None:
-        """The call of a gRPC stream is about to end."""
+        """Charge the unanswered messages of a gRPC stream, whose call is about to end."""
 
 
 class Request:

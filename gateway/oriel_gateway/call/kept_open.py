@@ -121,7 +121,7 @@ def _comment(call: Call) -> None:
 def rest_of(
     call: Call, stream: AnswerStream, head: ResponseHead, data: bytes, complete: bool, now: float
 ) -> bytes | None:
-    """Return what a stream that was kept open goes on with: the answer's events, or a whole answer of another kind as
+    """Return the rest of a stream that was kept open: the answer's events, or a whole answer of another kind as
     one event.
 
     None: it is no stream of events and not whole either, so the client was cut off.

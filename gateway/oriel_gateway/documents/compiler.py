@@ -101,11 +101,11 @@ class FolderCompiler:
         except HelperLate:
             raise BadDocument(name, "", f"compiling took more than {self._timeout_s:g} s") from None
         except HelperEnded as ended:
-            raise BadDocument(name, "", f"the compiler {ended}") from None
+            raise BadDocument(name, "", f"the compiling process {ended}") from None
         except msgspec.ValidationError as error:
-            raise BadDocument(name, "", "the compiler's answer cannot be read") from error
+            raise BadDocument(name, "", "the compiling process sent an unreadable answer") from error
         except OSError as error:
-            raise BadDocument(name, "", f"the compiler cannot be started: {error.strerror}") from error
+            raise BadDocument(name, "", f"cannot start the compiling process: {error.strerror}") from error
 
 
 def _unnamed_file() -> IO[bytes]:

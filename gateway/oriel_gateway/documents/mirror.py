@@ -144,7 +144,7 @@ class Mirror:
             try:
                 await self.poll()
                 if before:
-                    _log.info("%s answers again", self.state.url)
+                    _log.info("the policy store %s answers again", self.state.url)
             except StoreFailed as error:
                 if str(error) != before:
                     _log.error("%s; the policies in force stay", error)

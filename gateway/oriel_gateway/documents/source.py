@@ -42,7 +42,10 @@ class FolderSource:
         return documents
 
     def readable(self) -> tuple[dict[str, bytes], list[BadDocument]]:
-        """The files that can be read, and an error for each other. Raises BadDocument if the folder cannot be read."""
+        """The contents of the readable files, and an error for each unreadable one.
+
+        Raises BadDocument if the folder cannot be read.
+        """
         try:
             paths = self._paths()
         except OSError as error:

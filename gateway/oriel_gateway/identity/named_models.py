@@ -149,7 +149,7 @@ def _caseless(fields: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
 
 
 def _is_reference(fields: dict[str, msgspec.Raw]) -> bool:
-    """Return whether an item names one that is stored: by its type, or by an id without content of its own."""
+    """Return whether an item of a request refers to a stored item: by its type, or by an id without content."""
     item = _caseless(fields)
     kind = _as_text(item["type"]).casefold() if bytes(item.get("type", b""))[:1] == b'"' else ""
     if kind == "item_reference" or "id" not in item or bytes(item["id"]) == b"null":

@@ -42,7 +42,7 @@ def ticket_keys(file: Path | None) -> tuple[bytes, ...]:
     keys = tuple(key.encode("ascii", "replace") for key in text.replace(",", " ").split())
     if file is not None and not keys or len(keys) > _MAX_KEYS or any(len(key) < _MIN_KEY for key in keys):
         raise StartFailed(
-            f"ticket keys have at least {_MIN_KEY} characters and are 1 to {_MAX_KEYS}, split by commas or lines: make "
+            f"give 1 to {_MAX_KEYS} ticket keys of at least {_MIN_KEY} characters, split by commas or lines: make "
             f"one with `openssl rand -hex 32` for --ticket-keys or {TICKET_KEYS}"
         )
     return keys

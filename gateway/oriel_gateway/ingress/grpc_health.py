@@ -67,7 +67,7 @@ class HealthCall:
         self._data += data
         try:
             if len(self._data) > MAX_REQUEST_BYTES:
-                raise Refused(Outcome.TOO_LARGE, f"a health check has at most {MAX_REQUEST_BYTES} bytes")
+                raise Refused(Outcome.TOO_LARGE, f"a health check may have at most {MAX_REQUEST_BYTES} bytes")
             if end:
                 self._begin()
         except (Refused, DecodeError) as error:
@@ -86,7 +86,7 @@ class HealthCall:
             connection = view.connection
             assert isinstance(connection, PublicConnection)
             if connection.watches >= MAX_OF_A_CONNECTION:
-                raise Refused(Outcome.QUEUE_FULL, f"a connection has at most {MAX_OF_A_CONNECTION} health watches")
+                raise Refused(Outcome.QUEUE_FULL, f"a connection may have at most {MAX_OF_A_CONNECTION} health watches")
             if len(gateway.health_watches.open) >= MAX_WATCHES:
                 raise Refused(Outcome.QUEUE_FULL, f"{MAX_WATCHES} watch the health of this gateway already")
             self._late.cancel()

@@ -134,7 +134,7 @@ class GrpcView(View):
         return name, version
 
     def target_of(self, tenant: Tenant, name: str, version: str) -> Target:
-        """Return what a message asks for that names this model. Raises Refused."""
+        """Return the target of a message that names this model. Raises Refused."""
         target = self._resolved(tenant, name, version)
         return target if target.choices is None else chosen(target, self.header, self.mark.own)
 

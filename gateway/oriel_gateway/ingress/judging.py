@@ -88,12 +88,12 @@ class View(Request, ABC):
 
     @abstractmethod
     def identify(self) -> ApiKey:
-        """Return the key of the sender, and remember what was read of its head if that helps. Raises Refused."""
+        """Return the sender's key, and keep the parsed head for further equal heads if it can be. Raises Refused."""
 
     @abstractmethod
     def find(self, key: ApiKey) -> Target | None:
-        """Return what the sender asks for, and remember it for equal requests; None if that is in a message which is
-        not here. Raises Refused.
+        """Return the requested target, and remember it for equal requests; None if its name is in a message that has
+        not come. Raises Refused.
         """
 
     @abstractmethod

@@ -30,7 +30,7 @@ def unpaid_bytes(head: RequestHead, page: Page) -> int:
 
 
 def own_page(head: RequestHead, gateway: Gateway, memo: LineMemo) -> Page:
-    """Return what the gateway itself answers at a path of its own. Raises Refused."""
+    """Return the gateway's answer at a path of its own. Raises Refused."""
     path, method = head.line.path, head.line.method
     hidden = memo is gateway.callers.internal  # a ticket is for models, not for what its tenant may read
     if method == "OPTIONS" and not hidden:

@@ -1,4 +1,4 @@
-"""Build what a client reads about its limits: the error text and headers of a refusal, and the headers of an answer."""
+"""Build the texts about limits for clients: error text and headers of a refusal, headers of an answer."""
 
 from collections.abc import Sequence
 from functools import lru_cache

@@ -90,7 +90,7 @@ class _Trust(RedisSSLContext):
         return self.context
 
     def _file(self) -> tuple[int, int, int] | None:
-        """Return what identifies the present version of the file; None if there is no file."""
+        """Return a key of the file's present version; None if there is no file."""
         if self._authorities is None or not self._authorities.is_file():
             return None
         found = self._authorities.stat()

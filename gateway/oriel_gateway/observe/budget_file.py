@@ -54,7 +54,7 @@ class BudgetFile:
         self._stats.objectives.budgets.keeps = self._file.database is not None
 
     async def run(self) -> None:
-        """Write what has changed until this is cancelled, then the rest."""
+        """Write changed counts until it is cancelled, then the rest."""
         try:
             while True:
                 await asyncio.sleep(SAVE_S)
@@ -68,7 +68,7 @@ class BudgetFile:
         self._file.close()
 
     async def save(self) -> None:
-        """Write what has changed. A failure is logged, and the next time tries again."""
+        """Write the counts that have changed. A failure is logged, and the next time tries again."""
         budgets = self._stats.objectives.budgets
         file = self._file
         if file.database is None:

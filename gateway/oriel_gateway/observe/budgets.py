@@ -177,7 +177,7 @@ class Budgets:
         return dropped, [Row(*key, width_s, start_s, *counts) for (key, width_s, start_s), counts in unsaved.items()]
 
     def give_back(self, dropped: list[Key], rows: list[Row]) -> None:
-        """Keep what could not be written for the next time."""
+        """Keep the counts that could not be written, for the next attempt."""
         self._dropped = dropped + self._dropped
         for row in rows:
             key = (row.tenant, row.tier, row.target)

@@ -93,7 +93,7 @@ class Spending:
         return self._most(self._most_tokens, self._tokens)
 
     def _most(self, known: dict[str, float], read: Callable[[Tenant], list[Fill]]) -> list[Fill]:
-        """Return what `read` tells of the known tenants, the fullest first; those of whom it tells nothing go."""
+        """Return the values of `read` for the known tenants, the fullest first; forget tenants without a value."""
         found: list[Fill] = []
         for name in list(known):
             tenant = self.snapshot.tenants.get(name)

@@ -181,7 +181,7 @@ class Usage:
         return self._day, self._use(tenant, month=False)
 
     def before(self, tenant: str, budget: Budget) -> int:
-        """Return what a tenant has used of a budget in its present period before anybody counted it."""
+        """Return a tenant's use of a budget in the present period before the budget was counted."""
         prices = self.spending.snapshot.prices.values() if self.spending is not None else ()
         self._turn(datetime.now(UTC))
         return spent(budget.unit, self._use(tenant, month=budget.period is Period.MONTH), prices, self._day)

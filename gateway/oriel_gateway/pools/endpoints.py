@@ -207,7 +207,7 @@ class EndpointSet(Generic[E]):
         endpoint.trial = TRIAL_ANSWERS
         endpoint.record, endpoint.records = Record(), {}
         endpoint.record.heard_s = now
-        _log.info("%s:%d is on trial again", *endpoint.address)
+        _log.info("%s:%d is on trial after its ejection: it gets one call at a time", *endpoint.address)
         self.refresh()
 
     def note_reach(self, endpoint: E, reach: Reach) -> None:

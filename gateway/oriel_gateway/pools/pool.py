@@ -33,7 +33,7 @@ _NO_TIMES = AnswerTimes()
 
 
 def holding_of(tenant: Tenant, payload: Any = None) -> Holding:
-    """Return what will be a tenant's part of a shared budget. payload: see `Holding`."""
+    """Return an empty holding: a tenant's part of a shared budget. payload: see `Holding`."""
     return Holding(tenant.tier.band, tenant.name, tenant.weight, payload)
 
 
@@ -255,7 +255,7 @@ class PoolGate:
             )
 
     def prospect(self, target: Target, tenant: Tenant, size_bytes: int, *, usable: bool) -> Prospect:
-        """Return what this pool can do for a call now. usable: True if an endpoint of its protocol is usable."""
+        """Return the outlook for a call in this pool now. usable: True if an endpoint of its protocol is usable."""
         admission, band = self.admission, tenant.tier.band
         queues = admission.inflight >= admission.limit or bool(admission.queue.items)
         queues = queues or target.counted in admission.queue.aside

@@ -46,7 +46,7 @@ class TargetCache:
     def of_line(
         self, tenant: Tenant, line: bytes, method: str, path: str, query: str, tier: str | None = None
     ) -> Target:
-        """Return what this tenant's request line asks for. tier: see `served`. Raises Refused."""
+        """Return the target of this tenant's request line. tier: see `served`. Raises Refused."""
         key = (tenant, line if tier is None else _with_tier(line, tier))
         found = self._known(key)
         if found is None:

@@ -202,7 +202,7 @@ class ArtefactFolder:
         return found
 
     def retire(self, in_use: Collection[str]) -> list[str]:
-        """Remove what is too old or too much, and what builds left behind. Returns the fingerprints."""
+        """Remove old artefacts, those beyond the size bound, and leftovers of builds. Returns the fingerprints."""
         for fingerprint in in_use:
             self.used(fingerprint)
         gone = retired(self.stored(in_use), time.time(), max_bytes=self.max_bytes, max_age_s=self._max_age_s)

@@ -127,7 +127,7 @@ class ArtefactKeeper:
         )
 
     def _prepare(self, one: Followed) -> Refusal | None:
-        """Read what the fingerprint and the check need. Returns the refusal that is remembered for it, if that holds.
+        """Read the inputs of the fingerprint and of the check. Returns a remembered refusal, if it still holds.
 
         Raises ArtefactRefused and OSError.
         """

@@ -170,7 +170,7 @@ class ChildProcesses:
 def build(
     wanted: Wanted, folder: ArtefactFolder, children: ChildProcesses, progress: Callable[[str], None]
 ) -> Manifest:
-    """Build, check and publish an artefact, unless somebody else publishes it first. Return its manifest.
+    """Build, check and publish an artefact, unless somebody else publishes it first. Return the artefact's manifest.
 
     progress: called with "building", then "checking". Raises ArtefactRefused, and OSError where the folder cannot be
     written.

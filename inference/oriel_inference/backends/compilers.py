@@ -61,7 +61,7 @@ class Compiler(ABC):
 
     @abstractmethod
     def identity(self, options: EngineOptions) -> CompilerIdentity:
-        """Return what an artefact depends on that is built with `options` on this machine. Raises CompilerMissing."""
+        """Return all that an artefact built with `options` on this machine depends on. Raises CompilerMissing."""
 
     @abstractmethod
     def build(self, source: Path, options: EngineOptions, folder: Path) -> str:

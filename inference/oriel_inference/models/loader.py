@@ -154,9 +154,7 @@ class Loader:
             raise
 
     async def bring_parts(self, name: str, outline: Outline) -> None:
-        """Load the models that an ensemble needs and that a call may load: first models, then ensembles from the inside
-        out.
-        """
+        """Load an ensemble's on-demand models that are missing: first models, then ensembles from the inside out."""
         members = await self._members(name, outline)
         self.demand.need(name, members)
         models = len(self._repositories.names())

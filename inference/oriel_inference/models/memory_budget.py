@@ -114,7 +114,7 @@ class MemoryBudget:
         return dict(total)
 
     def forget(self, model: str) -> None:
-        """Drop what is known of a model that does not exist any more."""
+        """Drop the measured sizes of a model that does not exist any more."""
         self._memory.forget(model)
         self._measured.pop(model, None)
         self._calls.pop(model, None)

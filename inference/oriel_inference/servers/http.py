@@ -60,7 +60,7 @@ class HttpFrontend:
     """The callbacks `refuse` and `handle` for `oriel_wire.engine.buffered.serve`."""
 
     def __init__(self, surface: Surface, encodings: Encodings, large_json: LargeJson, *, local: bool = False) -> None:
-        """local: only this machine reaches the port: pages in a browser may not control the server."""
+        """local: True if only this machine reaches the port; pages in a browser here must not control the server."""
         self._local = local
         self._surface = surface
         self._encodings = encodings

@@ -275,9 +275,9 @@ def pairs(text: str) -> dict[str, Any]:
     try:
         found = parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_QUERY_FIELDS, errors="strict")
     except UnicodeDecodeError as error:
-        raise Refused("a form or query is percent-encoded UTF-8: this one has bytes that are not") from error
+        raise Refused("the form or query is not percent-encoded UTF-8") from error
     except ValueError as error:
-        raise Refused(f"a form or query may have {MAX_QUERY_FIELDS} fields") from error
+        raise Refused(f"a form or query may have at most {MAX_QUERY_FIELDS} fields") from error
     values: dict[str, Any] = {}
     for name, value in found:
         if name in values:

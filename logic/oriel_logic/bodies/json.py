@@ -21,7 +21,7 @@ MAX_JSON_BYTES = 4 << 20
 def decode(body: bytes, decoder: "msgspec.json.Decoder[Any]") -> Any:
     """Decode a JSON body. Raises InputTooLarge, or Refused with `field` set if one field is at fault."""
     if len(body) > MAX_JSON_BYTES:
-        raise InputTooLarge(f"JSON bodies may have {MAX_JSON_BYTES} bytes, this one has {len(body)}")
+        raise InputTooLarge(f"JSON bodies may have at most {MAX_JSON_BYTES} bytes, this one has {len(body)}")
     try:
         check_depth(body)
         return decoder.decode(body)

@@ -114,7 +114,7 @@ class Parts:
     def _begin(self) -> None:
         self._count += 1
         if self._count > MAX_PARTS:
-            raise InputTooLarge(f"a multipart body may have {MAX_PARTS} parts")
+            raise InputTooLarge(f"a multipart body may have at most {MAX_PARTS} parts")
         self.found.append(Part())
 
     def _header_end(self) -> None:
@@ -136,7 +136,7 @@ class Parts:
         part = self.found[-1]
         part.data += memoryview(data)[start:end]
         if not part.is_file and part.name != self._stream and len(part.data) > MAX_FIELD_BYTES:
-            raise InputTooLarge(f"a field may have {MAX_FIELD_BYTES} bytes: send files with a file name")
+            raise InputTooLarge(f"a field may have at most {MAX_FIELD_BYTES} bytes: send files with a file name")
 
     def _end(self) -> None:
         self.found[-1].is_whole = True

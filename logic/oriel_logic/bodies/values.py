@@ -67,7 +67,7 @@ def picture(data: bytes) -> Any:
     except images.TooManyPixels as error:
         if left >= images.MAX_PIXELS:
             raise
-        raise Refused(f"the images of one request may have {MAX_PIXELS // 1_000_000} megapixels together") from error
+        raise Refused(f"a request's images may have at most {MAX_PIXELS // 1_000_000} megapixels together") from error
     PIXELS_LEFT.set(left - found.width * found.height)
     return found
 

@@ -251,7 +251,7 @@ class Deployer:
         except Exception as error:  # also what a handler raises while its answer is streamed
             if isinstance(error, LogicError) and error.message == NO_TICKET:
                 _log.warning(
-                    "service '%s': its self-test stopped at its first model call, because only requests have tickets",
+                    "service '%s': its self-test stopped at its first model call, because it has no gateway ticket",
                     release.name,
                 )
                 return

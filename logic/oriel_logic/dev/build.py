@@ -141,7 +141,7 @@ def read_project(path: Path) -> dict[str, Any]:
     project = tomllib.loads(path.read_text("utf-8")).get("project", {})
     listed = project.get("dependencies", []) if isinstance(project, dict) else None
     if not isinstance(listed, list) or not all(isinstance(each, str) and each.isprintable() for each in listed):
-        raise StartFailed(f"{path.parent.name}/{PYPROJECT}: [project] dependencies is a list of texts")
+        raise StartFailed(f"{path.parent.name}/{PYPROJECT}: [project] dependencies must be a list of texts")
     return dict(project)
 
 

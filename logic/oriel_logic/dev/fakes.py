@@ -57,7 +57,7 @@ class FakeServers:
         try:
             self._fakes[path] = load_fakes(path)
             self._models = together([self._fakes[each] for each in self._paths])
-            _log.info("%s: read again", shown_path(path))
+            _log.info("%s was read again", shown_path(path))
         except (Exception, SystemExit) as error:  # user code
             _log.error("%s: %s: the old fakes stay", shown_path(path), one_line(error, path))
 

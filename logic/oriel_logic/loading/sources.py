@@ -126,7 +126,8 @@ def entries(place: Path) -> list[Path]:
 
 
 def in_entry(entry: Path) -> Iterator[HandlerFile]:
-    """Yield the handlers of one entry, of whatever kind of file: one that is not a regular file is broken, not removed.
+    """Yield the handlers of one entry of a folder. A handler that is not a regular file is yielded too, as broken: it
+    must not look as if it had been removed.
 
     Raises OSError.
     """

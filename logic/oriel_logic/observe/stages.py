@@ -56,7 +56,7 @@ class Stage:
 
     @property
     def context(self) -> TraceContext:
-        """Its place in the trace, made on first use."""
+        """The trace context of the stage, made on first use."""
         if self._context is None:
             self._context = child(self._root)
         return self._context

@@ -65,7 +65,7 @@ class Embeddings(Served):
                 f"inputs has {', '.join(inputs)}: it must have input_ids, and only names of {', '.join(MADE)}"
             )
         if pooling not in ("mean", "cls", "last"):
-            raise ValueError(f"pooling is mean, cls or last, not {pooling!r}")
+            raise ValueError(f"pooling must be mean, cls or last, not {pooling!r}")
         self.max_tokens = max_tokens
         self.truncate = truncate
         self.pooling: Pooling = pooling
@@ -109,7 +109,8 @@ class Embeddings(Served):
         total = sum(map(len, rows))
         if total > MAX_TOTAL_TOKENS:
             raise ParameterWrong(
-                f"one request may have {MAX_TOTAL_TOKENS} tokens, this one has {total}: send several", param="input"
+                f"a request may have at most {MAX_TOTAL_TOKENS} tokens, this one has {total}: send several",
+                param="input",
             )
         return total
 

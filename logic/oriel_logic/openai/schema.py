@@ -136,7 +136,7 @@ _ECHOED = frozenset(Message.__struct_fields__) | {"tool_calls", "function_call",
 def parse(body: bytes, kind: type[T]) -> T:
     """Parse a body. Raises ParameterWrong, which names the parameter, or InputTooLarge (4 MiB, or too many values)."""
     if len(body) > MAX_JSON_BYTES:
-        raise InputTooLarge(f"JSON bodies may have {MAX_JSON_BYTES} bytes, this one has {len(body)}")
+        raise InputTooLarge(f"JSON bodies may have at most {MAX_JSON_BYTES} bytes, this one has {len(body)}")
     if len(body) > MAX_LISTS:
         check_extent(body)
     try:
@@ -247,7 +247,7 @@ def check_supported(request: Generation) -> None:
         raise ParameterWrong("'stream_options' is only for stream=true", param="stream_options")
     for stop in stops_of(request.stop):
         if not 0 < len(stop) <= MAX_STOP_CHARACTERS:
-            raise ParameterWrong(f"a stop string has 1 to {MAX_STOP_CHARACTERS} characters", param="stop")
+            raise ParameterWrong(f"a stop string must have 1 to {MAX_STOP_CHARACTERS} characters", param="stop")
     for token in request.logit_bias or ():
         if not (token.isascii() and token.isdigit() and len(token) < 10):
             raise ParameterWrong(f"'{token[:32]}' is not a token id", param="logit_bias")
@@ -267,7 +267,7 @@ def texts_or_tokens(value: str | list[Any], param: str, *, most: int) -> list[st
     if kinds == {int}:
         several, kinds = [several], {list}
     if len(kinds) != 1:
-        raise ParameterWrong(f"'{param}' is a text, a list of texts, or one or more arrays of token ids", param=param)
+        raise ParameterWrong(f"'{param}' must be a text, a list of texts, or arrays of token ids", param=param)
     if len(several) > most:
         raise ParameterWrong(f"'{param}' has {len(several)} entries, at most {most} are taken", param=param)
     if not all(several):

@@ -69,7 +69,7 @@ class Envelope:
         return read_headers(headers.get, trusted=trusted, sampling=self._sink.sampling, ticket=ticket)
 
     def visit(self, plan: ContextPlan, started_s: float) -> Visit:
-        """Make the visit of a request whose head came at `started_s`."""
+        """Open the record of a request's stay in this server. started_s: monotonic time at which its head came."""
         call = plan.at(started_s, self._default_timeout_s)
         if plan.trace is None:
             return Visit(call=call, ledger=Ledger(call.trace, clock=self._clock), started_s=started_s)

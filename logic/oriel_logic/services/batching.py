@@ -70,7 +70,7 @@ def limits_of(function: object) -> BatchLimits | None:
 
 
 def rows_in(rows: Any) -> int:
-    """Return the number of rows. Raises WrongRows."""
+    """Return the number of rows in the argument of a batched function. Raises WrongRows."""
     if isinstance(rows, list) or (hasattr(rows, "dtype") and getattr(rows, "ndim", 0) > 0):
         return len(rows)
     raise WrongRows(f"a batched function takes rows, a list or an array, not {type(rows).__name__}: wrap one in a list")

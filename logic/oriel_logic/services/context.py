@@ -135,7 +135,7 @@ class Context:
         Cancelled: it does not start any more, or its result is dropped.
         """
         if keywords:
-            raise TypeError("ctx.run takes positional arguments")
+            raise TypeError("ctx.run takes positional arguments only")
         limits = limits_of(function)
         reference, stage = for_function(function), function.__name__
         if limits is not None:

@@ -147,7 +147,7 @@ class Definition:
         return found
 
     def without_code(self) -> "Definition":
-        """Return it without the parts that only a process that imports the service can have."""
+        """Return the definition without the parts that only a process which imports the service can have."""
         return replace(self, target=None, is_named=True, signature=NO_INPUT, plan=plan_of(NO_INPUT))
 
     def in_workers(self) -> "Definition":

@@ -64,7 +64,7 @@ class BoundFakes:
         self._ledger = ledger
 
     def rebind(self, call: CallContext) -> None:
-        """Set another deadline."""
+        """Set another deadline, in monotonic seconds."""
         self._call = call
 
     async def infer(

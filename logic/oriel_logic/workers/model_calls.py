@@ -41,7 +41,7 @@ class CallServer:
         try:
             number, method, arguments, keywords = unpack(frame)
             if len(self._tasks) > MAX_AT_ONCE:
-                raise Saturated(f"a job may have {MAX_AT_ONCE} model calls at the same time")
+                raise Saturated(f"a job may have at most {MAX_AT_ONCE} model calls at the same time")
             target = getattr(self._models, method, None) if method in METHODS else None
             if target is None:
                 raise HandlerFailed(f"models.{method} cannot be called here")

@@ -67,7 +67,7 @@ def parse_targets(text: str) -> list[Target]:
 
 
 def lacking(target: Target, compiler: str, device: str) -> str:
-    """Return what it takes to build for `target` if this machine cannot; "" if it can.
+    """Return a sentence about the means that this machine lacks to build for `target`; "" if it can.
 
     device: the device that `compiler` builds for on this machine, as fingerprints name it.
     """

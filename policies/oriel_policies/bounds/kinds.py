@@ -76,7 +76,7 @@ class LimitKind:
         """The amounts that the fields may have, for the error of a document."""
         least = f"{self.least:.6f}".rstrip("0").rstrip(".")
         burst = f", and {self.burst} 1 to {self.most_burst}" if self.burst else ""
-        return f"{self.field} is {least} to {self.most}{burst}"
+        return f"{self.field} must be {least} to {self.most}{burst}"
 
 
 # All kinds, in the order in which explanations name them.

@@ -178,15 +178,15 @@ def _tier(file: str, path: str, name: str, tier: object) -> Tier:
 def _pool(file: str, path: str, name: str, pool: object, probes: Mapping[str | None, str], tiers: set[str]) -> Pool:
     assert isinstance(pool, PoolTable)
     if bool(pool.endpoints) == bool(pool.discover):
-        raise BadDocument(file, path, "a pool has either endpoints, at least one host:port, or discover")
+        raise BadDocument(file, path, "a pool must have either endpoints, at least one host:port, or discover")
     if pool.grpc_endpoints and pool.grpc_discover:
-        raise BadDocument(file, path, "a pool has either grpc_endpoints or grpc_discover")
+        raise BadDocument(file, path, "a pool may have either grpc_endpoints or grpc_discover, not both")
     _known_tiers(file, f"{path}.triton_priorities", pool.triton_priorities, tiers)
     probe = pool.probe
     if probe is None:
         probe = probes.get(name, "")
     if probe and not _PATH.match(probe):
-        raise BadDocument(file, f"{path}.probe", 'a probe is a path such as "/v2/health/ready", or "" for none')
+        raise BadDocument(file, f"{path}.probe", 'a probe must be a path such as "/v2/health/ready", or "" for none')
     if pool.place_models and not probe:
         raise BadDocument(file, f"{path}.place_models", "needs `probe`, because the servers are asked for their models")
     return Pool(
@@ -217,9 +217,9 @@ def _scaling(file: str, path: str, pool: PoolTable, tiers: set[str]) -> Scaling 
     if table is None:
         return None
     if pool.discover is None and pool.grpc_discover is None:
-        raise BadDocument(file, path, "a pool that scales has discover or grpc_discover: its servers come and go")
+        raise BadDocument(file, path, "a pool that scales must have discover or grpc_discover: servers come and go")
     if not 0 <= table.minimum <= table.maximum or not 1 <= table.maximum <= _MOST_REPLICAS:
-        reason = f"0 <= minimum <= maximum has to hold, and maximum is 1 to {_MOST_REPLICAS}"
+        reason = f"0 <= minimum <= maximum has to hold, and maximum must be 1 to {_MOST_REPLICAS}"
         raise BadDocument(file, path, reason)
     if not 0 <= table.spare <= table.maximum:
         raise BadDocument(file, f"{path}.spare", f"must be from 0 to {table.maximum}, the maximum")
@@ -290,21 +290,21 @@ def _route(
     file: str, path: str, route: RouteTable, pools: Mapping[str, Pool], bad_pools: set[str], names: set[str]
 ) -> Route:
     if (route.model is None) == (route.service is None):
-        raise BadDocument(file, path, "a route names either a model or a service")
+        raise BadDocument(file, path, "a route must name either a model or a service")
     pattern = route.model if route.model is not None else route.service
     assert pattern is not None
     check_pattern(file, path, pattern)
     name = route.name or f"{'model' if route.model is not None else 'service'}:{pattern}"
     if route.name is not None and not _ROUTE_NAME.match(route.name):
-        raise BadDocument(file, f"{path}.name", "a name has 1 to 128 letters, digits, dots, dashes or underscores")
+        raise BadDocument(file, f"{path}.name", "a name must have 1 to 128 letters, digits, dots, dashes, underscores")
     if name in names and route.name is not None:
         raise BadDocument(file, f"{path}.name", f"another route is named {name!r}")
     names.add(name)
     if bool(route.pool) == bool(route.split):
-        raise BadDocument(file, path, "a route has either a pool or a split")
+        raise BadDocument(file, path, "a route must have either a pool or a split")
     for text in (route.version, *(side.version for side in route.split)):
         if text is not None and (route.model is None or not _VERSION.match(text)):
-            raise BadDocument(file, path, "a version is a number without zeros before it, and only models have one")
+            raise BadDocument(file, path, "a version must be a number without leading zeros; only models have one")
     split = _split(file, path, route.split)
     for pool in [route.pool] if route.pool is not None else [side.pool for side in split]:
         _known_pool(file, f"{path}.pool", pool, pools, bad_pools)
@@ -314,7 +314,7 @@ def _route(
     headers = tuple(sorted((name.lower(), value) for name, value in route.headers.items()))
     for header, value in headers:
         if not _HEADER.match(header) or len(value) > 256 or not value.isascii() or not value.isprintable():
-            raise BadDocument(file, f"{path}.headers", "a condition is a header name and its exact ASCII value")
+            raise BadDocument(file, f"{path}.headers", "a condition must be a header name and its exact ASCII value")
         if header in _CREDENTIALS:
             raise BadDocument(file, f"{path}.headers", "a header with a credential cannot choose a route")
     by = route.split_by

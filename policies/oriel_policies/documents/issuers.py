@@ -68,7 +68,7 @@ def issuer(
             raise BadDocument(file, f"{path}.jwks", "a URL with a password would be in logs: public keys need none")
         key_set = b""
     elif "/" in table.jwks or table.jwks.startswith(".") or not table.jwks.endswith(".json"):
-        raise BadDocument(file, f"{path}.jwks", 'a file lies beside the documents: only its name, such as "keys.json"')
+        raise BadDocument(file, f"{path}.jwks", 'the file must lie beside the documents: give its name, as "keys.json"')
     elif table.jwks not in attached:
         reason = f"there is no file {table.jwks!r} beside the documents{nearest(table.jwks, attached)}"
         raise BadDocument(file, f"{path}.jwks", reason)
@@ -93,7 +93,7 @@ def issuer(
 
 def _check_key_set(file: str, data: bytes) -> None:
     if len(data) > MAX_KEY_SET_BYTES:
-        raise BadDocument(file, "", f"a key set has at most {MAX_KEY_SET_BYTES} bytes")
+        raise BadDocument(file, "", f"a key set may have at most {MAX_KEY_SET_BYTES} bytes")
     try:
         keys = msgspec.json.decode(data, type=KeySet).keys
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

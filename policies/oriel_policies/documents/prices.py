@@ -13,7 +13,7 @@ _MOST = 10**9
 
 
 def price(file: str, path: str, name: str, table: object) -> Price:
-    """Check one table. Raises BadDocument."""
+    """Check one table of prices. Raises BadDocument."""
     assert isinstance(table, PriceTable)
     if not _CLASS.match(table.device_class):
         raise BadDocument(file, f"{path}.class", "must be at most 32 characters of a-z, 0-9, - and _")

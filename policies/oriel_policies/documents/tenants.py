@@ -155,7 +155,7 @@ class Tenants:
 def unique(file: str, path: str, name: str, known: Mapping[str, object]) -> None:
     """Raises BadDocument unless `name` is a name and new."""
     if not _NAME.match(name):
-        raise BadDocument(file, path, "a name has 1 to 128 letters, digits, dots, dashes or underscores")
+        raise BadDocument(file, path, "a name must have 1 to 128 letters, digits, dots, dashes, underscores")
     if name in known:
         raise BadDocument(file, path, "defined twice")
 
@@ -165,7 +165,7 @@ def _scoped(file: str, path: str, limit: ScopedLimitTable, routes: Collection[st
     named = [(scope, pattern) for scope, pattern in scopes.items() if pattern is not None]
     if len(named) != 1:
         raise BadDocument(
-            file, path, "a scoped limit names one model, service, route or tier; for all calls use `limit`"
+            file, path, "a scoped limit must name one model, service, route or tier; for all calls use `limit`"
         )
     ((scope, pattern),) = named
     if scope in ("model", "service"):

@@ -158,7 +158,7 @@ class Usual:
         self.count = 0
 
     def learn(self, times: Sequence[float]) -> None:
-        """Take one more call. The first ones weigh the same, so that one of them does not count for long."""
+        """Learn from one more call. The first ones weigh the same, so that one of them does not count for long."""
         self.count += 1
         weight = max(ALPHA, 1.0 / self.count)
         usual = self.times

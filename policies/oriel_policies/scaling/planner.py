@@ -92,7 +92,7 @@ class Planner:
 
     def __init__(self, pool: Scaling, tiers: Mapping[str, TierScaling], now: float) -> None:
         if not tiers:
-            raise ValueError("there is at least one tier")
+            raise ValueError("there must be at least one tier")
         self.pool = pool
         self.tiers = dict(tiers)
         self._other_name = _least_urgent(self.tiers)

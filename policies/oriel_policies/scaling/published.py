@@ -22,7 +22,7 @@ _decode = msgspec.msgpack.Decoder(_Published).decode
 
 
 def pack(records: Mapping[str, PoolRecord]) -> bytes:
-    """Return what `unpack` turns into equal records. records: the records by pool."""
+    """Return bytes that `unpack` turns into equal records. records: the records by pool."""
     return _encode(_Published(_VERSION, dict(records)))
 
 

@@ -230,7 +230,7 @@ class Flow:
         self._one_less(ticket)
 
     def bury(self, ticket: Ticket) -> None:
-        """Note that another ticket has left; its `_queued` is False."""
+        """Count out a ticket that has left from behind the head; its `_queued` is False. It is removed later."""
         self._tickets.buried()
         if self._by_deadline is not None:
             self._by_deadline.buried()

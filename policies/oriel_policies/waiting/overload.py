@@ -66,7 +66,7 @@ class LoopOverload:
         return self.behind
 
     def resume_all(self) -> None:
-        """Read everything again."""
+        """End the overload: all connections are read again without an order."""
         self.behind = False
         self._late_beats = 0
         self._waited_s.clear()

@@ -90,7 +90,7 @@ def trace_offsets(lines: Iterator[str], stream: str) -> list[float]:
 def _bounded(lines: Iterator[str]) -> Iterator[str]:
     for number, line in enumerate(lines, 1):
         if number > MAX_TRACE_LINES:
-            raise ValueError(f"line {number}: a trace has at most {MAX_TRACE_LINES} lines")
+            raise ValueError(f"line {number}: a trace may have at most {MAX_TRACE_LINES} lines")
         yield line
 
 

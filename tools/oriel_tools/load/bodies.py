@@ -62,7 +62,7 @@ async def prepare(stream: Stream) -> Prepared:
         return Prepared(host=host, port=port, grpc=True, method="", path=path, fields=fields, body=body)
     if request is not None:
         if not parts.path.endswith("/infer"):
-            raise CommandFailed(f"stream {stream.name!r}: a v2 request over HTTP goes to .../infer")
+            raise CommandFailed(f"stream {stream.name!r}: a v2 request over HTTP must go to .../infer")
         pieces, header_length = v2_http.encode_request(request, binary=stream.encoding == "binary")
         body = b"".join(pieces)
         if header_length is not None:
@@ -102,7 +102,7 @@ def _file(stream: Stream) -> bytes:
     path = Path(stream.body)
     try:
         if path.stat().st_size > MAX_BODY_BYTES:
-            raise CommandFailed(f"{path}: a body is at most {MAX_BODY_BYTES >> 20} MiB")
+            raise CommandFailed(f"{path}: a body may have at most {MAX_BODY_BYTES >> 20} MiB")
         return path.read_bytes()
     except OSError as refused:
         raise CommandFailed(f"{path}: cannot be read ({refused.strerror})") from refused

@@ -117,7 +117,7 @@ def checked(scenario: Scenario, folder: Path) -> Scenario:
             if not phase.trace:
                 raise CommandFailed(f"{where}: trace arrivals need 'trace', a file")
             if phase.rate is not None or phase.rates:
-                raise CommandFailed(f"{where}: trace arrivals have the trace's own rate")
+                raise CommandFailed(f"{where}: trace arrivals have the trace's own rate: leave out 'rate' and 'rates'")
             phase.trace = str(folder / phase.trace)
         elif (phase.rate is None) == (not phase.rates):
             raise CommandFailed(f"{where}: give either 'rate' or 'rates'")
@@ -136,9 +136,9 @@ def _check_stream(stream: Stream, folder: Path) -> None:
         raise CommandFailed(f"{where}: give either 'body' or 'rows'")
     fields = [*stream.headers, *stream.headers.values(), stream.key, stream.content_type, stream.method, stream.url]
     if any(not field.isprintable() or not field.isascii() for field in fields):
-        raise CommandFailed(f"{where}: url, method, key and headers are printable ASCII")
+        raise CommandFailed(f"{where}: url, method, key and headers must be printable ASCII")
     if " " in stream.url + stream.method:
-        raise CommandFailed(f"{where}: url and method hold no blanks")
+        raise CommandFailed(f"{where}: url and method must have no blanks")
     if stream.body:
         stream.body = str(folder / stream.body)
 
@@ -151,7 +151,7 @@ def address(url: str) -> tuple[SplitResult, str, int]:
     except ValueError as wrong:
         raise CommandFailed(f"{url!r} is no URL: {wrong}") from wrong
     if parts.scheme not in PORTS or not parts.hostname:
-        raise CommandFailed(f"{url!r}: a URL begins with http:// or grpc:// and names a host (TLS is not spoken here)")
+        raise CommandFailed(f"{url!r}: a URL must begin with http:// or grpc:// and name a host (without TLS)")
     return parts, parts.hostname, port or PORTS[parts.scheme]
 
 

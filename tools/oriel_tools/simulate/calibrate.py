@@ -73,12 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, write the profile and print what it says."""
     if not 0.05 <= args.seconds <= 600.0:
-        raise CommandFailed("--seconds is 0.05 to 600")
+        raise CommandFailed("--seconds must be 0.05 to 600")
     if not args.out.parent.is_dir():
         raise CommandFailed(f"{args.out}: there is no such folder")
     parts, _, _ = address(args.url)
     if parts.scheme != "http":
-        raise CommandFailed("--url is the server's HTTP address, http://host:port")
+        raise CommandFailed("--url must be the server's HTTP address, http://host:port")
     try:
         profile = asyncio.run(
             measured(args.url, args.model, seconds=args.seconds, rows=args.rows, device_class=args.device_class)
@@ -138,7 +138,7 @@ async def measured(
         batching = config.get("dynamic_batching")
         found = batching if isinstance(batching, dict) else {}
         if not 1 <= rows <= max(1, max_rows):
-            raise CommandFailed(f"--rows is 1 to {max(1, max_rows)}, the model's max_batch_size")
+            raise CommandFailed(f"--rows must be 1 to {max(1, max_rows)}, the model's max_batch_size")
         shot = await _shot(url, model, rows)
         first = await _turn(client, model, shot, 1, seconds)
         turns = [first]
@@ -249,7 +249,7 @@ def _loop_s(before: _Statistics, after: _Statistics) -> float | None:
 
 
 async def _loop_turn_s(client: HttpClient, model: str, shot: Shot, seconds: float) -> float:
-    """Return what a turn of the event loop takes, whatever is done in it.
+    """Return the seconds of one turn of the event loop without the work in it.
 
     It is the difference between calls that the loop reads one by one and calls that come together. The calls lack the
     last byte of their tensor, so that they are refused before anything is executed or learned from them. A caller whose
@@ -264,7 +264,7 @@ async def _loop_turn_s(client: HttpClient, model: str, shot: Shot, seconds: floa
 async def _refusal_s(
     client: HttpClient, model: str, shot: Shot, *, callers: int, seconds: float, think_s: float
 ) -> float:
-    """Return what the event loop takes for one of these calls."""
+    """Return the event loop's seconds for one of these calls."""
     before = await _statistics(client, model)
     figures = await drive(client, shot, callers=callers, duration_s=seconds, think_s=think_s)
     loop_s = _loop_s(before, await _statistics(client, model))
@@ -274,7 +274,7 @@ async def _refusal_s(
 
 
 def loop_of(turns: "Sequence[_Turn]", turn_s: float) -> LoopMs:
-    """Return what the event loop takes; zeros if the server does not say how long it was busy.
+    """Return the event loop's times; zeros if the server does not report how long its loop was busy.
 
     turns: measurements with growing numbers of callers. In the last one callers send as soon as they are answered, so
     calls come together, and one batch ends where the next one begins. In the others the loop reads nearly every call

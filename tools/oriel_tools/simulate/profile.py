@@ -87,7 +87,7 @@ def read(path: Path) -> Profile:
     """Read a profile. Raises CommandFailed with file, place and reason."""
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise CommandFailed(f"{path}: a profile has at most {MAX_BYTES >> 20} MiB")
+            raise CommandFailed(f"{path}: a profile may have at most {MAX_BYTES >> 20} MiB")
         found = msgspec.json.decode(path.read_bytes(), type=Profile)
     except OSError as refused:
         raise CommandFailed(f"{path}: cannot be read ({refused.strerror})") from refused
@@ -101,7 +101,7 @@ def read(path: Path) -> Profile:
     if any(size.spread != sorted(size.spread) for size in found.sizes):
         raise CommandFailed(f"{path}: every 'spread' has to ascend")
     if any(each > found.max_rows for each in found.preferred_rows):
-        raise CommandFailed(f"{path}: 'preferred_rows' are at most 'max_rows'")
+        raise CommandFailed(f"{path}: 'preferred_rows' must be at most 'max_rows'")
     return found
 
 

@@ -52,7 +52,7 @@ def request_of(stream: Stream) -> Request:
     fields = {name.lower(): value for name, value in stream.headers.items()}
     band = fields.get(PRIORITY, "0")
     if not band.isdigit() or int(band) > MAX_BAND:
-        raise CommandFailed(f"stream {stream.name!r}: {PRIORITY} is 0 to {MAX_BAND}")
+        raise CommandFailed(f"stream {stream.name!r}: {PRIORITY} must be 0 to {MAX_BAND}")
     timeouts = [parse_timeout_ms(fields[name]) for name in (TIMEOUT_MS, CLIENT_TIMEOUT_MS) if name in fields]
     timeouts.append(None if stream.deadline_ms is None else stream.deadline_ms / 1e3)
     rows, size_bytes = _size(stream)
@@ -74,7 +74,7 @@ def _size(stream: Stream) -> tuple[int, int]:
     file = Path(stream.body)
     try:
         if file.stat().st_size > MAX_BODY_BYTES:
-            raise CommandFailed(f"{file}: a body is at most {MAX_BODY_BYTES >> 20} MiB")
+            raise CommandFailed(f"{file}: a body may have at most {MAX_BODY_BYTES >> 20} MiB")
         data = file.read_bytes()
     except OSError as refused:
         raise CommandFailed(f"{file}: cannot be read ({refused.strerror})") from refused

@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Simulate the load and print what it got."""
     if not 1 <= args.replicas <= MAX_REPLICAS or not 0 <= args.cores <= 4096:
-        raise CommandFailed(f"--replicas is 1 to {MAX_REPLICAS}, --cores 0 to 4096")
+        raise CommandFailed(f"--replicas must be 1 to {MAX_REPLICAS}, --cores from 0 to 4096")
     if args.html is not None and not args.html.parent.is_dir():
         raise CommandFailed(f"{args.html}: there is no such folder")
     profiles = _profiles(args.profile)
@@ -115,7 +115,7 @@ def begins(text: str) -> float:
     except ValueError:
         moment = None
     if moment is None or not 1971 <= moment.year < 3000:
-        raise CommandFailed(f"--begins is a time in UTC such as 2026-01-05T07:30, not {text[:64]!r}")
+        raise CommandFailed(f"--begins must be a time in UTC such as 2026-01-05T07:30, not {text[:64]!r}")
     return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 

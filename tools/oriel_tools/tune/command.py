@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     if args.patch is not None and not args.patch.parent.is_dir():
         raise StartFailed(f"{args.patch}: there is no such folder")
     if args.max_replicas < args.replicas:
-        raise StartFailed("--max-replicas is at least --replicas")
+        raise StartFailed("--max-replicas must be at least --replicas")
     if not args.repository.is_dir():
         raise StartFailed(f"{args.repository}: there is no such folder")
     prices = read_prices(args.prices) if args.prices else []

@@ -89,7 +89,7 @@ class _Reader:
             raise Unreadable(f"messages are nested more than {MAX_DEPTH} deep")
         while (there := self._peek()) != closer:
             if not there:
-                raise Unreadable(f"{closer!r} is missing")
+                raise Unreadable(f"{closer!r} is missing at the end")
             message.fields.append(self._field(depth))
         message.end = self._take(closer).start if closer else self._length
 

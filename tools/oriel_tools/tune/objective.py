@@ -70,7 +70,7 @@ def number(value: float) -> str:
 
 
 def parse(text: str) -> Objective:
-    """Read one objective. Raises BadObjective, which says what is expected where the text leaves the grammar."""
+    """Read one objective. Raises BadObjective with the first wrong part and the form that is expected there."""
     rest = text.strip()
 
     def take(pattern: re.Pattern[str], expected: str) -> re.Match[str]:
@@ -104,7 +104,7 @@ def parse(text: str) -> Objective:
 
 def _within(text: str, what: str, value: float, least: float, most: float) -> float:
     if not least <= value <= most:
-        raise BadObjective(f"objective {text[:_SHOWN]!r}: {what} is {number(least)} to {number(most)}")
+        raise BadObjective(f"objective {text[:_SHOWN]!r}: {what} must be {number(least)} to {number(most)}")
     return value
 
 

@@ -185,7 +185,7 @@ def promises(simulator: Simulator, setting: Setting, calls: int) -> list[Promise
 
 
 def limit(simulator: Simulator, chosen: Trial, subject: Subject) -> tuple[str, str]:
-    """Return what limits now: a word, and a sentence."""
+    """Return the bottleneck now: a word, and a sentence."""
     setting, load = chosen.setting, simulator.load
     quickest_ms = min([simulator.alone_ms(setting.on(engine)) for engine in simulator.profiles])
     if quickest_ms > load.bound_ms:

@@ -82,7 +82,7 @@ class Setting:
         return replace(self, **{field: getattr(engine, field) for field in ENGINE})
 
     def with_rows(self, max_rows: int) -> "Setting":
-        """Return it with other batches, of whose preferred sizes those that are possible are left."""
+        """Return the setting with another largest batch; preferred sizes above it are dropped."""
         return replace(self, max_rows=max_rows, preferred=tuple(each for each in self.preferred if each <= max_rows))
 
     def shown(self, field: str) -> str:

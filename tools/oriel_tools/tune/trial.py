@@ -88,7 +88,7 @@ class Load:
         return objective.rate <= RARE * max([each.rate for each in self.objectives])
 
     def scenario(self, url: str, seconds: float, *, part: float = 1.0) -> Scenario:
-        """Return it as a load that can be sent as well as simulated: a warm-up, and `seconds` that count.
+        """Return the load in a form that can be sent as well as simulated: a warm-up, and `seconds` that count.
 
         The first objective is the most urgent one. part: the factor on the rates.
         """
@@ -187,7 +187,7 @@ class Simulator:
         return rows
 
     def alone_ms(self, setting: Setting) -> float:
-        """Return what a request takes that meets no other."""
+        """Return the milliseconds of a request that meets no other."""
         profile, rows = self.profile(setting), self.load.rows
         return mean_ms(profile.sizes, rows) + profile.overhead_ms + rows * profile.row_ms + profile.loop.alone_ms
 

@@ -229,7 +229,7 @@ class ApiServer:
         return cls(f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}")
 
     def read(self, name: str) -> str:
-        """Return what a file of the service account says. Raises DiscoveryFailed."""
+        """Return the content of a file of the service account. Raises DiscoveryFailed."""
         try:
             with (self.account / name).open("rb") as file:
                 text = file.read(MAX_TOKEN_BYTES).decode("ascii").strip()
@@ -240,7 +240,7 @@ class ApiServer:
         return text
 
     def tls(self) -> ssl.SSLContext | bool:
-        """Return what to check the API server's certificate with. Raises DiscoveryFailed."""
+        """Return the TLS context for the API server's certificate; False over plain HTTP. Raises DiscoveryFailed."""
         if self.url.startswith("http://"):  # a proxy on this host, such as `kubectl proxy`
             return False
         try:
@@ -250,7 +250,7 @@ class ApiServer:
 
 
 class EndpointSlices:
-    """Watches one service while `run` runs. It is a `Discovery` of its ready pods, for those who know no others.
+    """Watches one Kubernetes service while `run` runs. As a `Discovery` it lists the service's ready pods.
 
     service: SERVICE or SERVICE.NAMESPACE, by default in the namespace of this pod.
     port: the pods' port, for `lookup`.

@@ -55,7 +55,7 @@ class Connection(Protocol):
 
 
 def served_at(sock: socket.socket) -> tuple[str, int]:
-    """Return what spans say of a listening socket: its address, or the machine's name where it takes all, and port.
+    """Return a listening socket's address, or the machine's name if it takes all, and its port, for spans.
 
     For a Unix socket its path and 0.
     """

@@ -397,7 +397,7 @@ def parse_lines(lines: Sequence[bytes], known: Sequence[Any], memo: LineMemo) ->
         elif kind != 0 and kind != HOP:
             _note(head, field)
     if hosts != 1 and (hosts or request_line.minor):
-        raise BadMessage("a request carries exactly one Host header")
+        raise BadMessage("a request must carry exactly one Host header")
     if head.chunked and (head.content_length is not None or not request_line.minor):
         raise BadMessage("Transfer-Encoding does not go with Content-Length or HTTP/1.0")
     return head

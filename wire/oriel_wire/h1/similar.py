@@ -226,7 +226,7 @@ class SimilarHeads:
             self._shapes[key] = (shape, *alike[: _MAX_ALIKE - 1])
 
     def decide(self, head: RequestHead, decision: Any) -> None:
-        """Keep what holds for every head of this shape with these credentials, whatever its other unknown lines are.
+        """Keep a decision for all heads of this shape with these credentials, whatever their other unknown lines.
 
         It is kept until `forget_decisions`, or until there are `SIZE` others.
         """

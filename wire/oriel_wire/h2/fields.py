@@ -81,7 +81,7 @@ def check_request(fields: list[Field]) -> int:
             else:
                 host = value
     if seen & _REQUIRED != _REQUIRED:
-        raise BadMessage("a request has :method, :scheme and :path")
+        raise BadMessage("a request must have :method, :scheme and :path")
     if method not in _METHODS and (method == b"CONNECT" or _TOKEN.match(method) is None):
         raise BadMessage("the method is CONNECT or no token")
     if scheme != b"http" and scheme != b"https":
@@ -98,7 +98,7 @@ def check_request(fields: list[Field]) -> int:
 def check_response(fields: list[Field]) -> int:
     """The content-length of valid answer fields, -1 if they have none. :status is `fields[0]`. Raises BadMessage."""
     if not fields or fields[0][0] != b":status":
-        raise BadMessage("an answer begins with :status")
+        raise BadMessage("an answer must begin with :status")
     status = fields[0][1]
     if len(status) != 3 or not status.isdigit() or status[:1] == b"0" or status == b"101":
         raise BadMessage(":status is not a three-digit status that HTTP/2 allows")

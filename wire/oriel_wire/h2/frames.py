@@ -103,14 +103,14 @@ def check_size(kind: int, flags: int, stream_id: int, length: int) -> None:
     """
     wanted = _SIZES.get(kind)
     if wanted is not None and length != wanted:
-        raise H2Error(FRAME_SIZE_ERROR, f"a frame of type {kind} has {wanted} bytes")
+        raise H2Error(FRAME_SIZE_ERROR, f"a frame of type {kind} must have {wanted} bytes")
     if kind == SETTINGS and (length and flags & ACK or length % 6):
-        raise H2Error(FRAME_SIZE_ERROR, "a SETTINGS frame has 6 bytes for each setting, its acknowledgement none")
+        raise H2Error(FRAME_SIZE_ERROR, "a SETTINGS frame must have 6 bytes for each setting, its acknowledgement none")
     if kind == GOAWAY and length < 8:
-        raise H2Error(FRAME_SIZE_ERROR, "a GOAWAY frame has at least 8 bytes")
+        raise H2Error(FRAME_SIZE_ERROR, "a GOAWAY frame must have at least 8 bytes")
     about = _ON_CONNECTION.get(kind)
     if about is not None and about != (stream_id == 0):
-        raise H2Error(PROTOCOL_ERROR, f"a frame of type {kind} on a wrong stream")
+        raise H2Error(PROTOCOL_ERROR, f"a frame of type {kind} came on a wrong stream")
 
 
 def check_setting(name: int, value: int, *, client: bool) -> None:

@@ -32,7 +32,7 @@ def encode_report(named: Mapping[str, float], form: str) -> str:
     Raises ValueError for names, values or sizes that the form cannot express.
     """
     if len(named) > MAX_METRICS:
-        raise ValueError(f"a load report has at most {MAX_METRICS} metrics")
+        raise ValueError(f"a load report may have at most {MAX_METRICS} metrics")
     for name, value in named.items():
         if not _NAME.match(name) or not isfinite(value):
             raise ValueError(f"{name!r} cannot be reported")
@@ -41,5 +41,5 @@ def encode_report(named: Mapping[str, float], form: str) -> str:
     else:
         text = "TEXT " + ", ".join(f"{_NAMED}.{name}={value!r}" for name, value in named.items())
     if len(text) > MAX_BYTES:
-        raise ValueError(f"a load report has at most {MAX_BYTES} bytes")
+        raise ValueError(f"a load report may have at most {MAX_BYTES} bytes")
     return text

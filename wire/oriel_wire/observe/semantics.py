@@ -104,7 +104,7 @@ def http_server(
 
 
 def gen_ai_use(model: str, tokens_in: int | None, tokens_out: int | None) -> Attributes:
-    """Return what is known of a call of generative AI: its model, "" if it is not, and its tokens, None likewise."""
+    """Return the attributes of a call of generative AI: its model, "" if it is not, and its tokens, None likewise."""
     found: Attributes = {GEN_AI["model"]: model} if model else {}
     if tokens_in is not None:
         found[GEN_AI["input_tokens"]] = tokens_in

@@ -12,7 +12,7 @@ from oriel_wire.observe.trace import SpanSink
 
 
 def span_metrics(unit: str, sink: SpanSink, kept: Mapping[str, int], recaller: Recaller | None) -> Iterator[Metric]:
-    """Yield what became of traces and spans. Call it on the unit's loop.
+    """Yield the metrics of traces and spans: kept, sent, dropped. Call it on the unit's loop.
 
     kept: traces that were kept, by why. recaller: None where nobody else is asked for spans.
     """

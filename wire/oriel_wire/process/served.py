@@ -59,7 +59,7 @@ class Requests:
 def bound_memory(size_bytes: int) -> None:
     """Bound the address space of this process, once everything is imported; 0 for no bound.
 
-    Raises MemoryError if more is taken already: the rest of what is mapped could be enough for a small model by chance.
+    Raises MemoryError if more is taken already: unused parts of it could otherwise let small models run by chance.
     """
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     if not size_bytes:

@@ -177,7 +177,7 @@ def _to_read(source: Path, folder: Path, library: Library, given: Mapping[str, s
 
 
 def _library() -> Library:
-    """Return what builds plans here. Raises CompilerMissing."""
+    """Return the library that builds plans on this machine. Raises CompilerMissing."""
     try:
         return find_library()
     except LoadFailed as missing:
@@ -209,7 +209,7 @@ def _load_timings(config: Any, path: Path) -> Any:
 
 
 def _keep_timings(cache: Any, path: Path) -> None:
-    """Keep what the build has measured. cache: as the builder has filled it, None without one."""
+    """Keep the timings that the build has measured. cache: as the builder has filled it, None without one."""
     if cache is None:
         return
     beside = path.with_name(f"{path.name}.{threading.get_native_id()}")

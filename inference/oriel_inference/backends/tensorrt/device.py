@@ -30,7 +30,7 @@ class Device:
         self._call("cudaSetDevice", number)
 
     def free_bytes(self) -> int:
-        """Return how much memory of the GPU nobody has taken."""
+        """Return the free memory of the GPU in bytes."""
         free, _ = self._call("cudaMemGetInfo")
         return int(free)
 

@@ -15,7 +15,7 @@ _NEEDED = "FP16 with TensorRT 11 needs {}, which converts the ONNX file: pip ins
 
 
 def converter() -> str:
-    """Return what converts here, with versions. Imports no package of it. Raises CompilerMissing."""
+    """Return the converting packages with their versions. Imports none of them. Raises CompilerMissing."""
     import onnxruntime
 
     if not (Path(onnxruntime.__file__).parent / "transformers" / "float16.py").is_file():

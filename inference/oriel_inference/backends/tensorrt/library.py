@@ -55,7 +55,7 @@ class Library:
 
 
 def find_library() -> Library:
-    """Return what runs plans here. Raises LoadFailed, with one sentence that names what is missing."""
+    """Return the library that runs plans on this machine. Raises LoadFailed, which names the missing part."""
     # The package `tensorrt` only repeats the names of its bindings, and is missing where those were installed alone.
     tensorrt = _imported("tensorrt_bindings" if _is_missing("tensorrt") else "tensorrt", "TensorRT")
     version = str(tensorrt.__version__)

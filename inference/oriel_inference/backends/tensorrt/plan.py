@@ -35,7 +35,7 @@ class PlanTensor:
 
     @property
     def info(self) -> TensorInfo:
-        """Return what the rest of the server knows of it."""
+        """Return the tensor's name, datatype and shape."""
         return TensorInfo(name=self.name, datatype=self.datatype, shape=self.shape)
 
     def size_bytes(self, shape: Shape) -> int:
