@@ -69,9 +69,9 @@ class Settings:
 
     endpoints, grpc_endpoints: pool name -> addresses that replace those of the documents.
     limiter: "embedded" or the URL of a Redis. limiter_replicas: used until the limiter has counted the gateways itself.
-    limiter_ca: if it is None, or there is no such file at start, the machine's own certificate authorities count.
+    limiter_ca: file of certificate authorities; the machine's own count if None or not there at start.
     tls_cert, tls_key: both or neither; they are checked for changes each second.
-    access_log: a path or "-"; "" writes none. quota_file: None keeps the quotas in memory only.
+    access_log: a path or "-"; "" writes none. quota_file: file of the quotas; None keeps them in memory only.
     state: a folder for files that outlive this process; None if nothing does.
     trace_url: the address at which the console shows a trace, with `{trace_id}` in it; "" for nowhere.
     """

@@ -20,9 +20,9 @@ Work = Callable[[sqlite3.Connection], None]
 class StateFile:
     """The file of one process. Its methods block; one thread at a time may be in them.
 
-    path: None keeps nothing.
+    path: the file's path; None keeps nothing.
     holds: the name of its contents in messages ("quota counters").
-    database: None while nothing is kept.
+    database: the open database; None while nothing is kept.
     """
 
     def __init__(self, path: Path | None, schema: str, *, holds: str) -> None:

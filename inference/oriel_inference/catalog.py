@@ -97,10 +97,10 @@ class Entry:
 
     version: 0 for the model as a whole.
     serving: set only in state READY.
-    reason: also set for a READY version if newer files of it were refused.
+    reason: why it cannot serve; also set for a READY version if newer files of it were refused.
     needs: the model that an ensemble lacks.
     config: the configuration of a version that failed to load, or is not loaded, as far as it was read.
-    on_demand: it is not loaded, and a call loads it.
+    on_demand: True if it is not loaded and a call loads it.
     """
 
     name: str

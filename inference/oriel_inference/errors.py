@@ -174,7 +174,7 @@ class QueueTimeout(InferenceError):
 
 
 class DeadlineExceeded(InferenceError):
-    """The call's deadline passed. `stage`: where the call was then, a key of `STAGES`."""
+    """The call's deadline passed. `stage`: the stage in which the call was then, a key of `STAGES`."""
 
     STAGES: ClassVar[dict[str, str]] = {
         "queue": "waited in the queue",

@@ -81,7 +81,7 @@ def _log(name: str) -> dict[str, tuple[Flag, ...]]:
 class Settings:
     """The help of each flag describes its field; this is the rest. Bounds of the queues are per model version.
 
-    repositories: folders, and URLs of object stores as text. model_cache: None keeps them in the user's cache folder.
+    repositories: folders, and URLs of object stores as text. model_cache: a folder; None for the user's.
     http_port, grpc_port, metrics_port: 0 takes any free port, None opens none.
     cores: cores that running batches share. max_batch_bytes: a single request may have more.
     load_models: the models of the start in control modes "explicit" and "demand"; "*" loads all. load_threads: 0 lets
@@ -89,7 +89,7 @@ class Settings:
     strict_readiness: True, False, or "any"; see the flag. access_log: a path, "-" for standard output, "" for none.
     log: the logging settings that differ from their defaults.
     check_timeout_s: time to open one model file in the process that tries it first.
-    usage_folder: None records no usage. usage_store, artefact_store: None for none.
+    usage_folder: folder for usage records; None records none. usage_store, artefact_store: URLs; None for none.
     without_effect: one sentence for each flag that is accepted and does nothing.
     young_s, young_loads: a model stays in memory for the longer of young_s and that many times its load.
     """

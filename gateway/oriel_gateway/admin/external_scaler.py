@@ -110,7 +110,7 @@ class ExternalScaler:
         }
 
     async def open(self, host: str, port: int, certificates: Certificates | None = None) -> int:
-        """Listen; returns the port. certificates: None for plain text. Raises StartFailed."""
+        """Listen; returns the port. certificates: the port's own; None for plain text. Raises StartFailed."""
         sock = listen(host, port, "gateway scaler")
         self._server = server = HttpServer(LIMITS)
         tls = None if certificates is None else certificates.context

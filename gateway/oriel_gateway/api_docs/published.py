@@ -48,9 +48,9 @@ _INDEX, _READY = "/v2/repository/index", b'{"ready":true}'
 class PoolFacts:
     """The report of one pool.
 
-    services, models: None until it has reported some; a model of which only the name is known is None.
+    services, models: facts by name; None until it has reported some. A model is None if only its name is known.
     openai: models by path of the OpenAI API.
-    versions: when the facts of each known model were read.
+    versions: time when the facts of each known model were read.
     misses: turns in a row without an answer.
     """
 

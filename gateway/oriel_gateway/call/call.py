@@ -45,7 +45,7 @@ _LEFT: Final = Outcome.CALLER_LEFT
 
 
 class GatewayCall(Call):
-    """One call of a gateway. life: what it holds of its pool."""
+    """One call of a gateway. life: its trouble, its queue ticket and its part of the pool."""
 
     __slots__ = ("life",)
 

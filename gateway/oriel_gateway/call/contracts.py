@@ -113,7 +113,7 @@ class Side:
 class Request:
     """A request that may become a call. received_s: the time its head came, in monotonic seconds.
 
-    client: None for a call that is made for others.
+    client: the client that waits for the answer; None for a call that is made for others.
     head: the head of the request, as its client sent it.
     """
 

@@ -59,7 +59,7 @@ def answer_start(head: ResponseHead) -> bytes | None:
 def answer_lines(head: ResponseHead, cors: bytes, length: int | None, *, close: bool, chunked: bool = False) -> bytes:
     """Return the first lines of an answer that is not like most, each with its CRLF.
 
-    cors: lines for browsers. length: None if none is announced. close: the answer ends its connection.
+    cors: lines for browsers. length: announced bytes of the body, or None. close: True if the connection ends with it.
     """
     lines = dressed(head.forward, cors) if cors else [*head.forward]
     if length is not None:

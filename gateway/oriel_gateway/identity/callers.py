@@ -20,7 +20,7 @@ __all__ = ["Callers"]
 class Callers:
     """Identifies the senders of requests. Single writer: the gateway's loop.
 
-    snapshot: the documents in force. tokens: None if they name no issuers.
+    snapshot: the documents in force. tokens: the verifier of tokens; None if the documents name no issuers.
     internal: the memo of the port that takes tickets and nothing else; None without such a port.
     """
 

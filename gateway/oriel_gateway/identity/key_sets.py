@@ -33,10 +33,10 @@ _NO_KEYS = "no key in it can verify a token"
 
 
 class _Known:
-    """The keys of one issuer. Times are monotonic seconds. keys: None until there were some.
+    """The keys of one issuer. Times are monotonic seconds. keys: the present keys; None until the first ones came.
 
-    sought: hash of the id of a key that was unknown -> when it was named.
-    read_s: when the latest fetch that succeeded began.
+    sought: hash of the id of an unknown key -> time when a token named it.
+    read_s: begin of the latest fetch that succeeded.
     """
 
     def __init__(self, issuer: Issuer) -> None:

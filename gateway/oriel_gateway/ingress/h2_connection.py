@@ -21,7 +21,7 @@ class PublicConnection(H2ServerConnection):
     """A connection of the gateway's clients. begun: functions of the calls whose metadata came with the bytes that are
     being read, which bound the wait for their first message.
 
-    watches: streams of `Health/Watch`. web: of gRPC-Web; see `ingress.grpc_web`.
+    watches: streams of `Health/Watch`. web: the part for gRPC-Web; see `ingress.grpc_web`.
     """
 
     web: ClassVar[bool] = False
@@ -39,7 +39,7 @@ class PublicConnection(H2ServerConnection):
         gateway.fronts.add(server)
 
     def authenticated(self, watch: Callable[[], None], rpc: RpcHead | None) -> None:
-        """Remember the metadata that was just read, whose sender is known. watch: see `begun`. rpc: of plain gRPC."""
+        """Remember the metadata that was just read, whose sender is known. watch: see `begun`. rpc: its head."""
         self.begun.append(watch)
         block = None if self._judged is None else self.trust_fields()
         if block is not None and block.decision is None and rpc is not None:

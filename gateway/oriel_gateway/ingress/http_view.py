@@ -21,7 +21,7 @@ __all__ = ["HttpView"]
 
 
 class HttpView(View):
-    """A request of HTTP. head: None before it was read. client: waits for the answer; None once it has left."""
+    """A request of HTTP. head: its head; None until it is read. client: the waiting client; None once it has left."""
 
     __slots__ = ()
 
@@ -29,7 +29,7 @@ class HttpView(View):
         super().__init__(gateway, client, NO_MARK, received_s, HTTP)
 
     def note_head(self, head: RequestHead, received_s: float, now_s: float) -> None:
-        """Note the head of the request. received_s, now_s: when it came and when it is read, monotonic seconds."""
+        """Note the head of the request. received_s, now_s: monotonic seconds of its arrival and of now."""
         self.head, self.known = head, head.decision
         self.tenant = self.target = None
         self.received_s, self.now_s = received_s, now_s

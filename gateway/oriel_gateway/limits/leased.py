@@ -101,7 +101,7 @@ class LeasedMeter(Meter):
         return ask
 
     def ask_finished(self, ask: Ask, answer: Answer | None, now: float) -> None:
-        """Take in the answer to an ask. answer: None if it was lost; then what was reported is reported again."""
+        """Take in the answer to an ask. answer: the answer; None if it was lost, then the ask's report is repeated."""
         self._asking -= 1
         if answer is None:
             self.balance -= int(ask.debt)

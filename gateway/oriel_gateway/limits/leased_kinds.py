@@ -18,7 +18,7 @@ _QUOTA_PART = 8  # at most one eighth of a quota's remaining units is leased at 
 class LeasedRate(LeasedMeter):
     """Requests or bytes per second, tokens per minute.
 
-    spent: units that were handed out alone and are not reported yet. free: when a refused call would get its units.
+    spent: units that were handed out alone and are not reported yet. free: time at which a refused call gets units.
     """
 
     def __init__(self, bound: Bound, tenant: str, ledger_client: LedgerClient) -> None:

@@ -32,7 +32,7 @@ _ROWS: Final = "SELECT tenant, tier, target, width, start, total, bad FROM slots
 class BudgetFile:
     """Reads the file at the start, and writes it while `run` runs.
 
-    path: None keeps the budgets in memory only. While `run` runs, calls are counted at least every `SAVE_S`.
+    path: the file; None keeps budgets in memory. While `run` runs, calls are counted at least every `SAVE_S`.
     """
 
     def __init__(

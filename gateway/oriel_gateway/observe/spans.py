@@ -109,7 +109,7 @@ class Hop:
         *,
         last: bool,
     ) -> Span:
-        """Return the CLIENT span of one attempt. before: how many were sent before it. last: it ended with the call."""
+        """Return the CLIENT span of one attempt. before: earlier attempts. last: True if it ended the call."""
         endpoint, error = attempt.endpoint, attempt.error
         grpc = decided.protocol == "grpc"
         attributes: Attributes = {"server.address": endpoint.host, "server.port": endpoint.port}

@@ -204,7 +204,7 @@ class ModelLocations(Generic[E]):
         self.needs_check = True
 
     def note_reported(self, model: str, having: Collection[E], now: float) -> None:
-        """Record which usable endpoints have a model in memory, by their own reports. having: at least one of them."""
+        """Record which usable endpoints have a model in memory, by their own reports. having: one or more."""
         location = self._somewhere.get(model)
         lacking = {endpoint for endpoint in self._usable() if endpoint not in having}
         if location is None:

@@ -250,7 +250,7 @@ class Tiers:
 def resolve(
     method: str, path: str, query: str, tenant: Tenant, routes: RouteTable, tiers: Tiers | None = None
 ) -> Target:
-    """Resolve a request line. tiers: None if every call has its tenant's.
+    """Resolve a request line. tiers: tiers by request; None if every call has its tenant's.
 
     Raises Refused NOT_FOUND (also for what the tenant may not use), METHOD_NOT_ALLOWED or what `tiers` does.
     """

@@ -32,7 +32,7 @@ _COMPARED_BYTES = KEPT_BYTES
 class Fingerprint:
     """Status and body hash of one answer, built up as it comes. A body of more than 1 MiB is not compared.
 
-    body: the answer to a v2 infer call over HTTP as well, as far as it is small enough; None: of no such call.
+    body: the bytes of the answer to a v2 infer call over HTTP, if it is small enough; None for other calls.
     """
 
     def __init__(self, call: Call, head: Any) -> None:
@@ -108,7 +108,7 @@ def place_for_copy(
 
 def send_copy(call: Call, routing: RoutingState, body: bytes, seen: Fingerprint) -> None:
     """Send what `call` sent to the shadow pool of its route, or to the other side of its split, a turn of the loop
-    later. seen: how it was answered.
+    later. seen: the fingerprint of its answer.
     """
     plan = call.target.plan
     target = call.target.copies_to or replace(call.target, pool=plan.shadow_pool)

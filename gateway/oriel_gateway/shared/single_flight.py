@@ -115,7 +115,7 @@ class Member:
 
 
 def join(member: Member, routing: RoutingState, key: bytes, body: bytes, *, again: bool = False) -> None:
-    """Join the flight for `key`, and start its work if there is none. again: after a flight that failed."""
+    """Join the flight for `key`, and start its work if there is none. again: True after a flight that failed."""
     call = member.call
     place = (key, call.tenant.tier.band, call.gate)
     call.state = JOINED

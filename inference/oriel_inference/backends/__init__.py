@@ -179,7 +179,7 @@ class RequestSession(Session):
 class NeededBytes:
     """The memory that the sessions of one file need on one GPU.
 
-    shared: once for all sessions. per_session: for each of them. host_per_session: the same of the host's memory.
+    shared: bytes for all together. per_session: bytes for each of them. host_per_session: the same on the host.
     """
 
     gpu: int

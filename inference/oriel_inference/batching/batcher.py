@@ -446,7 +446,7 @@ class Batcher:
             self._line.remove(call)
 
     def _evict(self, ticket: Ticket, error: InferenceError | None) -> None:
-        """Finish a call that has just left the queue without running. error: None if it was late."""
+        """Finish a call that has just left the queue without running. error: its error; None if it was late."""
         call = unwrap(ticket)
         call.inputs = {}
         self._waiting.rows -= call.rows

@@ -64,7 +64,7 @@ class ModelControl:
     poll_s: time between polls.
     memory: the budgets of memory.
     used_bytes: returns device -> bytes in use there now; blocks.
-    artefacts: None makes no compiled artefacts, whatever configurations ask for.
+    artefacts: keeper of compiled artefacts; None makes none, whatever configurations ask for.
     repositories, rollout, loader: the parts that others may ask.
     """
 
@@ -235,7 +235,7 @@ class ModelControl:
         """Take a model out of service; its requests in flight finish afterwards. A model that is not loaded but could
         be stays as it is. Raises InferenceError.
 
-        dependents: also unload the models of an ensemble's steps, except for those that were requested by name or that
+        dependents: True to unload the models of an ensemble's steps too, but those that were requested by name or that
         another ensemble runs on.
         """
         self._permit()
@@ -368,7 +368,7 @@ class ModelControl:
     async def _complete(self, repository: Repository, wanted: set[str], *, everything: bool) -> None:
         """Load those models of the start that failed for a reason that may pass.
 
-        everything: all models of the repository are wanted, not only the named ones.
+        everything: True if all models of the repository are wanted, not only the named ones.
         """
         store = repository.store
         lacking = {name for name in wanted if store.retries(name)}

@@ -155,7 +155,7 @@ class Demand:
         """Load a model as a call would, or wait for the load under way; return why (part of) it was refused, "" if all
         went well.
 
-        again: also if a load has failed lately.
+        again: True to load even if a load has failed lately.
 
         Raises InferenceError. The load goes on if this is cancelled.
         """

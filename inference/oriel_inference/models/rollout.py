@@ -386,7 +386,7 @@ class Rollout:
         return True
 
     def offer(self, name: str, config: pb.ModelConfig | None, why: str = "") -> None:
-        """List a model that is not loaded as available on demand. why: it could not be loaded the last time."""
+        """List a model that is not loaded as available on demand. why: reason of its latest failed load."""
         reason = f"{ON_DEMAND}; the last time it was refused: {why}" if why else ON_DEMAND
         entry = Entry(name=name, version=0, state=ModelState.UNAVAILABLE, reason=reason, config=config, on_demand=True)
         self._set(name, [entry])

@@ -247,7 +247,7 @@ class TensorProfile:
 
 
 def part_of(array: Array, row: int | None) -> Array:
-    """Return a copy of up to MAX_VALUES values of one row, in one dimension. row: None without a batch dimension."""
+    """Return a copy of up to MAX_VALUES values of one row, in one dimension. row: its index, or None if unbatched."""
     one = array if row is None else array[row]
     flat = np.asarray(one).flat
     return flat[:: max(1, -(-one.size // MAX_VALUES))]

@@ -28,7 +28,7 @@ from oriel_wire.process.control import health_routes, metrics_response
 
 
 def control_app(surface: Surface, gpus: GpuLoads | None) -> Starlette:
-    """Build the ASGI application of the metrics port. gpus: None leaves out the metrics of GPUs."""
+    """Build the ASGI application of the metrics port. gpus: reader of GPU loads; None leaves out their metrics."""
 
     async def models(_: Request) -> Response:
         return JSONResponse([_line(entry) for entry in surface.catalog.index()])

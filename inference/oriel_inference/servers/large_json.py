@@ -175,7 +175,7 @@ class LargeJson:
             lane.join()
 
     def _finish(self, job: Job, result: Converted | InferenceError | None) -> None:
-        """Runs on the loop; the first call ends the job. result: None if the caller has left."""
+        """Runs on the loop; the first call ends the job. result: its result; None if the caller has left."""
         then, job.then, job.parts = job.then, None, ()
         if then is None:
             return

@@ -9,7 +9,7 @@ MAX_PAUSE_S = 600.0
 class Retries:
     """The failures by digest. Each further try gives a digest another name (`named`), so that it appears as changed.
 
-    pause_s: before the third try; it doubles with each further one.
+    pause_s: seconds before the third try; they double with each further one.
     """
 
     def __init__(self) -> None:

@@ -57,7 +57,7 @@ class Parameter:
     """One parameter.
 
     type: the type of one item for Form.LINES.
-    optional: None is an allowed value.
+    optional: True if None is an allowed value.
     """
 
     name: str

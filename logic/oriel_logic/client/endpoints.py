@@ -30,9 +30,9 @@ C = TypeVar("C", bound=HttpClient | GrpcClient)
 
 
 class Endpoint(Generic[C]):
-    """One inference server. outstanding: calls under way, also those that wait for a connection. failures: how often
-    in a row it could not be reached. is_tried: after that, a call is on its way to it. lacks: models it said it has
-    not, and until when that is believed."""
+    """One inference server. outstanding: calls under way, also those that wait for a connection. failures: failed
+    attempts to reach it in a row. is_tried: True while a call tries it after failures. lacks: model it reported as
+    missing -> time until which that is believed."""
 
     __slots__ = ("address", "client", "down_until", "failures", "is_tried", "lacks", "outstanding")
 

@@ -84,8 +84,8 @@ class Ledger:
     """The stages of one request; they may overlap (fan-out).
 
     root: the request's own span.
-    upstream: `Server-Timing` of the first answer of an inference server. reported_s: when there are more, the sums of
-    all, by stage.
+    upstream: `Server-Timing` of the first answer of an inference server. reported_s: seconds by stage,
+    summed over all answers if there are more.
     cost_us: the cost of the request so far: processor time of workers plus what inference servers charged.
     cpu_ns: processor time of workers. lost_ns: that of jobs that failed, or whose answer nobody took; see `spent`.
     late: called with the microseconds of a job that ends after the request has been counted.
@@ -191,7 +191,7 @@ class Ledger:
 class StepLedger(Ledger):
     """Times the many model calls of a loop as one stage of a request, which is the parent of them all in its trace.
 
-    request: the ledger of the request. name: of the stage, whose attribute `oriel.steps` is the number of its calls.
+    request: the ledger of the request. name: the stage's name; its attribute `oriel.steps` is the number of calls.
     """
 
     __slots__ = ("_count", "_name", "_request", "_spent_s", "_whole")

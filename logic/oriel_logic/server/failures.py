@@ -52,7 +52,7 @@ def exited(error: BaseException) -> TaskExited:
 
 
 def contained(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> "asyncio.Task[Any]":
-    """Make a task. options: of asyncio.Task, by keyword; loops of different versions pass different ones."""
+    """Make a task. options: keywords of asyncio.Task; loops of different versions pass different ones."""
     return asyncio.Task(Contained(coroutine), loop=loop, **options)
 
 

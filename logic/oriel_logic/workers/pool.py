@@ -43,7 +43,7 @@ class WorkerPool:
 
     launch: makes a fork server; `server` is the first one.
     problems: {service: reason} for services that workers could not set up.
-    on_problems: called with those of each worker that is ready.
+    on_problems: called with the problems of each worker that is ready.
     definitions: the services by name, once a worker is ready.
     tally: the counters of this pool.
     is_ready: True once all workers have been ready at the same time.

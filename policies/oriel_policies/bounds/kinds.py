@@ -31,7 +31,7 @@ class Unit:
     """The names of a unit for people.
 
     plural: its name in sentences. shown: its name in `GET /v1/limits`. header: its name in `RateLimit-Policy`, "" for
-    the header's own. scale: how many units that are counted are one that sentences, headers and documents name.
+    the header's own. scale: counted units in one unit of sentences, headers and documents.
     """
 
     plural: str
@@ -55,8 +55,8 @@ class LimitKind:
 
     field, burst: its fields in the documents; without `burst` it has no bursts. name: the bound's name in headers.
     counts: the unit that it counts. seconds: the time in which a rate allows its amount, 0.0 for what is no rate.
-    slots: calls hold it while they run. period: the period of a calendar window. least, most, most_burst: of what the
-    fields may be. sentence: its explanation, with places for both.
+    slots: calls hold it while they run. period: the period of a calendar window. least, most, most_burst: bounds
+    of the fields. sentence: its explanation, with places for both.
     """
 
     field: str

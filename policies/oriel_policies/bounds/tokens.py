@@ -22,7 +22,7 @@ _TAKEN = ((b"\\ud", b"\\u0"), (b"\\uD", b"\\u0"), (b"NaN", b"0.0"), (b"Infinity"
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The answers that a body asks for. most: the most tokens of each, None if it does not say. answers: how many.
+    """The answers that a body asks for. most: the most tokens of each, None if it does not say. answers: their number.
 
     model: the name that it gives to the model, its first MAX_NAME characters; "" if it gives none.
     """

@@ -135,7 +135,7 @@ class ScalingTable(_Table):
     """`[pools.NAME.scaling]`: how many replicas the pool may have, and what decides how many it needs. spare: replicas
     beyond those that calls need. start_ms: time until a new replica serves, in 95 of 100 starts. capacity:
     device-seconds that one replica does per second. miss_share: calls of an urgent tier that may wait too long.
-    weights: tier -> share of its work that is paid for. hold_ms: how long a call is held while no server is there,
+    weights: tier -> share of its work that is paid for. hold_ms: time for which a call is held without a server,
     instead of its tier's give_up_ms; tier_hold_ms: the same for some tiers."""
 
     minimum: int

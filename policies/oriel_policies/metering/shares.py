@@ -6,7 +6,7 @@ from collections.abc import Sequence
 def split(total: int, weights: Sequence[int]) -> list[int]:
     """Return one share per weight, in proportion to the weights; their sum is `total`.
 
-    total: at least 0. weights: at least 0 each. If all of them are 0, they count as equal. The earlier one of
+    total: units, at least 0. weights: each at least 0. If all of them are 0, they count as equal. The earlier one of
     equal remainders is rounded up. Raises ValueError without weights, because then nobody would get the total.
     """
     count = len(weights)

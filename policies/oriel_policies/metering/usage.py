@@ -43,7 +43,7 @@ class UsageKey(NamedTuple):
 class UsageRow:
     """The counters of one key. Durations are nanoseconds. Single writer, which calls `touch` before it adds.
 
-    pending: it is to be written by the next `UsageBook.added`. turn: of the call that wrote it last.
+    pending: True if the next `UsageBook.added` has to write it. turn: turn of the call that wrote it last.
     """
 
     __slots__ = (*FIELDS, "_touched", "key", "pending", "turn", "written")

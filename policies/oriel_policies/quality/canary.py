@@ -87,7 +87,7 @@ def least_difference(bad: int, total: int, other_bad: int, other_total: int) -> 
 
 
 class CanaryWatch:
-    """Counts the calls of a split with a canary, and judges it. verdict: None as long as the canary stays."""
+    """Counts the calls of a split with a canary, and judges it. verdict: the reason to roll back; None until then."""
 
     __slots__ = ("_slots", "rule", "verdict")
 

@@ -38,7 +38,7 @@ _NOTHING: Final[list[float]] = [0.0] * CLASSES
 class Plan:
     """wanted: replicas, within the pool's bounds. active: the pool needs at least one (KEDA's IsActive). available:
     False if the records cannot be read: answer UNAVAILABLE, so that nothing is scaled. floor: the smallest number at
-    this moment, whatever the calls need. keep_alive_s: how long an idle pool is kept active at present. rates: calls
+    this moment, whatever the calls need. keep_alive_s: time for which an idle pool stays active now. rates: calls
     per second that are planned for, by tier. work: device-seconds per second of it, by tier; empty while unknown."""
 
     wanted: int

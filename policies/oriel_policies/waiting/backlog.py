@@ -19,7 +19,7 @@ FEW = 0.25  # share of the target that a wait behind few calls takes
 
 
 class Backlog:
-    """Measures the turns of one flow. turn_s: mean seconds between two turns; turns: how many. Single writer."""
+    """Measures the turns of one flow. turn_s: mean seconds between two turns; turns: their number. Single writer."""
 
     __slots__ = ("_late_from", "_late_s", "_last_s", "_refused", "_strict_s", "turn_s", "turns")
 

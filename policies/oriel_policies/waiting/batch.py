@@ -285,7 +285,7 @@ def _gathers(backlog: Backlog, bounds: BatchBounds, curve: ServiceCurve, now: fl
 class Fill:
     """One batch being filled in queue order, at one moment.
 
-    limit_rows: from `Run.rows`; limit_bytes: the bound on bytes of the batch's inputs. `admit` decides about the next
+    limit_rows: bound on rows, see `Run.rows`; limit_bytes: bound on input bytes. `admit` decides about the next
     call in the order and adds it if it fits. After the first call that does not fit the batch is complete.
     """
 

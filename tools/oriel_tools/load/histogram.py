@@ -9,7 +9,7 @@ _PER_BUCKET = 1 / math.log1p(ERROR)
 
 
 class Histogram:
-    """Counts of durations in seconds. `count`: how many; `max_s`: the longest, exact. Sparse: at most 5,080 buckets."""
+    """Counts of durations in seconds. `count`: their number; `max_s`: the longest, exact. At most 5,080 buckets."""
 
     __slots__ = ("_buckets", "count", "max_s")
 

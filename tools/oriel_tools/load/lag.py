@@ -7,7 +7,7 @@ from oriel_tools.load.histogram import Histogram
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagRule:
-    """max_lag_ms: how late a request may be sent; max_busy: share of a core the generator may use.
+    """max_lag_ms: milliseconds by which a request may be late; max_busy: share of a core the generator may use.
 
     Lag is read on the generator's own loop; work behind it (grpc's own thread) shows only in the processor's time.
     """

@@ -50,7 +50,7 @@ class Stream(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Phase(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A stretch of time with one kind of arrivals. `rate`: of all streams together; `rates`: by stream's name."""
+    """A stretch of time with one kind of arrivals. `rate`: calls per second of all streams; `rates`: by stream."""
 
     seconds: Seconds
     name: str = ""

@@ -178,7 +178,7 @@ async def measured(
 class _Turn:
     """Some callers at once, for a while. latencies_s: seconds of each answer. counts: rows -> batches meanwhile.
 
-    single: (rows, seconds) of batches that were seen one by one. loop_s: how long the server's event loop was busy.
+    single: (rows, seconds) of batches that were seen one by one. loop_s: busy seconds of the server's event loop.
     """
 
     elapsed_s: float

@@ -58,8 +58,8 @@ _ALIVE: Final = b"oriel-up"
 class H2ServerConnection(H2Transport):
     """One client connection; the module's docstring describes its limits.
 
-    arrived_s: arrival of the bytes being handled, monotonic. late_s: how long they lay unread because the loop did not
-    poll. due: the time when an idle connection ends; it orders those that are closed to make room.
+    arrived_s: arrival of the bytes being handled, monotonic. late_s: seconds that they lay unread, because the loop
+    did not poll. due: the time when an idle connection ends; it orders those that are closed to make room.
     """
 
     __slots__ = (

@@ -37,7 +37,7 @@ class Pulse:
     """Detects the pauses of one loop. Single writer: that loop.
 
     fresh_until: data that is read before this monotonic time has just arrived; for later reads call `age_s`.
-    pauses: number of pauses so far. paused_s: how long the latest one lasted.
+    pauses: number of pauses so far. paused_s: seconds of the latest one.
     on_beat: called at each beat with how late it is, in seconds.
     """
 

@@ -246,7 +246,7 @@ class LineMemo:
 class RequestHead:
     """One request head.
 
-    content_length: None when absent. fresh: fields that were validated anew; give them to `LineMemo.keep` once the
+    content_length: body bytes, or None. fresh: fields that were validated anew; give them to `LineMemo.keep` once the
     sender is authenticated. key, lines, shape: see `h1_similar`. decision: the server's, about heads of this shape and
     these credentials.
     """

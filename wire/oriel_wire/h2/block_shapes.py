@@ -36,7 +36,7 @@ class BlockShape:
     """The common part of the blocks of one shape.
 
     names: the names of the values that differ. list_bytes: the size of the header list without these values. is_head:
-    of an answer. decision: None until the engine has made one.
+    True for the head of an answer. decision: the engine's decision; None until there is one.
     """
 
     __slots__ = ("_ends", "_fields", "_last", "_starts", "decision", "is_head", "key", "list_bytes", "names")

@@ -73,9 +73,9 @@ class Location:
 class ClientLimits:
     """Limits of one client.
 
-    connect_s: seconds allowed to open a connection. read_s: without a byte.
+    connect_s: seconds allowed to open a connection. read_s: longest silence in seconds.
     request_s: seconds allowed from connecting to the last byte of an answer (gs and az only).
-    connections: at the same time (s3 only).
+    connections: bound on open connections (s3 only).
     page_objects: objects in one page of a listing (s3 only); 1000 is the protocol's own bound.
     """
 

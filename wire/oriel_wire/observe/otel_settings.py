@@ -53,7 +53,7 @@ class Collector:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """Bounds of the queue to one receiver. delay_s: how long spans are gathered for one request."""
+    """Bounds of the queue to one receiver. delay_s: seconds in which spans are gathered for one request."""
 
     max_spans: int = MAX_QUEUED_SPANS
     delay_s: float = COLLECTOR_DELAY_S

@@ -14,7 +14,7 @@ from oriel_wire.observe.trace import SpanSink
 def span_metrics(unit: str, sink: SpanSink, kept: Mapping[str, int], recaller: Recaller | None) -> Iterator[Metric]:
     """Yield the metrics of traces and spans: kept, sent, dropped. Call it on the unit's loop.
 
-    kept: traces that were kept, by why. recaller: None where nobody else is asked for spans.
+    kept: traces that were kept, by why. recaller: the part that asks other servers for spans, or None.
     """
     lanes = sink.lanes if isinstance(sink, ExportingSink) else ()
     whys = [((unit, why), count) for why, count in kept.items()]

@@ -34,7 +34,7 @@ class Tensor(msgspec.Struct, gc=False):
 
 
 class RequestedOutput(msgspec.Struct, gc=False):
-    """An output that the client requests. classification: how many of the top classes it wants; 0 for the tensor."""
+    """An output that the client requests. classification: number of top classes to return; 0 for the tensor."""
 
     name: str
     binary: bool = False
@@ -43,8 +43,8 @@ class RequestedOutput(msgspec.Struct, gc=False):
 
 
 class InferRequest(msgspec.Struct, kw_only=True, gc=False):
-    """An inference request. outputs: None for all of them. binary_default: how outputs that it does not name are sent
-    over HTTP.
+    """An inference request. outputs: requested outputs; None for all. binary_default: True if HTTP sends outputs that
+    it does not name as binary data.
     """
 
     model_name: str

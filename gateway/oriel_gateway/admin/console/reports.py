@@ -53,7 +53,7 @@ class _Service(msgspec.Struct):
 class Report:
     """A server's report of one of its models or services.
 
-    version: several are divided by commas. provider, artefact, rows: of models only.
+    version: the version; several are divided by commas. provider, artefact, rows: only models have them.
     artefact: the state of the compiled artefact that the model asks for; "" if it asks for none.
     rows: the mean rows of a batch, since the report before, or since the server started if there was none.
     """

@@ -168,7 +168,7 @@ def _converts(library: Library, given: Mapping[str, str]) -> bool:
 
 @contextmanager
 def _to_read(source: Path, folder: Path, library: Library, given: Mapping[str, str]) -> Iterator[Path]:
-    """Give the ONNX file that the parser reads. folder: has room for another one meanwhile. Raises LoadFailed."""
+    """Give the ONNX file that the parser reads. folder: folder with room for a converted copy. Raises LoadFailed."""
     if not _converts(library, given):
         yield source
         return
