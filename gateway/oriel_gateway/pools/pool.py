@@ -255,7 +255,7 @@ class PoolGate:
             )
 
     def prospect(self, target: Target, tenant: Tenant, size_bytes: int, *, usable: bool) -> Prospect:
-        """Return the outlook for a call in this pool now. usable: True if an endpoint of its protocol is usable."""
+        """Return the prospects of a call in this pool now. usable: True if an endpoint of its protocol is usable."""
         admission, band = self.admission, tenant.tier.band
         queues = admission.inflight >= admission.limit or bool(admission.queue.items)
         queues = queues or target.counted in admission.queue.aside
