@@ -178,11 +178,11 @@ class SimulatedHost:
         return end_s
 
     def call_from_thread(self, callback: Callback) -> None:
-        def ended() -> None:
+        def finished() -> None:
             self._loop.spend(self._times.batch_s / 2)
             callback()
 
-        self._loop.world.call_at(self._loop.now() + self.wait_s, lambda: self._loop.call_soon(ended))
+        self._loop.world.call_at(self._loop.now() + self.wait_s, lambda: self._loop.call_soon(finished))
 
 
 class SimulatedSession(Session):

@@ -102,8 +102,8 @@ async def test_an_attempt_outlives_who_asked_for_it_once() -> None:
         for sink in (one, other):
             assert endpoint.begin(sink, 1.0) is None  # type: ignore[arg-type]
         assert endpoint.connecting_for_s(3.0) == 2.0 and endpoint.outstanding == 2
-        endpoint.forget(one)  # type: ignore[arg-type]
-        endpoint.forget(other)  # type: ignore[arg-type]
+        endpoint.borrower_left(one)  # type: ignore[arg-type]
+        endpoint.borrower_left(other)  # type: ignore[arg-type]
         assert endpoint.outstanding == 0
         await until(lambda: endpoint.idle)
         assert len(endpoint.idle) == 1 and endpoint.connecting_for_s(9.0) == 0.0 and endpoint.connect_s > 0.0
@@ -117,7 +117,7 @@ async def test_attempts_that_are_given_up_fail(hole: int) -> None:
     sink, left = Sink(), Sink()
     endpoint.begin(sink, 1.0)  # type: ignore[arg-type]
     endpoint.begin(left, 1.0)  # type: ignore[arg-type]
-    endpoint.forget(left)  # type: ignore[arg-type]
+    endpoint.borrower_left(left)  # type: ignore[arg-type]
     endpoint.give_up_connecting()
     assert isinstance(sink.error, UpstreamUnreachable) and left.error is None and endpoint.outstanding == 0
     await endpoint.close()

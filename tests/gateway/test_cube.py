@@ -86,7 +86,7 @@ def test_metrics_use_promises_and_console_agree_for_any_requests(batches: list[l
     series = stats.series
     assert stats.finished_count == len(every)
     assert sum(sum(each.counts) for each in series.values()) == len(opened)
-    assert sum(stats.refused.values()) == len(every) - len(opened)
+    assert sum(stats.refusals.values()) == len(every) - len(opened)
     assert sum(each.bytes_out for each in series.values()) == sum(each.bytes_out for each in opened)
     assert sum(sum(each.counts) for each in stats.waits.values()) == sum(each.ahead >= 0 for each in opened)
 

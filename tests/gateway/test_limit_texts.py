@@ -36,7 +36,7 @@ class Left(Meter):
     def remaining(self, now: float) -> tuple[float, float]:
         return self.now_left
 
-    acquire = wait = charge = idle = None  # type: ignore[assignment]
+    acquire = wait = charge = droppable = None  # type: ignore[assignment]
 
 
 Left.__abstractmethods__ = frozenset()

@@ -143,9 +143,9 @@ def test_units_that_are_idle_for_a_quarter_of_a_second_go_back(idle_s: float, re
     it._asking = 0
     it.balance = 0
     for later_s, idle in ((0.5, False), (0.5001, True)):
-        assert it.idle(128.0 + later_s) is it.quiet(128.0 + later_s) is idle
+        assert it.droppable(128.0 + later_s) is it.quiet(128.0 + later_s) is idle
     it.balance = 1
-    assert not it.idle(200.0) and not it.quiet(200.0)
+    assert not it.droppable(200.0) and not it.quiet(200.0)
 
 
 def test_a_debt_is_reported_with_the_next_ask_and_again_if_that_is_lost() -> None:
@@ -197,7 +197,7 @@ def test_a_gateway_alone_admits_its_share_of_a_rate_and_reports_it_as_spent() ->
     it = meter(rate(10, burst=4), line)
     assert [it.acquire(1, 100.0) for _ in range(2)] == [0.0, 0.0]
     assert it.acquire(1, 100.0) == pytest.approx(0.2), "5 a second, of which 2 at once"
-    assert (it._spent, it.balance) == (2, 0) and not it.idle(200.0) and not it.quiet(200.0)
+    assert (it._spent, it.balance) == (2, 0) and not it.droppable(200.0) and not it.quiet(200.0)
     it.undo(1, 100.0)
     assert (it._spent, it.balance) == (1, 0) and it.acquire(1, 100.0) == 0.0
     line.up = True
@@ -415,14 +415,14 @@ def test_a_rate_tells_whole_units_that_are_left(used: int, left: int, wait_s: in
     it = RateMeter(rate(10, burst=10))
     it.charge(used, 100.0)
     assert it.state(100.0) == f'"r";r={left}' + (f";t={wait_s}" if wait_s else "")
-    assert it.remaining(100.0) == (left, pytest.approx(used / 10)) and it.idle(100.0) is (used == 0)
-    assert it.idle(100.0 + used / 10 + 1e-9)
+    assert it.remaining(100.0) == (left, pytest.approx(used / 10)) and it.droppable(100.0) is (used == 0)
+    assert it.droppable(100.0 + used / 10 + 1e-9)
 
 
 def test_slots_tell_how_many_are_left() -> None:
     it = SlotMeter(slots(2))
-    assert it.state(1.0) == '"s";r=2' and it.idle(1.0)
+    assert it.state(1.0) == '"s";r=2' and it.droppable(1.0)
     assert it.acquire(1, 1.0) == it.acquire(1, 1.0) == 0.0
-    assert it.state(1.0) == '"s";r=0' and it.remaining(1.0) == (0, 0.0) and not it.idle(1.0)
+    assert it.state(1.0) == '"s";r=0' and it.remaining(1.0) == (0, 0.0) and not it.droppable(1.0)
     it.bound = slots(1)
     assert it.state(1.0) == '"s";r=0'

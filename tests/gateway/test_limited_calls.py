@@ -40,7 +40,7 @@ async def test_http_tells_what_is_left_and_what_was_refused(up: Upstream) -> Non
         until_midnight = 86400 - time() % 86400
         assert reply.status == 429 and b"quota_exceeded" in reply.body
         assert abs(int(reply.headers["retry-after"]) - until_midnight) <= 2
-        assert core.records.stats.refused == {Outcome.QUOTA_EXCEEDED: 1}
+        assert core.records.stats.refusals == {Outcome.QUOTA_EXCEEDED: 1}
         assert (await client.ask("/v2/models/none!", key="key-t")).status == 404, (
             "a request that is not authorised is neither counted nor limited"
         )

@@ -355,7 +355,7 @@ def test_calls_are_counted_by_the_first_digit_of_their_status_and_waits_apart() 
     assert (waits.total, sum(waits.counts)) == (1.5, 2)
     away: dict[str, Any] = {"outcome": Outcome.RATE_LIMITED, "opened": False}
     stats.recent += [decided(judged=EXCUSED, **away), decided(tenant=None, target=None, **away)]
-    assert stats.finished_count == 6 and stats.refused == {Outcome.RATE_LIMITED: 2}
+    assert stats.finished_count == 6 and stats.refusals == {Outcome.RATE_LIMITED: 2}
     for reason in ("full", "full", "down"):
         stats.spilled("r", "p", "q", reason)
     assert stats.spills == {("r", "p", "q", "full"): 2, ("r", "p", "q", "down"): 1}

@@ -63,7 +63,7 @@ async def test_a_deadline_that_no_call_ever_met_is_refused_before_the_body(up: U
         reply = await client.ask(INFER, b"body", headers="x-request-timeout-ms: 100\r\n")
         assert reply.status == 503 and json.loads(reply.body)["reason"] == "infeasible"
         assert 1 <= int(reply.headers["retry-after"]) <= 60 and len(up.seen) == 1
-        assert core.records.stats.refused[Outcome.INFEASIBLE] == 1 and idle(core)
+        assert core.records.stats.refusals[Outcome.INFEASIBLE] == 1 and idle(core)
         tier = demand.record(0, monotonic()).tiers["gold"]
         assert sum(tier.arrivals) == tier.refused == 1, "its servers may be slow because there are too few of them"
 

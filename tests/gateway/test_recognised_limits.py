@@ -135,7 +135,7 @@ async def test_a_rate_counts_each_request_once_whatever_its_body_comes_with(up: 
                 statuses.append((await client.reply()).status)
         assert statuses == [200] * 40 + [429] * 20 and len(up.seen) == 40
         assert len(seen) < 6, "it was parsed again"
-        assert core.pools["p"].calls == 0 and core.records.stats.refused["rate_limited"] == 20
+        assert core.pools["p"].calls == 0 and core.records.stats.refusals["rate_limited"] == 20
 
 
 async def test_a_ledger_that_others_share_is_asked_for_recognised_heads_as_well(up: Upstream) -> None:

@@ -86,7 +86,7 @@ async def test_a_budget_of_money_is_spent_by_prices_and_refuses_when_nothing_is_
         error = json.loads(reply.body)
         assert reply.status == 429 and error["reason"] == "budget_spent" and "1 EUR per day" in error["error"]
         assert 1 <= int(reply.headers["retry-after"]) <= 86_401
-        assert core.records.stats.refused == {Outcome.BUDGET_SPENT: 1}
+        assert core.records.stats.refusals == {Outcome.BUDGET_SPENT: 1}
         reply = await client.ask(CHAT, chat(), key="key-t", headers=JSON)
         assert json.loads(reply.body)["error"]["code"] == "insufficient_quota"
         (fill,) = core.spending.fills()

@@ -80,7 +80,7 @@ async def test_what_a_call_may_use_at_most_is_not_free_while_it_runs(up: Upstrea
         go_on.set()
         assert (await one.reply()).status == 200
         assert (await ask(two, chat(most=500))).status == 200, "what was reserved and not used is free again"
-        assert len(up.seen) == 3 and core.records.stats.refused.get(Outcome.RATE_LIMITED) is None
+        assert len(up.seen) == 3 and core.records.stats.refusals.get(Outcome.RATE_LIMITED) is None
 
 
 async def test_a_stream_is_charged_by_its_usage_or_else_by_its_events(up: Upstream) -> None:

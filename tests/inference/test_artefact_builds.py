@@ -117,7 +117,7 @@ def test_a_full_disk_is_no_refusal_of_the_compiler(tmp_path: Path, monkeypatch: 
     folder = ArtefactFolder(tmp_path / "a", max_bytes=1 << 30)
     with pytest.raises(ArtefactRefused, match="its files cannot be written: No space left on device") as refused:
         build_ahead(compilation(tmp_path / "models"), folder, BuildBounds(), silent)
-    assert refused.value.kind is RefusalKind.NO_SPACE and folder.refused() == []
+    assert refused.value.kind is RefusalKind.NO_SPACE and folder.refusals() == []
 
 
 def test_a_refusal_holds_until_the_bounds_the_tolerance_or_the_samples_are_others(tmp_path: Path) -> None:

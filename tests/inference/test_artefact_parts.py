@@ -178,7 +178,7 @@ def test_a_refusal_is_read_as_it_was_written_and_a_success_forgets_it(tmp_path: 
     )
     folder.remember(refusal)
     assert folder.refusal(KEY.fingerprint) == refusal
-    assert folder.refused() == [KEY.fingerprint]
+    assert folder.refusals() == [KEY.fingerprint]
     folder.discard(KEY.fingerprint)
     published(tmp_path / "a", {"x": b"1"})
     assert folder.refusal(KEY.fingerprint) is None

@@ -194,9 +194,9 @@ async def test_what_is_being_set_up_is_told_from_what_is_broken() -> None:
     assert registry.describe() == [{"name": "digits", "file": "digits/1/handler.py", "state": "setting up"}]
     published(registry, a_file())
     registry.expect(a_file(), "digits")
-    assert registry.describe_one("digits")["update"]["state"] == "setting up" and registry.failed == 0
+    assert registry.describe_one("digits")["update"]["state"] == "setting up" and registry.failed_files == 0
     registry.fail(a_file(), "digits", "no")
-    assert registry.describe_one("digits")["update"]["state"] == "failed" and registry.failed == 1
+    assert registry.describe_one("digits")["update"]["state"] == "failed" and registry.failed_files == 1
 
 
 async def test_all_services_of_a_file_that_fail_are_listed_until_it_changes() -> None:

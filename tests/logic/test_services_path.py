@@ -103,7 +103,9 @@ async def test_tenants_are_told_that_a_service_is_broken_and_operators_why(stack
     folder = services(broken=LEAKS, serves=SERVES)
     logic = await stack(folder, watch=True)
     (folder / "serves.py").write_text(f"raise RuntimeError({SECRET!r})\n")
-    await until(lambda: logic.unit.registry.failed == 2 and "update" in logic.unit.registry.describe_one("serves"))
+    await until(
+        lambda: logic.unit.registry.failed_files == 2 and "update" in logic.unit.registry.describe_one("serves")
+    )
     for tenant in ({"x-oriel-tenant": "acme"}, {"x-oriel-tier": "gold"}, {}):
         for path, state in (("/broken", "broken"), ("/serves", "ready"), ("", "")):
             answer = await logic.client.get(f"/v1/services{path}", headers=tenant)

@@ -105,7 +105,7 @@ class Measured:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cpu_us = 0
         self.jobs = 0
-        answered, gone = WorkerPool.finished, WorkerPool.gone
+        answered, gone = WorkerPool.job_finished, WorkerPool.gone
 
         def count_answered(pool: WorkerPool, worker: Worker, job: Job, frame: Frame) -> None:
             self.jobs += 1
@@ -118,7 +118,7 @@ class Measured:
                 self.cpu_us += worker.spent_us
             gone(pool, worker, job)
 
-        monkeypatch.setattr(WorkerPool, "finished", count_answered)
+        monkeypatch.setattr(WorkerPool, "job_finished", count_answered)
         monkeypatch.setattr(WorkerPool, "gone", count_gone)
 
 

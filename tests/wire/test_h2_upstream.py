@@ -213,7 +213,7 @@ async def test_one_failure_that_ends_another_request_ends_it_quietly(silent: soc
 
     class Chain(Borrower):
         def failed(self, error: object) -> None:
-            endpoint.forget(other)
+            endpoint.borrower_left(other)
             self.done.set()
 
     with silent:
@@ -230,7 +230,7 @@ async def test_one_failure_that_ends_another_request_ends_it_quietly(silent: soc
 async def test_a_forgotten_request_gets_no_callback_and_connecting_goes_on(library: LibraryServer) -> None:
     endpoint = endpoint_of(library.port)
     borrower = Borrower(endpoint)
-    endpoint.forget(borrower)
+    endpoint.borrower_left(borrower)
     await until(lambda: endpoint.connected)
     assert borrower.stream is None and borrower.error is None and endpoint.outstanding == 0
     assert await Borrower(endpoint, body=b"x").answer() == b"x" and len(library.connections) == 1

@@ -321,7 +321,7 @@ def _rm(folder: Folder, args: argparse.Namespace) -> int:
     known = _known(folder)
     chosen = known if args.all else _chosen(known, args.fingerprints)
     if args.refused:
-        chosen = sorted({*chosen, *folder.refused()})
+        chosen = sorted({*chosen, *folder.refusals()})
     lines = [{"fingerprint": each, "state": "removed"} for each in chosen if folder.remove(each)]
     return _print(args, lines, [f"{each['fingerprint'][:SHOWN_DIGITS]} is removed" for each in lines])
 
@@ -370,7 +370,7 @@ def _line(folder: Folder, fingerprint: str, stored: StoredArtefact | None) -> di
 
 
 def _known(folder: Folder) -> list[str]:
-    return sorted({*(each.fingerprint for each in folder.stored()), *folder.refused()})
+    return sorted({*(each.fingerprint for each in folder.stored()), *folder.refusals()})
 
 
 def _chosen(known: Iterable[str], given: Sequence[str]) -> list[str]:

@@ -82,7 +82,7 @@ class GatewayCollector(Collector):
         yield gauge("oriel_gateway_tier_target_seconds", "The tier's target.", "tier", targets)
         tenants = _by_result(stats.objectives.tenants.read())
         yield counter("oriel_gateway_tenant_requests", "Requests of the busiest tenants.", "tenant result", tenants)
-        refused = [(outcome.value, count) for outcome, count in stats.refused.items()]
+        refused = [(outcome.value, count) for outcome, count in stats.refusals.items()]
         yield counter("oriel_gateway_refused", "Requests refused before they reached a pool.", "reason", refused)
         yield from self._objectives(stats.objectives)
 

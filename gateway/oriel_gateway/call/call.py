@@ -107,11 +107,11 @@ class GatewayCall(Call):
             self._keep_body()
 
     def whole(self, data: bytes | list[bytes | memoryview], now: float = 0.0) -> None:
-        """Take the whole body at once, in one piece or several. now: see `enter`."""
+        """Take the whole body at once, in one piece or several. now: see `acquire_permit`."""
         self._body = data
         self.bytes_in = len(data) if isinstance(data, bytes) else sum(map(len, data))
         if self.extras is None and ((grant := self.grant) is None or grant.ready):
-            self.enter(now)
+            self.acquire_permit(now)
         else:
             self._judge()
 
@@ -150,9 +150,9 @@ class GatewayCall(Call):
             if self.head.chunked:
                 grant.move(self.bytes_in, monotonic())
         if self.extras is None or self.extras.before_queue(self):
-            self.enter()
+            self.acquire_permit()
 
-    def enter(self, now: float = 0.0) -> None:
+    def acquire_permit(self, now: float = 0.0) -> None:
         gate, now = self.gate, now or monotonic()
         demand = gate.demand
         if demand is not None and not self.queued_s:

@@ -319,7 +319,7 @@ class Call(RequestRecord[Tenant, Target, HttpEndpoint | None]):
         """The body is complete."""
         raise NotImplementedError
 
-    def enter(self, now: float = 0.0) -> None:
+    def acquire_permit(self, now: float = 0.0) -> None:
         """Acquire a permit or queue for one. now: 0.0 if the caller has not read the clock."""
         raise NotImplementedError
 
@@ -348,7 +348,7 @@ class Call(RequestRecord[Tenant, Target, HttpEndpoint | None]):
         raise NotImplementedError
 
     def move(self, target: Target, gate: PoolGate, now: float) -> bool:
-        """Leave the pool for `gate`; `enter` comes next. False: its bytes, or its other model, do not allow that."""
+        """Leave the pool for `gate`; `acquire_permit` comes next. False: its bytes or its other model forbid it."""
         raise NotImplementedError
 
     def response(self, head: Any, data: bytes, complete: bool) -> None:

@@ -84,7 +84,7 @@ def spill(call: Call, reason: Outcome, now: float, *, sent: bool = False) -> boo
             since = call.queued_s
             if call.move(on, gate, now):
                 call.gateway.records.stats.spilled(target.plan.name, target.pool, on.pool, reason.value)
-                call.enter(now)
+                call.acquire_permit(now)
                 if since:
                     call.queued_s = since  # the time it has waited already counts on in the new queue
                 return True

@@ -131,7 +131,7 @@ class Lifecycle:
             if not call.response_s:
                 endpoint.cost.observed(now - call.sent_s, now)  # the call took at least this long
         elif endpoint is not None and not call.sent_s:
-            endpoint.forget(cast(ResponseSink, call))
+            endpoint.borrower_left(cast(ResponseSink, call))
         elif self.trouble is not None:
             self.trouble.stop_waiting()
 

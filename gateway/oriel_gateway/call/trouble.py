@@ -163,7 +163,7 @@ class Trouble:
         if not call.departed():
             self.held = call.end_hold(monotonic())
             queued_s = call.queued_s
-            call.enter()
+            call.acquire_permit()
             call.queued_s = queued_s
 
     def displaced(self) -> None:
@@ -379,7 +379,7 @@ class Hedge:
             if endpoint is not None:
                 self._trouble.copy_ended(self, endpoint, error)
         elif endpoint is not None:
-            endpoint.forget(self)
+            endpoint.borrower_left(self)
 
     def connected(self, connection: Any) -> None:
         self.connection = connection

@@ -216,7 +216,7 @@ class ClientConnection(ServerConnection):
         if data:
             call.whole(data, now)
         elif call.grant is None and call.extras is None:
-            call.enter(now)
+            call.acquire_permit(now)
         else:
             call.request_complete()
 

@@ -75,7 +75,7 @@ class LeasedMeter(Meter):
     def remaining(self, now: float) -> tuple[float, float]:
         return max(0.0, self._left + self.balance), 0.0
 
-    def idle(self, now: float) -> bool:
+    def droppable(self, now: float) -> bool:
         return not self._asking and not self.balance and self._used_s < now - 2 * LEASE_S
 
     # Methods for asks ------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class LeasedMeter(Meter):
         )
 
     def quiet(self, now: float) -> bool:
-        return self.idle(now) and not self._reports(now)
+        return self.droppable(now) and not self._reports(now)
 
     def refused_s(self, answer: Answer, now: float) -> float:
         """Return the seconds until a call that the ledger refused would get what it needs."""

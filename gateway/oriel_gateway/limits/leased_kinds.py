@@ -59,11 +59,11 @@ class LeasedRate(LeasedMeter):
         self._local.charge(self._share(), now, -units)
         self._ledger_client.activate(self)
 
-    def idle(self, now: float) -> bool:
-        return super().idle(now) and not self._spent and self._local.arrival <= now
+    def droppable(self, now: float) -> bool:
+        return super().droppable(now) and not self._spent and self._local.arrival <= now
 
     def quiet(self, now: float) -> bool:
-        return super().idle(now) and not self._spent
+        return super().droppable(now) and not self._spent
 
     def ask_finished(self, ask: Ask, answer: Answer | None, now: float) -> None:
         super().ask_finished(ask, answer, now)
@@ -141,8 +141,8 @@ class LeasedSlots(LeasedMeter):
         if not self._leases():
             self.return_balance(now)
 
-    def idle(self, now: float) -> bool:
-        return super().idle(now) and not self.inflight
+    def droppable(self, now: float) -> bool:
+        return super().droppable(now) and not self.inflight
 
     def _ask(self, now: float) -> Ask:
         return Ask(
@@ -231,11 +231,11 @@ class LeasedQuota(LeasedMeter):
     def _may_report(self) -> bool:
         return self._number >= 0  # before the first answer, the ledger's window is unknown
 
-    def idle(self, now: float) -> bool:
-        return super().idle(now) and (self._ends_s is None or self._ledger_client.up)
+    def droppable(self, now: float) -> bool:
+        return super().droppable(now) and (self._ends_s is None or self._ledger_client.up)
 
     def quiet(self, now: float) -> bool:
-        return super().idle(now)
+        return super().droppable(now)
 
     def began(self, now: float) -> float:
         period = self.bound.period

@@ -308,7 +308,7 @@ class Limiter(ABC):
         accounts = self._accounts
         for _ in range(min(_CHECKED, len(accounts))):
             key, account = accounts.popitem(last=False)
-            if not all(meter.idle(now) for meter in account.all_meters()):
+            if not all(meter.droppable(now) for meter in account.all_meters()):
                 accounts[key] = account
         if len(accounts) >= self._max_accounts:
             (tenant, _), account = accounts.popitem(last=False)

@@ -38,7 +38,7 @@ class Meter(ABC):
         """Return the units left, and the seconds until there are more (0.0 if none are missing, or if unknown)."""
 
     @abstractmethod
-    def idle(self, now: float) -> bool:
+    def droppable(self, now: float) -> bool:
         """Return whether dropping this meter forgives nothing."""
 
     def at_least(self, units: int, now: float) -> None:
@@ -96,7 +96,7 @@ class RateMeter(Meter):
         left = int(bound.limit - wait_s * bound.rate.requests_per_s + 1e-6)
         return f'"{bound.name}";r={left if left > 0 else 0};t={ceil(wait_s)}'
 
-    def idle(self, now: float) -> bool:
+    def droppable(self, now: float) -> bool:
         return self._gcra.arrival <= now
 
 
@@ -128,7 +128,7 @@ class SlotMeter(Meter):
         left = self.bound.limit - self._slots.used
         return f'"{self.bound.name}";r={left if left > 0 else 0}'
 
-    def idle(self, now: float) -> bool:
+    def droppable(self, now: float) -> bool:
         return self._slots.used == 0
 
 
@@ -177,7 +177,7 @@ class QuotaMeter(Meter):
         self.window.roll(self._clock.window(bound.period, now))
         return bound.limit - self.window.used, self._clock.ends_in(bound.period, now)
 
-    def idle(self, now: float) -> bool:
+    def droppable(self, now: float) -> bool:
         bound = self.bound
         assert bound.period is not None
         return self.saved and (not self.window.used or self.window.number < self._clock.window(bound.period, now))

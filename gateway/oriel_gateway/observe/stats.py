@@ -76,7 +76,7 @@ class Stats:
         return self._waits
 
     @property
-    def refused(self) -> dict[Outcome, int]:
+    def refusals(self) -> dict[Outcome, int]:
         """Requests that were refused before they reached a pool."""
         self.count()
         return self._refused

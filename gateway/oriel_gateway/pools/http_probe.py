@@ -55,7 +55,7 @@ class HttpProbe:
 
     def _give_up(self) -> None:
         if self._connection is None:
-            self._prober.forget(self)
+            self._prober.borrower_left(self)
             self._end(UNREACHABLE)
 
     def connected(self, connection: UpstreamConnection) -> None:
@@ -103,7 +103,7 @@ class HttpProbe:
             self._connection.abandon()
             self._connection = None
         elif status is None:
-            self._prober.forget(self)
+            self._prober.borrower_left(self)
         done(status)
 
 

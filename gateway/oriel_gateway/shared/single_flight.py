@@ -301,7 +301,7 @@ class Flight:
 def _alone(member: Member) -> None:
     """Let a call queue by itself, as it would have done without the flight."""
     member.call.state = COLLECT
-    member.call.enter()
+    member.call.acquire_permit()
 
 
 def _in_turns(members: list[Member], do: Callable[[Member], None], *, most: int = _TURN) -> None:

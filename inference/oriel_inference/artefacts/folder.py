@@ -237,7 +237,7 @@ class ArtefactFolder:
         except (FileNotFoundError, PermissionError, msgspec.MsgspecError, ValueError):
             return None
 
-    def refused(self) -> list[str]:
+    def refusals(self) -> list[str]:
         """Return the fingerprints with a refusal."""
         with suppress(FileNotFoundError):
             names = [path.stem for path in self.root.glob("*.refused")]

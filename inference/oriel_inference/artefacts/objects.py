@@ -114,7 +114,7 @@ async def _pull(
 ) -> Copied:
     if (folder.root / fingerprint).exists():
         return Copied(fingerprint=fingerprint, state="there")
-    if fingerprint in folder.refused():
+    if fingerprint in folder.refusals():
         reason = "its fingerprint was refused on this machine: oriel engines ls says why"
         return Copied(fingerprint=fingerprint, state="refused", reason=reason)
     manifest = await stored_manifest(client, objects[MANIFEST], fingerprint)

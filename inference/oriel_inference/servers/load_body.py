@@ -65,11 +65,11 @@ def files_behind(body: bytes, length: int) -> Callable[[str, Any], memoryview]:
     view = memoryview(body)
     position = length
 
-    def take(name: str, value: Any) -> memoryview:
+    def part_of(name: str, value: Any) -> memoryview:
         nonlocal position
         if not isinstance(value, int):
             raise BadMessage(f"parameter {name[:100]!r} must be a string of base64")
         position += value
         return view[position - value : position]
 
-    return take
+    return part_of

@@ -127,7 +127,7 @@ class Updates:
             "serving": serving,
             "draining": sum(len(each.releases) for each in self.deployments) - serving,
             "setting_up": len(self._busy),
-            "failed": self._registry.failed,
+            "failed": self._registry.failed_files,
         }
 
     async def run(self) -> None:

@@ -152,7 +152,7 @@ class Registry:
         return [release for service in self._services.values() for release in service.releases.values()]
 
     @property
-    def failed(self) -> int:
+    def failed_files(self) -> int:
         """The number of files whose newest state is not served."""
         failures = [each for service in self._services.values() for each in service.failures.values()]
         return len({each.file.origin for each in failures if each.problem})

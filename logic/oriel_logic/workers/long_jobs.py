@@ -26,7 +26,7 @@ class LongJobs:
         self._short: set[tuple[str, str]] = set()  # callers of short jobs
         self._ended: dict[int, float] = {}  # band -> time when a job of it ended
 
-    def finished(self, job: Job, seconds: float, now: float) -> None:
+    def job_finished(self, job: Job, seconds: float, now: float) -> None:
         """Record a job that has run for `seconds`."""
         self._runs(job, seconds, now)
         caller = _caller(job)

@@ -249,7 +249,7 @@ class WorkerPool:
             self._tell()
         self._dispatch()
 
-    def finished(self, worker: Worker, job: Job, frame: Frame) -> None:
+    def job_finished(self, worker: Worker, job: Job, frame: Frame) -> None:
         cost_ms = frame.cpu_us / 1000.0
         self._count(worker, job)
         job.spent(frame.cpu_us, job.future.done() or frame.kind not in (Kind.RESULT, Kind.REFUSED))
@@ -306,7 +306,7 @@ class WorkerPool:
     def _count(self, worker: Worker, job: Job) -> None:
         now = self._clock()
         self.tally.busy_s += now - worker.began_s
-        self._long.finished(job, now - worker.began_s, now)
+        self._long.job_finished(job, now - worker.began_s, now)
 
     def _packed(self, value: Any, stage: str) -> Packed:
         try:
@@ -402,7 +402,7 @@ class WorkerPool:
         self._timer = loop.call_later(delay_s, self.expire)
 
     def _make(self, token: int, output: int) -> Worker:
-        return Worker(Hooks(self.ready, self.finished, self.gone), token, output, self._limits, self._clock)
+        return Worker(Hooks(self.ready, self.job_finished, self.gone), token, output, self._limits, self._clock)
 
     def _tell(self) -> None:
         self._news_came.set()

@@ -149,7 +149,7 @@ class Hooks:
     """The pool's functions that a worker calls. `gone` is called exactly once, last."""
 
     ready: Callable[["Worker", Frame], None]
-    finished: Callable[["Worker", Job, Frame], None]
+    job_finished: Callable[["Worker", Job, Frame], None]
     gone: Callable[["Worker", Job | None], None]
 
 
@@ -284,7 +284,7 @@ class Worker:
         elif frame.kind in ANSWERS:
             self.job = None
             self._rest()
-            self._hooks.finished(self, job, frame)
+            self._hooks.job_finished(self, job, frame)
         else:
             raise FrameError(f"a worker sent {frame.kind.name}")
 

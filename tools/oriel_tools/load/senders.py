@@ -56,7 +56,7 @@ class HttpSender:
         if sink.connection is not None:
             sink.connection.abandon()
         else:
-            self._endpoint.forget(sink)
+            self._endpoint.borrower_left(sink)
 
     async def close(self) -> None:
         await self._endpoint.close()

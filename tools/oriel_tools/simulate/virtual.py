@@ -227,10 +227,10 @@ class VirtualLoad:
         self.use.ran(model, rows, seconds, end_s - seconds - self._began_s)
         started = device.start(round((end_s - seconds) * 1e9))
 
-        def ended() -> None:
+        def finished() -> None:
             self.use.device_s[model] += device.end(started, round(end_s * 1e9)) / 1e9
 
-        self._clock.call_at(end_s, ended)
+        self._clock.call_at(end_s, finished)
 
     def _send(self, offset_s: float, phase: int, index: int, number: int) -> None:
         stream, request = self._scenario.stream[index], self._requests[index]

@@ -73,7 +73,7 @@ def parse(text: str) -> Objective:
     """Read one objective. Raises BadObjective with the first wrong part and the form that is expected there."""
     rest = text.strip()
 
-    def take(pattern: re.Pattern[str], expected: str) -> re.Match[str]:
+    def expect(pattern: re.Pattern[str], expected: str) -> re.Match[str]:
         nonlocal rest
         found = pattern.match(rest)
         if found is None:
@@ -84,13 +84,13 @@ def parse(text: str) -> Objective:
 
     if rest.startswith("p") and "<" in rest and "<=" not in rest:
         raise BadObjective(f"objective {text[:_SHOWN]!r}: write <= in place of <. The form is {FORMS}")
-    goal = take(_GOAL, "a percentile such as 'p99 <=', or a share such as '99 % within',")
-    bound = take(_BOUND, "a bound such as '50 ms' or '0.05 s'")
+    goal = expect(_GOAL, "a percentile such as 'p99 <=', or a share such as '99 % within',")
+    bound = expect(_BOUND, "a bound such as '50 ms' or '0.05 s'")
     tier = ""
     if _FOR.match(rest):
-        take(_FOR, "'for'")
-        tier = take(_TIER, "the name of a tier (letters, digits, '_' and '-')")[1]
-    rate = take(_RATE, "the calls per second, such as 'at 300/s', and nothing after it,")
+        expect(_FOR, "'for'")
+        tier = expect(_TIER, "the name of a tier (letters, digits, '_' and '-')")[1]
+    rate = expect(_RATE, "the calls per second, such as 'at 300/s', and nothing after it,")
     return Objective(
         percent=_within(text, "the percentile", float(goal[1] or goal[2]), LEAST_PERCENT, MOST_PERCENT),
         bound_ms=_within(

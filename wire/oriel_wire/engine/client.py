@@ -148,7 +148,7 @@ class HttpClient:
                 if waiter.connection is not None:
                     waiter.connection.abandon()
                 elif not waiter.ended:
-                    self.endpoint.forget(waiter)
+                    self.endpoint.borrower_left(waiter)
         finally:
             slots.release()
 

@@ -87,7 +87,7 @@ class GrpcCall:
         if stream is not None:
             stream.abandon()
         else:
-            self._endpoint.forget(self)
+            self._endpoint.borrower_left(self)
         self._end(UpstreamBroken("the call was cancelled"))
 
     # Request and answer ----------------------------------------------------------------------------------------

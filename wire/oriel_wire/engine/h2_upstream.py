@@ -338,7 +338,7 @@ class H2Endpoint:
         """Return whether there is a connection that takes streams."""
         return bool(self._connections)
 
-    def forget(self, sink: Any) -> None:
+    def borrower_left(self, sink: Any) -> None:
         """The borrower left while it waited; no callback comes. The attempt to connect goes on."""
         if self._waiting.pop(sink, None) is not None:
             self.outstanding -= 1

@@ -381,7 +381,7 @@ class Endpoint:
         task.add_done_callback(self._connecting_done)
         return None
 
-    def forget(self, sink: ResponseSink) -> None:
+    def borrower_left(self, sink: ResponseSink) -> None:
         """Drop a borrower that left while its connection was being opened; it gets no callback.
 
         One attempt to connect continues: its connection is kept, and its duration shows whether the endpoint can be
