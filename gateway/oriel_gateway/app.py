@@ -338,8 +338,8 @@ async def _remember_use(ledger: UsageLedger, gateway: Gateway) -> None:
         _log.error("usage from before this start is not counted, because it cannot be read: %s", error)
         return
     if isinstance(gateway.limiter, EmbeddedLimiter):  # else Redis has kept what was used and spent
-        gateway.spending.restore(lines, now[:10], gateway.limiter.remembered)
-        gateway.records.stats.usage.restore(lines)
+        gateway.spending.read_ledger(lines, now[:10], gateway.limiter.remembered)
+        gateway.records.stats.usage.read_ledger(lines)
 
 
 async def _charge_budgets(gateway: Gateway) -> None:

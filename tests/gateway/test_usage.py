@@ -102,7 +102,7 @@ def test_what_a_client_cuts_off_is_its_own_and_what_a_server_breaks_off_is_not(
         {("seen", "left", True)} if requests else set()
     )
     again = Usage(NOON)
-    again.restore(lines, NOON)
+    again.read_ledger(lines, NOON)
     assert again.of("a", NOON)["day"]["device_ns"] == device_ns
 
 
@@ -193,7 +193,7 @@ def test_the_ledger_gets_bytes_and_estimates_and_a_restarted_gateway_its_own_not
     assert [(line.target, line.device_ns) for line in use if line.device_ns] == [("theirs", 1000)]
     assert all(line.estimated for line in use if line.device_ns)
     again = Usage(NEXT_DAY)
-    again.restore(lines, NEXT_DAY)
+    again.read_ledger(lines, NEXT_DAY)
     found = again.of("a", NEXT_DAY)
     assert found["since"] == "2026-11-24T12:00:00Z"
     assert (found["month"]["device_ns"], found["month"]["requests"], found["day"]["requests"]) == (1500, 2, 0)
@@ -226,7 +226,7 @@ def test_device_time_is_known_by_class_in_a_batch_of_several_and_after_a_restart
     lines = [line for line in usage.added("2026-11-24T12:00") if line.kind == "seen"]
     assert sum(line.device_ns for line in lines) == 1023 and sum(line.requests for line in lines) == 5
     again = Usage(NOON)
-    again.restore(lines, NOON)
+    again.read_ledger(lines, NOON)
     assert again.today("a", NOON)[1] == use
     assert not any(again.today("a", NEXT_DAY)[1].device_ns.values())
 

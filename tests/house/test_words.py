@@ -159,3 +159,14 @@ def test_names_are_found_wherever_they_stand() -> None:
 
 def test_no_file_is_named_by_a_coined_word() -> None:
     assert [name for name, path in files() if path.stem in FILES or list(hits("", path.stem))] == []
+
+
+def test_the_verbs_of_a_call_have_the_owners_that_their_decision_lists() -> None:
+    owners: dict[str, set[str]] = {}
+    for path in ROOT.glob("*/oriel_*/**/*.py"):
+        unit, _, room, *_ = path.relative_to(ROOT).with_suffix("").parts
+        for verb in re.findall(r"(?m)^ +(?:async )?def (\w+)\(", path.read_text()):
+            owners.setdefault(verb, set()).add(f"{unit}/{room}")
+    page = (ROOT / "docs/decisions/0225-verbs-of-a-call.md").read_text()
+    listed = dict(re.findall(r"(?m)^\| `(\w+)` \| .+ \| (.+) \|$", page))
+    assert listed and {verb: ", ".join(sorted(owners[verb])) for verb in listed} == listed

@@ -68,6 +68,5 @@ def test_units_in_use_never_exceed_the_total_and_nobody_waits_beside_enough_free
                 granted[number] = each.grants
                 held[number] = each.units
         assert cores.free == total - sum(held) >= 0
-        if cores._waiting:
-            waiting = [each for each in models if each in cores._waiting]
-            assert min(waiting, key=lambda each: each.wish).units > cores.free
+        waiting = [each for each in models if each in cores._waiting]
+        assert not waiting or min(waiting, key=lambda each: each.wish).units > cores.free

@@ -202,8 +202,7 @@ def test_session_settings_reach_the_runtime(tmp_path: Path) -> None:
         run_entries={"memory.enable_memory_arena_shrinkage": ""},
     )
     session = onnx_runtime.OnnxRuntime().open(path, options)
-    assert isinstance(session, onnx_runtime.OnnxRuntimeSession)
-    settings = session._session.get_session_options()
+    settings = session._session.get_session_options()  # type: ignore[attr-defined]  # of an OnnxRuntimeSession
     assert not settings.enable_cpu_mem_arena and not settings.enable_mem_pattern
     assert settings.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     assert settings.get_session_config_entry("session.use_device_allocator_for_initializers") == "1"

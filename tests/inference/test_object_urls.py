@@ -10,7 +10,6 @@ from oriel_inference import command
 from oriel_inference.errors import LoadFailed
 from oriel_inference.stores import opening
 from oriel_inference.stores.checksums import CRC32C, CRC64NVME, checksums
-from oriel_inference.stores.remote import RemoteStore
 
 
 def test_the_flag_takes_folders_and_urls(capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,8 +32,7 @@ def test_each_place_has_a_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(LoadFailed, match="another server"):
         opening.open_stores(urls[2:], None, max_cache_bytes=3 << 20, in_use=tuple)
     for store in stores:
-        assert isinstance(store, RemoteStore)
-        store.close()
+        store.close()  # type: ignore[attr-defined]  # of a RemoteStore
     names = [each.name for each in (tmp_path / "oriel/models").iterdir()]
     assert len(names) == 3 and all(name.startswith("s3-bucket-") for name in names)
 

@@ -32,7 +32,7 @@ async def test_small_messages_are_not_counted() -> None:
     counted = Counted()
     large = LargeMessages(counted, delay_s=0.0)
     for _ in range(100):
-        large.finished(LARGE_BYTES - 1)
+        large.freed(LARGE_BYTES - 1)
     await settled()
     assert counted.times == 0
 
@@ -41,10 +41,10 @@ async def test_bytes_are_counted_over_messages_and_given_back_off_the_loop() -> 
     counted = Counted()
     counted.may.set()
     large = LargeMessages(counted, delay_s=0.0)
-    large.finished(GIVE_BACK_BYTES - LARGE_BYTES)
+    large.freed(GIVE_BACK_BYTES - LARGE_BYTES)
     await settled()
     assert counted.times == 0
-    large.finished(LARGE_BYTES)
+    large.freed(LARGE_BYTES)
     await until(lambda: counted.times == 1)
     assert threading.get_ident() not in counted.threads
     await settled()
@@ -55,7 +55,7 @@ async def test_what_comes_meanwhile_is_given_back_afterwards() -> None:
     counted = Counted()
     large = LargeMessages(counted, delay_s=0.0)
     for _ in range(5):
-        large.finished(GIVE_BACK_BYTES)
+        large.freed(GIVE_BACK_BYTES)
         await settled()
     await until(lambda: counted.times == 1)
     counted.may.set()
@@ -72,9 +72,9 @@ async def test_failure_is_not_the_last_time() -> None:
         raise OSError
 
     large = LargeMessages(fails, delay_s=0.0)
-    large.finished(GIVE_BACK_BYTES)
+    large.freed(GIVE_BACK_BYTES)
     await until(lambda: len(times) == 1 and not large._running)
-    large.finished(GIVE_BACK_BYTES)
+    large.freed(GIVE_BACK_BYTES)
     await until(lambda: len(times) == 2)
 
 

@@ -258,10 +258,10 @@ def test_a_full_queue_drops_and_counts_and_never_waits() -> None:
     assert entered.wait(TIMEOUT_S)
     for _ in range(25):
         sink.record(span(new_trace(True)))
-    assert (sink.dropped, lane.queued) == (16, 10)  # the one under way counts until it is delivered
+    assert (sink.dropped, lane.pending) == (16, 10)  # the one under way counts until it is delivered
     release.set()
     sink.close()
-    assert (sink.dropped, lane.queued) == (16, 0)
+    assert (sink.dropped, lane.pending) == (16, 0)
 
 
 def test_a_span_that_cannot_be_sent_costs_its_batch_only() -> None:

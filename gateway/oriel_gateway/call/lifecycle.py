@@ -231,7 +231,7 @@ class Lifecycle:
         if (holding := call.holding) is not None:
             gate.bytes.release(holding)
             holding.payload = None
-            gateway.bodies.finished(holding.units)
+            gateway.bodies.freed(holding.units)
         ticket = self.ticket
         cost_s = 0.0
         if state >= SENDING:

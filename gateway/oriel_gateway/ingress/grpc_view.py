@@ -281,7 +281,7 @@ class GrpcView(View):
         self.gate = self.holding = None
         if gate is not None and holding is not None:
             gate.bytes.release(holding)
-            self.gateway.bodies.finished(holding.units)
+            self.gateway.bodies.freed(holding.units)
 
     def over(self) -> None:
         """Hold nothing any more. Let go of the stream as well, because they refer to each other."""

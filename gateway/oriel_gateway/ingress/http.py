@@ -377,7 +377,7 @@ class ClientConnection(ServerConnection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         # the unread bytes of this connection are not needed any more
-        self.gateway.bodies.finished(self.gateway.unread.read(self))
+        self.gateway.bodies.freed(self.gateway.unread.read(self))
         self.view.lost()
         super().connection_lost(exc)
 

@@ -52,7 +52,7 @@ class Spending:
         self._charge(tenant, use, day, (Period.DAY, Period.MONTH))
         self._report(tenant)
 
-    def restore(self, lines: Iterable[UsageLine], day: str, known: Container[tuple[str, str]] = ()) -> None:
+    def read_ledger(self, lines: Iterable[UsageLine], day: str, known: Container[tuple[str, str]] = ()) -> None:
         """Charge what the usage ledger says of this month.
 
         day: today. known: the budgets, as (tenant, name), of which the limiter knows already what was spent.

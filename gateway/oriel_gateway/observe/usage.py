@@ -149,7 +149,7 @@ class Usage:
             lines.append(_line(minute, key, values, estimated, seen=True))
         return lines
 
-    def restore(self, lines: Iterable[UsageLine], now: datetime | None = None) -> None:
+    def read_ledger(self, lines: Iterable[UsageLine], now: datetime | None = None) -> None:
         """Take over what an earlier gateway noted this month."""
         self._turn(now or datetime.now(UTC))
         for line in lines:

@@ -54,7 +54,7 @@ class GrpcEndpoint(H2Endpoint, EndpointState):
         if attempt_s and not self.connected:
             timer = asyncio.get_running_loop().call_later(attempt_s, self._give_up_attempt)
 
-        def finished(found: Found) -> None:
+        def probed(found: Found) -> None:
             if timer is not None:
                 timer.cancel()
             reach = _reach(found, bool(path))
@@ -63,7 +63,7 @@ class GrpcEndpoint(H2Endpoint, EndpointState):
             else:
                 done(reach)
 
-        GrpcProbe(self, _SERVER_READY, b"", timeout_s, finished)
+        GrpcProbe(self, _SERVER_READY, b"", timeout_s, probed)
 
     def _by_index(self, index: "Found") -> Reach:
         if not isinstance(index, tuple) or index[0].status != 200:

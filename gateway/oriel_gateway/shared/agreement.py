@@ -115,7 +115,7 @@ class Agreement:
         loop = asyncio.get_running_loop()
         work = loop.run_in_executor(None, compared, one, first.header_length, other, second.header_length)
 
-        def finished(done: "asyncio.Future[Compared | None]") -> None:
+        def work_done(done: "asyncio.Future[Compared | None]") -> None:
             self._under_way -= 1
             if done.cancelled() or done.exception() is not None:
                 return
@@ -124,7 +124,7 @@ class Agreement:
             if found is not None:
                 then(found)
 
-        work.add_done_callback(finished)
+        work.add_done_callback(work_done)
 
     def _has_room(self, key: tuple[str, str]) -> bool:
         now = self._clock()

@@ -61,7 +61,7 @@ class Meter:
         error = completion.error
         ended_s = monotonic()
         if size >= LARGE_BYTES:
-            self._large.finished(size)
+            self._large.freed(size)
         if error is None:
             tier.latency.observe(ended_s - received_s)
             answer = completion.answer
@@ -93,7 +93,7 @@ class Meter:
         """Count a request that was refused before it reached a version. model: the requested name, perhaps unknown."""
         self._count(model, ctx.tier, error.outcome)
         if size >= LARGE_BYTES:
-            self._large.finished(size)
+            self._large.freed(size)
         if self.log is not None:
             self.log.refused(ctx, error.outcome, model, received_s, protocol, size)
         if _log.isEnabledFor(logging.DEBUG):

@@ -47,7 +47,7 @@ class LargeMessages:
         self._bytes = 0
         self._running = False
 
-    def finished(self, size: int) -> None:
+    def freed(self, size: int) -> None:
         """Count a message of `size` bytes that was served or refused and is no longer needed."""
         if size < self._least_bytes:
             return

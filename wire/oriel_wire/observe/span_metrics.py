@@ -24,7 +24,7 @@ def span_metrics(unit: str, sink: SpanSink, kept: Mapping[str, int], recaller: R
         yield counter("oriel_trace_recalled", "Traces whose spans were asked for, by server.", "result", results)
     dropped = [(why, sum(lane.dropped[why] for lane in lanes)) for why in DROPPED]
     yield counter("oriel_spans_dropped", "Spans that were lost, by why.", "why", dropped)
-    queued, capacity = sum(lane.queued for lane in lanes), sum(lane.capacity for lane in lanes)
+    queued, capacity = sum(lane.pending for lane in lanes), sum(lane.capacity for lane in lanes)
     yield gauge("oriel_spans_queued", "Spans that wait to be sent.", "", queued)
     yield gauge("oriel_spans_capacity", "The most spans that may wait.", "", capacity)
     total = Histogram()

@@ -177,7 +177,7 @@ class Lane:
         self._reported_s = 0.0
 
     @property
-    def queued(self) -> int:
+    def pending(self) -> int:
         """Spans that wait."""
         return max(0, self._offered - self._taken)
 
