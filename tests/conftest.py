@@ -207,12 +207,21 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, A
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
-    """Keep tests that share something in one process, and put all others wherever a process is free."""
+    """Keep tests that share something in one process, with all rows of a table, and put all others wherever a process is
+    free.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return together(nodeid)
+
+        def _reschedule(self, node: Any) -> None:
+            """Forget the tests that are done first: xdist counts all that a process was ever given, after each test."""
+            given = self.assigned_work[node]
+            for scope in [each for each, tests in given.items() if all(tests.values())]:
+                del given[scope]
+            super()._reschedule(node)
 
     return Scheduling(config, log)
 
@@ -222,7 +231,7 @@ def together(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
     if file.startswith("tests/path/") and uses_the_stack(file):
         return "tests/path"
-    return file if shares(file) else nodeid
+    return file if shares(file) else nodeid.partition("[")[0]
 
 
 @cache

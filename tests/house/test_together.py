@@ -14,10 +14,10 @@ def test_whole_stacks_run_one_after_the_other() -> None:
     assert len(names) == 1
 
 
-def test_tests_with_a_fixture_made_once_stay_together_and_others_do_not() -> None:
+def test_tests_with_a_fixture_made_once_and_rows_of_one_table_stay_together_and_others_do_not() -> None:
     hostile, wire = "tests/inference/test_hostile.py", "tests/wire/test_control.py"
     assert together(f"{hostile}::test_http[x::y]") == together(f"{hostile}::test_grpc") == hostile
-    assert together(f"{wire}::test_a") != together(f"{wire}::test_b")
+    assert together(f"{wire}::test_a[1]") == together(f"{wire}::test_a[2]") != together(f"{wire}::test_b[1]")
 
 
 def test_what_a_run_makes_once_is_made_by_the_first_that_asks(tmp_path: Path) -> None:
