@@ -207,9 +207,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, A
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
-    """Keep tests that share something in one process, with all rows of a table, and put all others wherever a process is
-    free.
-    """
+    """Keep tests that share something and rows of one table in one process, and put all others wherever one is free."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):

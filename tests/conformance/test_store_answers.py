@@ -1,29 +1,27 @@
 """Answers of a store that must not cost a client anything: redirects, endless answers, listings that lack something.
 
-Both units' client runs against a stub that answers so, and against a sink that counts the requests it is led to.
+The client runs against a stub that answers so, and against a sink that counts the requests it is led to. What it raises
+is StoreFailed for policy documents: tests/gateway/test_stored_documents.py.
 """
 
 import re
 import tracemalloc
 from collections.abc import Awaitable, Callable
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
 from oriel_gateway.documents.source import store_location
-from oriel_gateway.documents.stored import Listed, StoredDocuments, StoreFailed
+from oriel_gateway.documents.stored import StoredDocuments, StoreFailed
 from oriel_wire.objects import s3_http
 from oriel_wire.objects.client import location_of
 from oriel_wire.objects.errors import ObjectChanged, ObjectRefused, StoreUnavailable
 from oriel_wire.objects.opening import open_client, open_writer
 
-from .object_stores import client_of, documents_at
+from .object_stores import client_of
 from .store_answers import TOKEN, answering, pointed
 
 MIB = 1024 * 1024
 Look = Callable[[str], Awaitable[object]]
-FAILED = (StoreFailed, StoreUnavailable)
 
 
 def said(status: str, body: str = "", *headers: str) -> bytes:
@@ -38,23 +36,6 @@ def empty(head: str) -> bytes:
             "200 OK", '<?xml version="1.0"?><EnumerationResults><Blobs></Blobs><NextMarker/></EnumerationResults>'
         )
     return said("200 OK", "<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>")
-
-
-async def policies(url: str) -> object:
-    documents = documents_at(f"{url}/p")
-    try:
-        return await documents.listing()
-    finally:
-        await documents.close()
-
-
-async def policy(url: str) -> object:
-    documents = documents_at(f"{url}/p")
-    try:
-        with TemporaryDirectory() as folder:
-            return await documents.fetch("a.toml", Listed(etag="e", size=4), Path(folder, "a.toml"))
-    finally:
-        await documents.close()
 
 
 async def models(url: str) -> object:
@@ -81,17 +62,13 @@ async def part(url: str) -> object:
         await client.close()
 
 
-LOOKS = pytest.mark.parametrize("look", [policies, policy, models, model, part], ids=lambda look: look.__name__)
-LISTS = pytest.mark.parametrize("look", [policies, models], ids=lambda look: look.__name__)
-
-
-@LOOKS
+@pytest.mark.parametrize("look", [models, model, part], ids=lambda look: look.__name__)
 @pytest.mark.parametrize("status", ["301 X", "302 X", "307 X", "308 X"])
 async def test_s3_follows_no_redirect(look: Look, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with answering(empty, host="127.0.0.9") as (elsewhere, reached):
         to = f"location: http://{elsewhere}/repository?list-type=2"
         async with answering(lambda head: said(status, "", to)) as (address, asked):
-            with pytest.raises(FAILED, match=rf"\({status[:3]}\).*AWS_REGION.*endpoint"):
+            with pytest.raises(StoreUnavailable, match=rf"\({status[:3]}\).*AWS_REGION.*endpoint"):
                 await look(pointed(monkeypatch, "s3", address))
             assert len(asked) == 1 and TOKEN in asked[0]
     assert reached == []
@@ -103,7 +80,6 @@ WRONG_REGION = (
 )
 
 
-@LISTS
 @pytest.mark.parametrize(
     "answer",
     [
@@ -114,28 +90,26 @@ WRONG_REGION = (
     ],
 )
 async def test_a_bucket_of_another_region_is_said_to_be_and_not_turned_to(
-    look: Look, answer: bytes, monkeypatch: pytest.MonkeyPatch
+    answer: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = answer.replace(b"connection: close", b"connection: close\r\nx-amz-bucket-region: eu-north-1")
     async with answering(lambda head: answer) as (address, asked):
-        with pytest.raises(FAILED, match="lies in another region .*set AWS_REGION to eu-north-1"):
-            await look(pointed(monkeypatch, "s3", address))
+        with pytest.raises(StoreUnavailable, match="lies in another region .*set AWS_REGION to eu-north-1"):
+            await models(pointed(monkeypatch, "s3", address))
         assert len(asked) == 1
 
 
-@LISTS
-async def test_a_region_that_is_none_is_not_repeated(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_region_that_is_none_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = said("301 Moved", "", "x-amz-bucket-region: evil.example/S3CRET")
     async with answering(lambda head: answer) as (address, _):
-        with pytest.raises(FAILED, match="redirects") as caught:
-            await look(pointed(monkeypatch, "s3", address))
+        with pytest.raises(StoreUnavailable, match="redirects") as caught:
+            await models(pointed(monkeypatch, "s3", address))
         assert "evil" not in str(caught.value)
 
 
-@LISTS
 @pytest.mark.parametrize("kind", ["gs", "az"])
 async def test_what_gs_and_az_show_where_they_are_sent_is_no_authorization(
-    kind: str, look: Look, monkeypatch: pytest.MonkeyPatch
+    kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing stops obstore from following a redirect: docs/model-repository.md and docs/policies.md say so."""
     async with answering(empty, host="127.0.0.9") as (elsewhere, reached):
@@ -145,7 +119,7 @@ async def test_what_gs_and_az_show_where_they_are_sent_is_no_authorization(
             else f"location: http://{elsewhere}/x"
         )
         async with answering(lambda head: said("307 X", "", to)) as (address, asked):
-            assert not await look(pointed(monkeypatch, kind, address))
+            assert not await models(pointed(monkeypatch, kind, address))
     assert reached and not any("authorization" in head.lower() for head in reached)
     assert kind != "az" or "authorization: SharedKey" in asked[0]
 
@@ -158,9 +132,9 @@ BEGUN = (
 @pytest.mark.parametrize(
     ("look", "status"),
     [
-        *((look, status) for look in (policies, models) for status in ("200 OK", "403 Forbidden", "503 Slow Down")),
+        *((models, status) for status in ("200 OK", "403 Forbidden", "503 Slow Down")),
         # How far an answer of 200 is read: tests/conformance/test_object_clients.py
-        *((look, status) for look in (policy, part) for status in ("403 Forbidden", "503 Slow Down")),
+        *((part, status) for status in ("403 Forbidden", "503 Slow Down")),
     ],
 )
 async def test_an_answer_without_end_is_left_before_it_costs_memory(
@@ -169,11 +143,11 @@ async def test_an_answer_without_end_is_left_before_it_costs_memory(
     monkeypatch.setattr(s3_http, "MAX_ANSWER_BYTES", MIB)
     async with answering(lambda head: BEGUN.format(status).encode(), endless=b" " * 65536) as (address, _):
         url = pointed(monkeypatch, "s3", address)
-        with pytest.raises(FAILED, match=f"more than {MIB} bytes"):
+        with pytest.raises(StoreUnavailable, match=f"more than {MIB} bytes"):
             await look(url)  # the first call allocates what the client itself needs
         tracemalloc.start()
         try:
-            with pytest.raises(FAILED, match=f"more than {MIB} bytes"):
+            with pytest.raises(StoreUnavailable, match=f"more than {MIB} bytes"):
                 await look(url)
             most = tracemalloc.get_traced_memory()[1]
         finally:
@@ -181,18 +155,16 @@ async def test_an_answer_without_end_is_left_before_it_costs_memory(
     assert most < 64 * MIB
 
 
-@LISTS
-async def test_a_head_without_end_is_left(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_head_without_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = b"".join(b"x-%d: %s\r\n" % (place, b"y" * 8000) for place in range(8))
     async with answering(lambda head: b"HTTP/1.1 200 OK\r\n", endless=lines) as (address, _):
-        with pytest.raises(FAILED):
-            await look(pointed(monkeypatch, "s3", address))
+        with pytest.raises(StoreUnavailable):
+            await models(pointed(monkeypatch, "s3", address))
 
 
 GOOD = "<Key>p/a.toml</Key><Size>4</Size><ETag>&quot;e&quot;</ETag>"
 
 
-@LISTS
 @pytest.mark.parametrize(
     "entry",
     [
@@ -207,15 +179,13 @@ GOOD = "<Key>p/a.toml</Key><Size>4</Size><ETag>&quot;e&quot;</ETag>"
     ],
     ids=["no-size", "negative", "no-number", "empty-size", "no-key", "empty-key", "no-etag", "nothing"],
 )
-async def test_an_odd_listing_is_a_failure_of_the_store(
-    look: Look, entry: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_odd_listing_is_a_failure_of_the_store(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
     body = "<ListBucketResult><IsTruncated>false</IsTruncated><Contents>{}</Contents></ListBucketResult>"
     async with answering(lambda head: said("200 OK", body.format(entry))) as (address, _):
-        with pytest.raises(FAILED):
-            await look(pointed(monkeypatch, "s3", address))
+        with pytest.raises(StoreUnavailable):
+            await models(pointed(monkeypatch, "s3", address))
     async with answering(lambda head: said("200 OK", body.format(GOOD))) as (address, _):
-        assert await look(pointed(monkeypatch, "s3", address))
+        assert await models(pointed(monkeypatch, "s3", address))
 
 
 OF_GOOGLE = (
@@ -224,15 +194,14 @@ OF_GOOGLE = (
 )
 
 
-@LISTS
 @pytest.mark.parametrize("tag", ["Key", "Size", "ETag"])
-async def test_an_odd_listing_of_google_is_one_too(look: Look, tag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_odd_listing_of_google_is_one_too(tag: str, monkeypatch: pytest.MonkeyPatch) -> None:
     odd = re.sub(f"<{tag}>.*?</{tag}>", "", OF_GOOGLE)
     async with answering(lambda head: said("200 OK", OF_GOOGLE if len(asked) == 1 else odd)) as (address, asked):
         url = pointed(monkeypatch, "gs", address)
-        assert await look(url)
-        with pytest.raises(FAILED):
-            await look(url)
+        assert await models(url)
+        with pytest.raises(StoreUnavailable):
+            await models(url)
 
 
 @pytest.mark.parametrize("headers", ['etag: "e"', "content-length: 4"])
