@@ -90,7 +90,7 @@ def test_a_call_that_meets_no_other_takes_three_turns_of_the_event_loop() -> Non
 def test_a_busy_event_loop_makes_calls_late_that_the_instances_could_answer() -> None:
     """Refusals cost the loop as much as answers: above what it can read, it has no time left for those in time."""
     profile = Profile(model="m", max_rows=16, sizes=[Size(rows=1, mean_ms=1.0), Size(rows=16, mean_ms=4.0)])
-    made = scenario({"target_ms": 20.0, "deadline_ms": 20.0}, rate=3000.0, seconds=2.0)
+    made = scenario({"target_ms": 20.0, "deadline_ms": 20.0}, rate=3000.0, seconds=0.5)
     quick, busy = [
         simulated(made, msgspec.structs.replace(profile, loop=LoopMs(call_ms=call_ms)))["phases"][0]["tiers"]["load"]
         for call_ms in (0.1, 0.5)
@@ -117,7 +117,7 @@ def test_an_arrival_meets_a_busy_server_as_often_as_queueing_theory_says(load: f
 
 
 def test_batches_grow_with_the_load_and_two_replicas_halve_it() -> None:
-    made = scenario({"target_ms": 100.0, "deadline_ms": 400.0}, rate=400.0)
+    made = scenario({"target_ms": 100.0, "deadline_ms": 400.0}, rate=400.0, seconds=5.0)
     one, two = simulated(made, BATCHED), simulated(made, BATCHED, replicas=2)
     means = [found["simulation"]["models"]["m"] for found in (one, two)]
     assert means[0]["rows"] / means[0]["batches"] > 1.3 * means[1]["rows"] / means[1]["batches"]

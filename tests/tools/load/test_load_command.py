@@ -1,4 +1,4 @@
-"""The command `oriel load` in a process of its own, against a server in this one."""
+"""The command `oriel load`; where it sends, in a process of its own, against a server in this one."""
 
 import asyncio
 import json
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from oriel_cli.main import main
 from oriel_wire.engine.buffered import Exchange, serve
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.process.process import listen
@@ -157,8 +158,14 @@ async def test_ctrl_c_prints_what_there_is(server: Server, tmp_path: Path) -> No
         (("--url", "grpc://127.0.0.1:1/x", "--rate", "1"), "neither /v2/models/NAME nor /Service/Method"),
     ],
 )
-async def test_what_cannot_be_done_is_said_before_anything_is_sent(
-    tmp_path: Path, words: tuple[str, ...], said: str
+def test_what_cannot_be_done_is_said_before_anything_is_sent(
+    tmp_path: Path,
+    words: tuple[str, ...],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code, _, err = await oriel_load(tmp_path, *words)
-    assert code == 1 and said in err and len(err.splitlines()) == 1
+    monkeypatch.chdir(tmp_path)
+    assert main(["load", *words]) == 1
+    err = capsys.readouterr().err
+    assert said in err and len(err.splitlines()) == 1
