@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from oriel_gateway.errors import Outcome
-from oriel_gateway.observe.record import RefusedRecord
+from oriel_gateway.observe.record import Record, refused_record
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.routing.targets import Target
 
@@ -21,9 +21,9 @@ def target(name: str = "m", **facts: Any) -> Target:
     return Target(**known | {"plan": plan, "line": b"", "head_only": False, "executes": True} | facts)
 
 
-def record(tenant: Any, of: Target | None, outcome: Outcome = Outcome.ANSWERED, **facts: Any) -> RefusedRecord:
+def record(tenant: Any, of: Target | None, outcome: Outcome = Outcome.ANSWERED, **facts: Any) -> Record:
     """Return a record. facts: the attributes that are not as in a call that was just received."""
-    made = RefusedRecord(facts.pop("mark", None) or mark(), "POST", facts.pop("received_s", 1.0), tenant, of, outcome)
+    made = refused_record(facts.pop("mark", None) or mark(), "POST", facts.pop("received_s", 1.0), tenant, of, outcome)
     for name, value in facts.items():
         setattr(made, name, value)
     return made

@@ -19,7 +19,7 @@ from oriel_gateway.call.contracts import (
     SENDING,
     SMALL_BYTES,
     Call,
-    Request,
+    Client,
     Side,
 )
 from oriel_gateway.call.fallback import SPILLING, spill
@@ -29,6 +29,7 @@ from oriel_gateway.call.lifecycle import LEAST_S, Lifecycle
 from oriel_gateway.call.trouble import Trouble
 from oriel_gateway.clock import YOUNG
 from oriel_gateway.errors import Outcome, Refused, stopping
+from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.cold_start import timing
 from oriel_gateway.pools.endpoint_state import HttpEndpoint
 from oriel_gateway.pools.grpc_answers import GrpcAnswer
@@ -37,11 +38,26 @@ from oriel_gateway.pools.upstream_answers import DENIED
 from oriel_gateway.routing.targets import Target
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable, UpstreamUnread
 
-__all__ = ["GatewayCall"]
+__all__ = ["GatewayCall", "Request"]
 
 _PIECE: Final = 2 * 1024
 _ANSWERED: Final = Outcome.ANSWERED  # compiled, a member of an enum costs a look-up by name each time
-_LEFT: Final = Outcome.CALLER_LEFT
+
+
+class Request:
+    """A request that may become a call. received_s: the time its head came, in monotonic seconds.
+
+    client: the client that waits for the answer; None for a call that is made for others.
+    head: the head of the request, as its client sent it.
+    """
+
+    __slots__ = ("client", "head", "mark", "received_s")
+
+    def __init__(self, client: Client | None, head: Any, mark: Mark, received_s: float) -> None:
+        self.client = client
+        self.head = head
+        self.mark = mark
+        self.received_s = received_s
 
 
 class GatewayCall(Call):
@@ -59,7 +75,6 @@ class GatewayCall(Call):
         self.received_s = request.received_s
         self.method = head.line.method
         self.side = side
-        self.protocol = side.protocol
         self.gate = gate
         gate.calls += 1
         self.endpoints = gate.grpc if side.grpc else gate.endpoints
@@ -68,17 +83,15 @@ class GatewayCall(Call):
         self.deadline = deadline
         self.life = Lifecycle()
         self.state = COLLECT
-        self.opened = True
-        self.outcome = _ANSWERED
         self.status = self.bytes_in = self.bytes_out = 0
         self.cost_us = self.ahead = -1
-        self.queued_s = self.permit_s = self.sent_s = self.response_s = self.limited_s = self.held_s = 0.0
+        self.queued_s = self.permit_s = self.sent_s = self.response_s = self.limited_s = 0.0
         self.stick = self.timing = self.used = ""
         self.tried = ()
         self.lines = self.receiver = self.grant = self.extras = self.endpoint = self.connection = self.holding = (
             self._body
         ) = None
-        self.stream = self.stream_slot = self.answer = self.judged = None
+        self.stream = self.stream_slot = self.answer = self.record = None
         self.slot = YOUNG
         clock = gateway.clock
         if not clock.young:
@@ -212,30 +225,19 @@ class GatewayCall(Call):
         # the permit, the client's departure and the deadline may all have waited for the same turn of the loop
         if gone or now >= self.deadline - LEAST_S:
             self.gate.decline_permit(self.life.take_ticket(), self.target.counted)
-            if gone:
-                self._left_unseen()
-            else:
+            if not self.departed():
                 self.expired()
             return
         self.permit_s = now
         self.state = SENDING
         self.send(now)
 
-    def departed(self) -> bool:
-        if (client := self.client) is None or not client.departed:
-            return False
-        self._left_unseen()
-        return True
-
-    def _left_unseen(self) -> None:
-        client = self.client
-        assert client is not None
-        self.finish(_LEFT)
-        client.abort()
-
     # Waiting for a server (see `pools.cold_start`) -------------------------------------------------------------
 
     def park(self) -> None:
+        if self.permit_s:
+            self.permit_s = 0.0
+            self.gate.release_unused_permit(self.life.take_ticket(), self.target.counted)
         if self.gateway.refusing:
             self.refuse(stopping())
             return
@@ -254,10 +256,6 @@ class GatewayCall(Call):
         return "" if trouble is None or not trouble.phase else timing(trouble.phase, trouble.parked_for_s())
 
     # Sending to the upstream -----------------------------------------------------------------------------------
-
-    def release_unused_permit(self) -> None:
-        self.permit_s = 0.0
-        self.gate.release_unused_permit(self.life.take_ticket(), self.target.counted)
 
     def send(self, now: float, endpoint: Any = None, fresh: bool = False) -> None:
         gate, target, trouble = self.gate, self.target, self.life.trouble
@@ -330,6 +328,7 @@ class GatewayCall(Call):
         self.refuse(Refused(outcome, str(error), retry_after_s=1))
 
     def elsewhere(self, endpoint: HttpEndpoint, head: Any, data: bytes, now: float) -> bool:
+        """Return whether a whole error answer is not the call's: it is sent again, or waits for a copy or a search."""
         trouble, model = self.life.trouble, self.target.sought
         if trouble is not None and trouble.settled:
             return False
@@ -341,6 +340,7 @@ class GatewayCall(Call):
         return self.in_trouble().after_answer(endpoint, head, data, kind, now)
 
     def no_copy(self) -> None:
+        """The answer is here: no second copy is needed."""
         if self.life.trouble is not None:
             self.life.trouble.cancel_copy()
 
@@ -455,7 +455,13 @@ class GatewayCall(Call):
 
     def trailers(self, answer: GrpcAnswer) -> None:
         """The status and the trailers came of a gRPC answer whose data was passed on before."""
-        self.side.trailers(self, answer)
+        self.answer = answer
+        self.status, self.cost_us = answer.status, answer.cost_us
+        self.timing, self.used = answer.server_timing, answer.used
+        if answer.status >= 500 and self.endpoint is not None:
+            now = monotonic()
+            self.endpoints.note_error(self.endpoint, answer.status, now, now - self.sent_s, model=self.target.sought)
+        self.response_data(b"", True)
 
     # The end ---------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ this base class. It is no Protocol, because compiled code reads the attributes o
 which speaks its protocol. The Protocols are fulfilled above the call: by connections, flights and shadow copies.
 """
 
+from abc import ABC, abstractmethod
 from time import monotonic
 from typing import Any, Final, Protocol
 
@@ -13,8 +14,8 @@ from oriel_gateway.call.stream import AnswerStream
 from oriel_gateway.clock import YOUNG, requested_until
 from oriel_gateway.errors import Outcome, Refused, displaced, stopping
 from oriel_gateway.limits import Grant
-from oriel_gateway.observe.record import RequestRecord
-from oriel_gateway.observe.tracing import Mark
+from oriel_gateway.observe.record import Record
+from oriel_gateway.observe.tracing import Address, Mark
 from oriel_gateway.pools.endpoint_state import HttpEndpoint
 from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.grpc_answers import GrpcAnswer
@@ -37,7 +38,7 @@ SMALL_BYTES: Final = 64 * 1024  # largest body that is kept until it is answered
 _ANSWERED: Final = Outcome.ANSWERED  # compiled, a member of an enum costs a look-up by name each time
 
 
-class Side:
+class Side(ABC):
     """The protocol of calls: how a request is written to a server, and what the server's answer means.
 
     One object serves all calls of its protocol, but for gRPC streams, of which each has a side of its own.
@@ -66,17 +67,17 @@ class Side:
         """Return the deadline that the caller asked for; infinite if it asked for none."""
         return requested_until(call.received_s, call.head.timeout)
 
+    @abstractmethod
     def rename(self, call: "Call", model: str) -> bool:
         """Let the body name another model; False if that cannot be done."""
-        raise NotImplementedError
 
+    @abstractmethod
     def write(self, call: "Call", connection: Any, now: float) -> None:
         """Write the whole request to a connection of a server."""
-        raise NotImplementedError
 
+    @abstractmethod
     def classify(self, call: "Call", head: Any, data: bytes) -> AnswerKind:
         """Return what a whole error answer means."""
-        raise NotImplementedError
 
     def reads(self, call: "Call", head: Any, data: bytes, complete: bool) -> bool:
         """Read the head of a gRPC answer. False: the answer is not for the call, or the side has taken it."""
@@ -87,10 +88,6 @@ class Side:
         call.bytes_out += len(data)
         if call.grant is not None:
             call.grant.move(len(data), monotonic())
-
-    def trailers(self, call: "Call", answer: GrpcAnswer) -> None:
-        """The status and the trailers of a gRPC answer came; its data was passed on before."""
-        raise NotImplementedError
 
     def settle(self, call: "Call", cost_s: float, executed: bool, now: float) -> None:
         """Settle what the limits granted, once, at the end."""
@@ -110,27 +107,13 @@ class Side:
         """Charge the unanswered messages of a gRPC stream, whose call is about to end."""
 
 
-class Request:
-    """A request that may become a call. received_s: the time its head came, in monotonic seconds.
-
-    client: the client that waits for the answer; None for a call that is made for others.
-    head: the head of the request, as its client sent it.
-    """
-
-    __slots__ = ("client", "head", "mark", "received_s")
-
-    def __init__(self, client: "Client | None", head: Any, mark: Mark, received_s: float) -> None:
-        self.client = client
-        self.head = head
-        self.mark = mark
-        self.received_s = received_s
-
-
-class Call(RequestRecord[Tenant, Target, HttpEndpoint | None]):
-    """One call, from its authorised head to its last byte, and then the record of it.
+class Call(ABC):
+    """One call, from its authorised head to its last byte. Times are monotonic seconds, 0.0 means not reached; those
+    and the sizes that are not named here are those of `Record`.
 
     client, head: see `Request`. A call without a client has a receiver. lines: the part of the head that is the same
     whenever it is sent, None until it is.
+    record: the record of the call, made when it ends, None before; a call without a client gets none.
     state: see `call.lifecycle`. slot: its place among the deadlines.
     gate, endpoints: its pool, and the endpoints there that speak its protocol. endpoint: the one asked last.
     holding: its bytes of the pool's byte budget. stick: the key that chooses the endpoint, "" for the least busy.
@@ -141,30 +124,52 @@ class Call(RequestRecord[Tenant, Target, HttpEndpoint | None]):
     """
 
     __slots__ = (
-        *("client", "extras", "gateway", "head", "lines", "receiver", "side"),
-        *("gate", "endpoints", "connection", "holding", "stick", "grant", "state", "slot"),
-        *("_body", "answer", "cost_us", "stream", "stream_slot"),
+        *("client", "extras", "gateway", "head", "lines", "mark", "method", "receiver", "record", "side"),
+        *("tenant", "target", "gate", "endpoints", "endpoint", "connection", "holding", "stick", "tried"),
+        *("received_s", "limited_s", "queued_s", "permit_s", "sent_s", "response_s", "deadline", "state", "slot"),
+        *("_body", "ahead", "answer", "bytes_in", "bytes_out", "cost_us", "grant", "status", "stream", "stream_slot"),
+        *("timing", "used"),
     )
     client: "Client | None"
     extras: "RouteHooks | None"
     gateway: Host
     head: Any
     lines: bytes | None
+    mark: Mark
+    method: str
     receiver: "Receiver | None"
+    record: Record | None
     side: Side
+    tenant: Tenant
+    target: Target
     gate: PoolGate
     endpoints: EndpointSet[Any]
+    endpoint: HttpEndpoint | None
     connection: Any
     holding: Holding | None
     stick: str
-    grant: Grant | None
+    tried: tuple[Address, ...]
+    received_s: float
+    limited_s: float
+    queued_s: float
+    permit_s: float
+    sent_s: float
+    response_s: float
+    deadline: float
     state: int
     slot: int
     _body: bytes | list[Any] | None  # whole, or in pieces
+    ahead: int
     answer: GrpcAnswer | None
+    bytes_in: int
+    bytes_out: int
     cost_us: int
+    grant: Grant | None
+    status: int
     stream: AnswerStream | None
     stream_slot: StreamSlot | None
+    timing: str
+    used: str
 
     def body(self) -> bytes:
         """Return the whole body; only before the call was sent."""
@@ -222,6 +227,15 @@ class Call(RequestRecord[Tenant, Target, HttpEndpoint | None]):
     def client_left(self) -> None:
         """The client closed its side: free everything at once."""
         self.finish(Outcome.CALLER_LEFT)
+
+    def departed(self) -> bool:
+        """Return whether the client has closed behind bytes that were not read; then the call is over."""
+        client = self.client
+        if client is None or not client.departed:
+            return False
+        self.finish(Outcome.CALLER_LEFT)
+        client.abort()
+        return True
 
     def stopping(self) -> None:
         """Refuse the call, because the gateway is about to end, unless it was sent."""
@@ -303,88 +317,72 @@ class Call(RequestRecord[Tenant, Target, HttpEndpoint | None]):
     # Verbs, as `call.GatewayCall` fulfils them ------------------------------------------------------------------
 
     @property
+    @abstractmethod
     def may_move(self) -> bool:
         """Return whether the body is still here and no server can have executed the call."""
-        raise NotImplementedError
 
+    @abstractmethod
     def granted(self) -> None:
         """The ledger of the limits let the call through."""
-        raise NotImplementedError
 
+    @abstractmethod
     def expired(self) -> None:
         """End the call, because its deadline passed, or because its stream was silent or went on for too long."""
-        raise NotImplementedError
 
+    @abstractmethod
     def request_complete(self) -> None:
         """The body is complete."""
-        raise NotImplementedError
 
+    @abstractmethod
     def acquire_permit(self, now: float = 0.0) -> None:
         """Acquire a permit or queue for one. now: 0.0 if the caller has not read the clock."""
-        raise NotImplementedError
 
+    @abstractmethod
     def hold_timing(self) -> str:
         """Return the entry of `Server-Timing` about the call's wait for an endpoint; "" if it did not wait for one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def park(self) -> None:
-        """Wait without a permit until an endpoint can be asked, or until the deadline."""
-        raise NotImplementedError
+        """Wait without a permit until an endpoint can be asked, or until the deadline; a permit is released."""
 
-    def departed(self) -> bool:
-        """Return whether the client has closed behind bytes that were not read; then the call is over."""
-        raise NotImplementedError
-
-    def release_unused_permit(self) -> None:
-        """Release the permit for others, because nothing was sent with it."""
-        raise NotImplementedError
-
+    @abstractmethod
     def send(self, now: float, endpoint: Any = None, fresh: bool = False) -> None:
         """Send to `endpoint`, or to the one that the pool picks. fresh: on a new connection."""
-        raise NotImplementedError
 
+    @abstractmethod
     def drop(self, now: float) -> None:
         """Take back what was sent, or stop waiting for a connection or for a search."""
-        raise NotImplementedError
 
+    @abstractmethod
     def move(self, target: Target, gate: PoolGate, now: float) -> bool:
         """Leave the pool for `gate`; `acquire_permit` comes next. False: its bytes or its other model forbid it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def response(self, head: Any, data: bytes, complete: bool) -> None:
         """The head of an answer came, with the body bytes that came with it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def response_data(self, data: bytes, complete: bool) -> None:
         """More of the answer came."""
-        raise NotImplementedError
 
-    def elsewhere(self, endpoint: HttpEndpoint, head: Any, data: bytes, now: float) -> bool:
-        """Return whether a whole error answer is not the call's: it is sent again, or waits for a copy or a search."""
-        raise NotImplementedError
-
-    def no_copy(self) -> None:
-        """The answer is here: no second copy is needed."""
-        raise NotImplementedError
-
+    @abstractmethod
     def take_over(self, work: "Call") -> None:
         """Go on as if this call had been sent itself: with the permit, the times and the connection of `work`.
 
         `work` is over; its answer goes to this call's `response`.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def failed(self, error: UpstreamError) -> None:
         """The server did not answer, or stopped in its answer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def refuse(self, refused: Refused) -> None:
         """End the call with an error; once the answer has begun, all that is left is to cut it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self, outcome: Outcome, error: str = "", now: float = 0.0) -> None:
         """End the call, once: record it and give back what it holds. now: 0.0 if the caller has not read the clock."""
-        raise NotImplementedError
 
 
 class Client(Protocol):

@@ -1,6 +1,5 @@
 """The gRPC side of a call: one message there, and one back. `grpc_stream` has that of a stream of messages."""
 
-from time import monotonic
 from typing import Final
 
 from oriel_gateway.call.contracts import SENDING, Call, Side
@@ -14,7 +13,7 @@ from oriel_wire.h2.grpc import encode_timeout, prefix
 from oriel_wire.h2.hpack import LENGTHS, literal
 from oriel_wire.v2.grpc_names import model_fields, schedule_fields
 
-__all__ = ["GRPC", "encoded_head", "requested_by", "schedule_of", "take_trailers"]
+__all__ = ["GRPC", "encoded_head", "requested_by", "schedule_of"]
 
 KEPT_BYTES: Final = 1024 * 1024  # an answer that may be shared between callers is read as a whole up to this size
 _FIRST: Final = b"\x83\x86"  # :method POST, :scheme http
@@ -75,9 +74,6 @@ class GrpcSide(Side):
             call.answer = head
         return True
 
-    def trailers(self, call: Call, answer: GrpcAnswer) -> None:
-        take_trailers(call, answer)
-
 
 GRPC: Final = GrpcSide()
 
@@ -136,16 +132,3 @@ def encoded_head(call: Call, connection: GrpcExchange, timeout_s: float) -> byte
     if mark.state:
         block += literal(_STATE, mark.state.encode("latin-1"))
     return block
-
-
-def take_trailers(call: Call, answer: GrpcAnswer) -> None:
-    """Note the trailers of an answer whose data was passed on before, and end the call."""
-    call.answer = answer
-    call.status = answer.status
-    call.cost_us = answer.cost_us
-    call.timing = answer.server_timing
-    call.used = answer.used
-    if answer.status >= 500 and call.endpoint is not None:
-        now = monotonic()
-        call.endpoints.note_error(call.endpoint, answer.status, now, now - call.sent_s, model=call.target.sought)
-    call.response_data(b"", True)

@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Final
 
 from oriel_gateway.call.contracts import ANSWERING, DONE, Call, Side
-from oriel_gateway.call.grpc import encoded_head, requested_by, schedule_of, take_trailers
+from oriel_gateway.call.grpc import encoded_head, requested_by, schedule_of
 from oriel_gateway.call.stream import AnswerStream
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.limits import StreamGrant
@@ -226,9 +226,6 @@ class GrpcStreamSide(Side):
         unanswered.note_answer(model, final)
         call.as_stream().note_answer(now, bool(unanswered.models))
         self.count_bytes(call, len(message), model)
-
-    def trailers(self, call: Call, answer: GrpcAnswer) -> None:
-        take_trailers(call, answer)
 
     def client_writable(self, call: Call, writable: bool) -> None:
         if not writable:

@@ -36,6 +36,7 @@ from oriel_gateway.call.trouble import Trouble
 from oriel_gateway.clock import YOUNG
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.http_status import STATUS
+from oriel_gateway.observe.record import Record
 from oriel_gateway.observe.spans import SpanFacts
 from oriel_policies.waiting.flows import Ticket
 from oriel_wire.engine.upstream import ResponseSink
@@ -202,7 +203,6 @@ class Lifecycle:
         if call.side.streams:
             call.side.finishing(call)
         call.state = DONE
-        call.outcome = outcome
         gateway, gate, stream, trouble = call.gateway, call.gate, call.stream, self.trouble
         if call.slot == YOUNG:
             del gateway.clock.young[call]
@@ -211,19 +211,19 @@ class Lifecycle:
             gateway.clock.unwatch(call, call.slot)
         now = now or monotonic()
         unbounded = stream is not None and stream.unbounded
-        call.beside = (gate.admission.inflight + gate.streams.working) or 1
+        beside = (gate.admission.inflight + gate.streams.working) or 1
         if call.extras is not None and outcome is not _ANSWERED:
             call.extras.cut_off(call)
         if trouble is not None:
             trouble.cancel_copy()  # so that the record has the copy that is dropped
         if (client := call.client) is not None:
             client.call_finished()
-            call.error, call.ended_s = error, now
-            call.answered_s = call.response_s if unbounded else now
-            if trouble is not None:
-                call.held_s = trouble.parked_for_s()
-            if gateway.records.finished(call, call.tenant, call.target.route):
-                gateway.records.trace(call, self._span_facts(call))
+            call.record = record = _record_of(call, outcome, now)
+            record.error, record.beside = error, beside
+            record.answered_s = call.response_s if unbounded else now
+            record.held_s = 0.0 if trouble is None else trouble.parked_for_s()
+            if gateway.records.finished(record, call.tenant, call.target.route):
+                gateway.records.trace(record, self._span_facts(call))
         if call.receiver is not None:
             receiver, call.receiver = call.receiver, None
             receiver.finished(call)
@@ -240,7 +240,7 @@ class Lifecycle:
             late = outcome is not _ANSWERED and now >= call.deadline and not unbounded
             left = outcome is _LEFT and not late
             good = None if left else outcome is _ANSWERED and call.status < 500
-            cost_s = self._release_permit(call, now, good, late)
+            cost_s = self._release_permit(call, now, beside, good, late)
         elif ticket is not None:
             gate.leave_queue(ticket)
         elif trouble is not None and trouble.parked:
@@ -259,17 +259,17 @@ class Lifecycle:
             ticket.payload = None  # the queue may keep a dead ticket for a while, but not the body
         if call.extras is not None:
             call.extras.finished(call)
-        # The call stays as its own record; it must not keep anything that its client or a server has sent.
-        call.client = call.head = call.lines = call.grant = call.extras = call.connection = call._body = None
-        call.holding = call.answer = self.ticket = None
-        call.stick = ""
+        call.client = call.grant = call.extras = call.connection = None  # they may refer to the call
 
-    def _release_permit(self, call: Call, now: float, good: bool | None, late: bool) -> float:
-        """Release the permit or the slot. Returns what the call is charged, in seconds. See `PoolGate`."""
+    def _release_permit(self, call: Call, now: float, beside: int, good: bool | None, late: bool) -> float:
+        """Release the permit or the slot. Returns what the call is charged, in seconds. See `PoolGate`.
+
+        beside: the calls that its pool has in flight, itself included.
+        """
         gate, slot, stream = call.gate, call.stream_slot, call.stream
         if slot is None:
             worked_s = now - call.permit_s
-            share_s = worked_s / call.beside
+            share_s = worked_s / beside
         else:
             slot.release(now)
             worked_s, share_s = slot.worked_s, slot.share_s
@@ -297,3 +297,33 @@ class Lifecycle:
             held=None if trouble is None or not trouble.phase else (trouble.phase, trouble.parked_for_s()),
             model=call.target.renames or ("" if extras is None else extras.model),
         )
+
+
+def _record_of(call: Call, outcome: Outcome, now: float) -> Record:
+    """Return the record of a call that has ended, without what only its end tells."""
+    record = Record()
+    record.mark = call.mark
+    record.method = call.method
+    record.protocol = call.side.protocol
+    record.tenant = call.tenant
+    record.target = call.target
+    record.opened = True
+    record.outcome = outcome
+    record.status = call.status
+    record.received_s = call.received_s
+    record.limited_s = call.limited_s
+    record.queued_s = call.queued_s
+    record.permit_s = call.permit_s
+    record.sent_s = call.sent_s
+    record.response_s = call.response_s
+    record.ended_s = now
+    record.deadline = call.deadline
+    record.ahead = call.ahead
+    record.bytes_in = call.bytes_in
+    record.bytes_out = call.bytes_out
+    record.endpoint = call.endpoint
+    record.tried = call.tried
+    record.timing = call.timing
+    record.used = call.used
+    record.judged = None
+    return record

@@ -207,7 +207,6 @@ class Trouble:
                 self.probe_finished()
         else:
             self._attempts = None
-            call.release_unused_permit()
             call.park()
 
     # Failed attempts and refusals ------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from oriel_gateway.ingress.http_view import HttpView
 from oriel_gateway.ingress.judging import judge, turn_away
 from oriel_gateway.ingress.own_answers import NOT_QUEUED
 from oriel_gateway.ingress.tls_pieces import InPieces
-from oriel_gateway.observe.record import RefusedRecord
+from oriel_gateway.observe.record import refused_record
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import ApiKey, Tenant
@@ -406,7 +406,7 @@ class ClientConnection(ServerConnection):
         if call is not None:
             call.end_unsent(status, outcome, message)
         else:
-            record = RefusedRecord(mark, method, monotonic(), None, None, outcome)
+            record = refused_record(mark, method, monotonic(), None, None, outcome)
             self.gateway.records.turned_away(refused, record, status)
         http = self.gateway.snapshot.http
         self.cors = cors_lines(head.get("origin"), http.cors_origins) if head is not None and http.cors_origins else b""

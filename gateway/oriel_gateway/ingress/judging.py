@@ -16,8 +16,8 @@ from math import inf
 from time import monotonic
 from typing import Final
 
-from oriel_gateway.call.call import GatewayCall
-from oriel_gateway.call.contracts import Client, Request, Side
+from oriel_gateway.call.call import GatewayCall, Request
+from oriel_gateway.call.contracts import Client, Side
 from oriel_gateway.call.heads import Known
 from oriel_gateway.clock import deadline_of, requested_until
 from oriel_gateway.core import Gateway
@@ -25,7 +25,7 @@ from oriel_gateway.errors import Refused
 from oriel_gateway.http_status import STATUS
 from oriel_gateway.identity.keys import still_valid
 from oriel_gateway.limits import Grant
-from oriel_gateway.observe.record import RefusedRecord
+from oriel_gateway.observe.record import refused_record
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.overload import too_busy
 from oriel_gateway.pools.pool import PoolGate
@@ -216,7 +216,7 @@ def turn_away(view: View, refused: Refused, status: int = 0) -> None:
     if mark is NO_MARK:
         mark = view.gateway.marks.of(None, None, None)
     status = status or STATUS[refused.outcome]
-    record = RefusedRecord(mark, view.method, view.received_s, tenant, view.target, refused.outcome)
+    record = refused_record(mark, view.method, view.received_s, tenant, view.target, refused.outcome)
     record.protocol = view.protocol
     view.gateway.records.turned_away(refused, record, status, view.served_at)
     if tenant is None:

@@ -1,21 +1,16 @@
 """The record of one request that has ended: names, sizes, times and outcomes; no body, no header and no credential.
 
-A call is its own record: when it ends it lets go of everything else, and nothing changes it afterwards. A request that
-is refused before it becomes a call gets a `RefusedRecord`. Counters, the decisions kept for `oriel explain`, the access
-log and spans all read this one object.
+A call makes its record when it ends (`call.lifecycle`); a request that is refused before it becomes a call gets one by
+`refused_record`. Counters, the decisions kept for `oriel explain`, the access log and spans all read this one object,
+and nothing changes it once they have it.
 """
 
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from oriel_gateway.errors import Outcome
 from oriel_gateway.observe.tracing import Address, Mark
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Tenant
-
-# None where the request was refused before its sender or its target was known.
-TenantT = TypeVar("TenantT", bound=Tenant | None, covariant=True)
-TargetT = TypeVar("TargetT", bound=Target | None, covariant=True)
-EndpointT = TypeVar("EndpointT", bound=Address | None, covariant=True)
 
 
 class Judged(NamedTuple):
@@ -33,7 +28,7 @@ class Judged(NamedTuple):
     passed: str = ""
 
 
-class RequestRecord(Generic[TenantT, TargetT, EndpointT]):
+class Record:
     """One request that has ended. Times are monotonic seconds, 0.0 means not reached; sizes are bytes.
 
     tenant, target: the request's tenant and target; None if it was refused before they were known.
@@ -61,8 +56,8 @@ class RequestRecord(Generic[TenantT, TargetT, EndpointT]):
     mark: Mark
     method: str
     protocol: str
-    tenant: TenantT
-    target: TargetT
+    tenant: Tenant | None
+    target: Target | None
     opened: bool
     outcome: Outcome
     status: int
@@ -81,38 +76,33 @@ class RequestRecord(Generic[TenantT, TargetT, EndpointT]):
     beside: int
     bytes_in: int
     bytes_out: int
-    endpoint: EndpointT
+    endpoint: Address | None
     tried: tuple[Address, ...]
     timing: str
     used: str
     judged: Judged | None
 
 
-Record = RequestRecord[Tenant | None, Target | None, Address | None]
-
-
-class RefusedRecord(RequestRecord[Tenant | None, Target | None, Address | None]):
-    """The record of a request that did not become a call."""
-
-    __slots__ = ()
-
-    def __init__(
-        self, mark: Mark, method: str, received_s: float, tenant: Tenant | None, target: Target | None, outcome: Outcome
-    ) -> None:
-        self.mark = mark
-        self.method = method
-        self.protocol = "http"
-        self.tenant = tenant
-        self.target = target
-        self.outcome = outcome
-        self.status = 0
-        self.received_s = received_s
-        self.limited_s = self.queued_s = self.permit_s = self.sent_s = self.response_s = 0.0
-        self.answered_s = self.ended_s = self.held_s = self.deadline = 0.0
-        self.ahead = -1
-        self.bytes_in = self.bytes_out = self.beside = 0
-        self.endpoint = None
-        self.tried = ()
-        self.error = self.timing = self.used = ""
-        self.opened = False
-        self.judged = None
+def refused_record(
+    mark: Mark, method: str, received_s: float, tenant: Tenant | None, target: Target | None, outcome: Outcome
+) -> Record:
+    """Return the record of a request that did not become a call."""
+    record = Record()
+    record.mark = mark
+    record.method = method
+    record.protocol = "http"
+    record.tenant = tenant
+    record.target = target
+    record.outcome = outcome
+    record.status = 0
+    record.received_s = received_s
+    record.limited_s = record.queued_s = record.permit_s = record.sent_s = record.response_s = 0.0
+    record.answered_s = record.ended_s = record.held_s = record.deadline = 0.0
+    record.ahead = -1
+    record.bytes_in = record.bytes_out = record.beside = 0
+    record.endpoint = None
+    record.tried = ()
+    record.error = record.timing = record.used = ""
+    record.opened = False
+    record.judged = None
+    return record

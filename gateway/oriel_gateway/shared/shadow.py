@@ -12,8 +12,8 @@ from time import monotonic
 from typing import Any
 
 from oriel_gateway.call.attempts import note_answer
-from oriel_gateway.call.call import GatewayCall
-from oriel_gateway.call.contracts import ANSWERING, DONE, Call, Request
+from oriel_gateway.call.call import GatewayCall, Request
+from oriel_gateway.call.contracts import ANSWERING, DONE, Call
 from oriel_gateway.call.host import Host
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.observe.tracing import Mark

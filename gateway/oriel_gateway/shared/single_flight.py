@@ -25,8 +25,8 @@ from time import monotonic
 from typing import Any
 
 from oriel_gateway.call.attempts import note_answer
-from oriel_gateway.call.call import GatewayCall
-from oriel_gateway.call.contracts import ANSWERING, COLLECT, DONE, JOINED, Call, Request
+from oriel_gateway.call.call import GatewayCall, Request
+from oriel_gateway.call.contracts import ANSWERING, COLLECT, DONE, JOINED, Call
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.shared.state import KEPT_BYTES, KeptAnswer, RoutingState
@@ -194,10 +194,10 @@ class Flight:
     def response(self, call: Call, head: Any, data: bytes, complete: bool) -> bool:
         call.response_s = now = monotonic()
         endpoint, took_s = call.endpoint, now - call.sent_s
-        if head.status >= 400 and complete and endpoint is not None and call.elsewhere(endpoint, head, data, now):
+        if head.status >= 400 and complete and endpoint is not None and self._call.elsewhere(endpoint, head, data, now):
             note_answer(call.endpoints, endpoint, head, now, took_s, call.target.sought)
             return True
-        call.no_copy()
+        self._call.no_copy()
         if not _shareable(head):
             self._give_away(head, data, complete)
         else:

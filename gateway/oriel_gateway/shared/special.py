@@ -227,17 +227,18 @@ class Extras:
 
     def finished(self, call: Call) -> None:
         """The call is over, however it ended."""
-        routing, target, member = self._routing, call.target, self._member
+        routing, target, member, record = self._routing, call.target, self._member, call.record
+        assert record is not None
         if target.side:
             routing.took_side(target.plan.name, target.side)
             if target.plan.rollback is not None:
-                routing.canaries.finished(target, call.judged)
+                routing.canaries.finished(target, record.judged)
         if member is not None:
             flight = member.flight
             self._member = member.flight = None  # breaks the cycle of references between the flight and its founder
             if flight is not None:
                 flight.leave(member)
-        comparable = call.outcome is Outcome.ANSWERED and not target.spills
+        comparable = record.outcome is Outcome.ANSWERED and not target.spills
         if self._copied is not None and self._seen is not None and comparable:
             send_copy(call, routing, self._copied, self._seen)
         self._copied = None
