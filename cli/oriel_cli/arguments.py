@@ -40,5 +40,6 @@ class Parser(argparse.ArgumentParser):
 
 
 def _unknown(flag: str, known: set[str]) -> str:
-    near = difflib.get_close_matches(flag, sorted(known), n=1, cutoff=0.6)
-    return f"unknown flag {flag[:64]}, did you mean {near[0]}?" if near else f"unknown flag {flag[:64]}"
+    names = sorted(each.removeprefix("--") for each in known if each.startswith("--"))  # the dashes are always alike
+    near = difflib.get_close_matches(flag.removeprefix("--"), names, n=1, cutoff=0.65)
+    return f"unknown flag {flag[:64]}, did you mean --{near[0]}?" if near else f"unknown flag {flag[:64]}"

@@ -101,7 +101,7 @@ def _near(words: Sequence[str], under: str = "") -> str:
     """
     near: list[str] = []
     if not under:
-        near = difflib.get_close_matches(words[0], [name for name in COMMANDS if " " not in name], n=1)
+        near = difflib.get_close_matches(words[0], [name for name in COMMANDS if " " not in name], n=1, cutoff=0.65)
     beside = [name for name in COMMANDS if " " in name and name.startswith(under)]
     near = difflib.get_close_matches(" ".join(words[:2]), beside, n=1, cutoff=0.75) or near
     return f", did you mean {near[0]!r}?" if near else ""

@@ -266,11 +266,11 @@ def test_the_exit_code_and_the_table_say_whether_something_has_to_be_done(
     assert main(["doctor"]) == 0
     assert "fail" not in capsys.readouterr().out
     (tmp_path / "a.toml").write_text('[tenants.t]\ntier = "no"\n')
-    assert main(["doctor", "--policies", str(tmp_path)]) == 1
+    assert main(["doctor", "--policies", str(tmp_path), *("--services", str(tmp_path)) * 2]) == 1
     lines = capsys.readouterr().out.splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("fail  policies"))
     assert "a.toml: tenants.t.tier: no tier is named 'no'" in lines[at] and "-> correct the document" in lines[at + 1]
-    assert lines[-1].startswith("1 to fix")
+    assert lines[-1].startswith("2 to fix"), "the same finding twice is one"
 
 
 @pytest.mark.usefixtures("quiet")

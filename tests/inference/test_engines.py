@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 from oriel_inference.app import open_unit
-from oriel_inference.backends import cuda, distributions, onnx_runtime, providers
+from oriel_inference.backends import cuda, distributions, find_backend, onnx_runtime, providers
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions, Gpu
 from oriel_inference.settings import Settings
@@ -208,3 +208,8 @@ def test_session_settings_reach_the_runtime(tmp_path: Path) -> None:
     assert settings.get_session_config_entry("session.use_device_allocator_for_initializers") == "1"
     x = models.np.ones((1, 4), dtype=models.np.float32)
     assert session.run({"x": x}, ["y"])[0].tolist() == [[2.0] * 4]
+
+
+def test_a_python_model_outside_a_server_is_told_from_an_unknown_backend() -> None:
+    with pytest.raises(LoadFailed, match="Python model runs in processes of an inference server"):
+        find_backend("python")

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check what the flags name. The key of ORIEL_KEY is looked up, never printed."""
     documents, found = services.read(args.policies) if args.policies else (None, [])
-    found += asyncio.run(examine(args, documents))
+    found = list(dict.fromkeys([*found, *asyncio.run(examine(args, documents))]))  # two parts may say the same
     failed = any(each.status == "fail" for each in found)
     if args.json:
         listed = [

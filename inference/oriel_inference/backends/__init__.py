@@ -249,6 +249,8 @@ def resident_memory(sessions: Sequence[Session]) -> Memory | None:
 def find_backend(name: str) -> Backend:
     """Return the backend that configurations call `name`. Raises LoadFailed if it is unknown or not installed."""
     target = _BACKENDS.get(name)
+    if name == "python":
+        raise LoadFailed("a Python model runs in processes of an inference server only: load it there")
     if target is None:
         raise LoadFailed(f"{name[:64]!r} is not supported, use one of {', '.join((*_BACKENDS, 'python'))}")
     module, _, attribute = target.partition(":")
