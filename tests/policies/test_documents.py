@@ -294,6 +294,8 @@ TIER = b"[tiers.gold]\nband = 0\ntarget_ms = 100\n"
         (POOL + ROUTE + b"pool = 'p'\nhedge_ms = 5", "routes[0]", "add idempotent = true"),
         (b"[http]\ncors_origins = ['app.example']", "http.cors_origins", "is not an origin"),
         (b"[http]\ntrusted_proxies = ['10.0.0.1/8']", "http.trusted_proxies", "is not a network"),
+        (b"[tiers.gold]\nband = 256\ntarget_ms = 500", "tiers.gold.band", "Expected `int` >= 0 and <= 255"),
+        (GOOD + b"weight = 0.0", "tenants.t.weight", "Expected `float` >= 0.001 and <= 1000"),
         (GOOD + b"scopes = ['operators']", "tenants.t.scopes", "did you mean 'operator'?"),
         (GOOD + b"limit = {}", "tenants.t.limit", "sets no bound"),
         (GOOD + b"limit = { requests_per_s = 1.0, burst = 0 }", "tenants.t.limit", "and burst 1 to"),

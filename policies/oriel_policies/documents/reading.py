@@ -28,6 +28,7 @@ _TEXT = re.compile(
     re.DOTALL,
 )
 _MARKS = bytes.maketrans(b",[]{}", b"=====")  # characters that may stand before or behind a key
+_ENDS = {">=": "ge", ">": "gt", "<=": "le", "<": "lt"}
 _SECTIONS = ("tiers", "tenants", "issuers", "pools", "prices")
 
 
@@ -41,6 +42,15 @@ def nearest(name: str, known: Mapping[str, object] | set[str], *, list_all: bool
     if near:
         return f", did you mean {near[0]!r}?"
     return f": there are {', '.join(sorted(known))}" if list_all and 0 < len(known) <= _MOST_LISTED else ""
+
+
+def _with_range(text: str, kind: Any) -> str:
+    """Return the text of a mistake with both ends of the range of `kind`, where it names the end that was passed."""
+    metas = [each for each in get_args(kind)[1:] if isinstance(each, msgspec.Meta)]
+    ends = [(sign, getattr(meta, name)) for meta in metas for sign, name in _ENDS.items()]
+    named = [f"{sign} {end}" for sign, end in ends if end is not None]
+    *words, sign, _ = text.split(" ")  # msgspec: "Expected `int` <= 255"
+    return " ".join([*words, " and ".join(named)]) if named and sign in _ENDS else text
 
 
 def read_toml(data: bytes, kind: type[T]) -> T:
@@ -168,7 +178,7 @@ class Reading:
             try:
                 msgspec.convert(raw, kind)
             except msgspec.ValidationError as error:
-                self.mistakes.append(BadDocument(file, path, str(error).partition(" - at `$")[0]))
+                self.mistakes.append(BadDocument(file, path, _with_range(str(error).partition(" - at `$")[0], kind)))
         return len(self.mistakes) == before
 
     def _unknown(self, file: str, path: str, name: str, hints: Mapping[str, object]) -> None:
