@@ -30,7 +30,7 @@ from oriel_gateway.errors import Outcome
 from oriel_gateway.limits import SharedLimiter
 from oriel_gateway.observe.cube import add_up
 from oriel_gateway.observe.decisions import Decisions
-from oriel_gateway.observe.objectives import result_of
+from oriel_gateway.observe.objectives import EXCUSED, result_of
 from oriel_gateway.observe.record import Judged, Record
 from oriel_gateway.observe.tracing import Mark
 from oriel_gateway.pools.endpoint_state import Reach
@@ -42,7 +42,7 @@ from oriel_wire.errors import StartFailed
 from ..conformance.memory_ledger import MemoryLedger
 from ..waiting import until
 from .cold_pools import cold
-from .records import record
+from .records import record, target
 from .stack import BRONZE, LIMITED, Client, Seen, documents, gateway, upstream
 
 TOKEN = "an-operators-token"
@@ -168,6 +168,15 @@ def test_tenants_beyond_the_bound_count_together() -> None:
     assert len(recent.tenants) == MAX_KEYS + 1 and recent.tenants[OTHER].met == 50
     recent.update(100.0)
     assert not recent.tenants and not recent.tiers and not recent.of_tenant
+
+
+def test_names_that_clients_invent_count_together_until_one_is_answered_well() -> None:
+    recent, ended = Recent(Decisions(), 0, 0.0), {"ended_s": 1.0, "opened": True}
+    for status, names in ((200, ["m"]), (404, ["m", *"abcdefgh"])):
+        facts: dict[str, Any] = {**ended, "status": status, "judged": EXCUSED if status == 404 else None}
+        recent.count(add_up([record(GOLD_TENANT, target(name), **facts) for name in names], {}))
+    assert {name: tally.calls for name, tally in recent.targets.items()} == {"model:m": 2, OTHER: 8}
+    assert list(recent.of_target) == ["model:m"]
 
 
 def test_quantiles_are_within_a_bucket() -> None:

@@ -40,6 +40,7 @@ WHOLE_BYTES: Final = 64 * 1024
 # Counters, logs and the rules about endpoints see these HTTP statuses. Any other error counts as the caller's mistake.
 _STATUS: Final[dict[int, int]] = {
     OK: 200,
+    NOT_FOUND: 404,
     UNKNOWN: 500,
     INTERNAL: 500,
     DATA_LOSS: 500,

@@ -154,12 +154,11 @@ class Recent:
             if tenant is None:
                 continue
             self.of_tenant[tenant.name] = tenant.tier.name
-            if target is not None:
-                self.of_target[target.route] = target
+            route = self._route_of(cell, target)
             tally = Tally(promises.met, promises.late, promises.missed, promises.excused)
             tally.used_s, tally.refused = cell.permit_s, cell.requests if refused else 0
             self._fresh.add(tally)
-            names = (tenant.tier.name, tenant.name, target.route if target is not None else "")
+            names = (tenant.tier.name, tenant.name, route)
             slices = self._slice(cell.second // SLICE_S)
             for name, tallies, total in zip(names, slices.all, self._sum.all, strict=True):
                 if not name:
@@ -172,6 +171,21 @@ class Recent:
                 _of(tallies, counted).add(tally)
                 _of(total, counted).add(tally)
         self.bad.extendleft(sorted(bad, key=attrgetter("ended_s")))
+
+    def _route_of(self, cell: Cell, target: Target | None) -> str:
+        """Return the name under which the calls of a cell count; "" for none.
+
+        Callers can invent models where a pattern is routed, so a name that was only ever answered 404 counts as
+        `OTHER`.
+        """
+        if target is None:
+            return ""
+        route = target.route
+        if route not in self.targets:
+            if len(self.targets) >= MAX_KEYS or (cell.bad and all(record.status == 404 for record in cell.bad)):
+                return OTHER
+        self.of_target[route] = target
+        return route
 
     def _slice(self, number: float) -> _Slice:
         """The slice of the calls that ended `number` times `SLICE_S` after the clock's zero."""

@@ -149,6 +149,6 @@ const Main = ({data}) => {
     <${Table} id="tenants" title="Tenants" note=${minute} columns=${TENANTS} rows=${data.tenants} more=${data.more.tenants}
       rowKey=${(row) => row.tenant} act=${(row) => open("tenant", row.tenant)} empty="no call in the last minute"/>
     <${Table} id="calls" title="Latest misses and refusals" columns=${CALLS} rows=${data.calls} more=${data.more.calls}
-      rowKey=${(row) => `${row.id} ${row.trace}`} act=${(row) => open("call", `${row.id} ${row.trace}`)} empty="none: every call was served in time"/>
+      rowKey=${(row) => `${row.id} ${row.trace}`} act=${(row) => open("call", `${row.id} ${row.trace}`)} empty=${data.tenants.length ? "none: every call was served in time" : "no call in the last minute"}/>
   </main>`;
 };
