@@ -1,20 +1,18 @@
-"""Decompress gRPC messages within bounds, and only where the route names one model.
+"""Decompress gRPC messages within bounds.
 
 The decompressed message is what is checked and sent on.
 
 If the name were known only after decompression, any caller could make the gateway decompress bombs. So 64 KiB are
-decompressed first: the name has to be in them, the caller has to be allowed to use it, and a route has to name exactly
-this model. Only then the rest is decompressed, within its pool's byte budget, the pool's `max_body_bytes` and what
+decompressed first: the name has to be in them, the caller has to be allowed to use it, and a route has to lead to a
+pool. Only then the rest is decompressed, within that pool's byte budget, its `max_body_bytes` and what
 `inflated_limit` allows for its size; the resulting message is checked like any other.
 """
 
 import asyncio
 import zlib
 
-from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.pools.pool import PoolGate, holding_of
-from oriel_gateway.routing.targets import check_model
 from oriel_policies.documents import Tenant
 from oriel_wire.engine.limits import inflated_limit
 from oriel_wire.errors import BadMessage
@@ -55,13 +53,20 @@ class CompressedBeginning:
         return name, version
 
 
-async def decompress(gateway: Gateway, tenant: Tenant, message: bytes) -> bytes:
-    """Return the decompressed message. Raises Refused. If this is cancelled, the reserved bytes are released."""
-    form = _GZIP if message[:1] == bytes((_GZIP_MAGIC,)) else _ZLIB
+def compressed_model(message: bytes) -> tuple[str, str]:
+    """Return the name and the version of the model that a whole compressed message begins with. Raises Refused."""
     name, version = CompressedBeginning().read(message)
     if not name:
         raise _unreadable()
-    gate = _gate(gateway, tenant, name, version)
+    return name, version
+
+
+async def decompress(gate: PoolGate, tenant: Tenant, model: tuple[str, str], message: bytes) -> bytes:
+    """Return the decompressed message. Raises Refused. If this is cancelled, the reserved bytes are released.
+
+    gate: the pool that the message is for. model: what `compressed_model` has returned.
+    """
+    form = _GZIP if message[:1] == bytes((_GZIP_MAGIC,)) else _ZLIB
     holding = holding_of(tenant)
     try:
         pieces, inflater = [], zlib.decompressobj(form)
@@ -85,25 +90,13 @@ async def decompress(gateway: Gateway, tenant: Tenant, message: bytes) -> bytes:
             pieces.append(piece)
             await asyncio.sleep(0)
         whole = b"".join(pieces)
-        if inflater.unused_data or read < len(message) or peek_model(whole) != (name, version):
+        if inflater.unused_data or read < len(message) or peek_model(whole) != model:
             raise _unreadable()
     except (zlib.error, BadMessage):
         raise _unreadable() from None
     finally:
         gate.bytes.release(holding)
     return whole
-
-
-def _gate(gateway: Gateway, tenant: Tenant, name: str, version: str) -> PoolGate:
-    """Return the pool of the route that names this model."""
-    check_model(tenant, name, version)
-    routes = gateway.targets.routes.for_model(name, version)
-    if not routes or any(route.model != name for route in routes):
-        raise Refused(
-            Outcome.ENCODING_UNSUPPORTED,
-            "compressed messages are taken only where a route names the model exactly; send it without compression",
-        )
-    return gateway.pools[routes[0].pool]
 
 
 def _unreadable() -> Refused:

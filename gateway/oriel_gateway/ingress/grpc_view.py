@@ -17,7 +17,7 @@ from oriel_gateway.call.grpc_stream import GrpcStreamSide
 from oriel_gateway.clock import requested_until
 from oriel_gateway.errors import Outcome, Refused, displaced
 from oriel_gateway.http_status import CODES
-from oriel_gateway.ingress.grpc_compressed import decompress
+from oriel_gateway.ingress.grpc_compressed import compressed_model, decompress
 from oriel_gateway.ingress.grpc_rules import (
     METHODS,
     MODEL_PATHS,
@@ -147,7 +147,10 @@ class GrpcView(View):
         """Decompress a message within the bounds of its pool. Raises Refused."""
         if self.rpc.encoding not in (b"gzip", b"deflate"):
             raise Refused(Outcome.ENCODING_UNSUPPORTED, "messages can only be compressed as gzip or deflate")
-        return await decompress(self.gateway, self.identify_again(), message)
+        tenant, (name, version) = self.identify_again(), compressed_model(message)
+        check_model(tenant, name, version)
+        gate = self.gateway.pools[self.target_of(tenant, name, version).pool]
+        return await decompress(gate, tenant, (name, version), message)
 
     # The order of judging --------------------------------------------------------------------------------------
 
