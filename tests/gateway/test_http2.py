@@ -378,6 +378,18 @@ async def test_a_client_without_a_key_is_asked_to_leave_and_then_cut(kind: str) 
         assert 256 * 1024 < len(client.ended) * PIECE < 512 * 1024 + PIECE
 
 
+@pytest.mark.parametrize("asked", [(b"OPTIONS", INFER.encode()), (b"GET", b"/v2/health/live")])
+async def test_heads_of_requests_that_need_no_key_count_as_well(asked: tuple[bytes, bytes]) -> None:
+    head = [(b":method", asked[0]), (b":scheme", b"http"), (b":authority", b"x"), (b":path", asked[1])]
+    head += [(b"origin", b"https://a"), (b"access-control-request-method", b"POST"), (b"x-much", b"y" * PIECE)]
+    async with gateway(documents([1], extra=CORS)) as (port, _), raw_client(port) as client:
+        for stream in range(1, 120, 2):
+            client.writer.write(frame(HEADERS, END_HEADERS | END_STREAM, stream, block(head)))
+        while await client.read():
+            pass
+        assert client.errors == [NO_ERROR, ENHANCE_YOUR_CALM]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_requests_that_share_a_connection_with_unknown_senders_are_answered(kind: str) -> None:
     """Behind a proxy one bad client must not cost the others their connection."""

@@ -73,6 +73,7 @@ class Http2Client(HttpView):
                 return
             http = self.gateway.snapshot.http
             if (http.cors_origins or http.trusted_proxies) and self.fronted():
+                connection.unwanted(list_bytes(fields))
                 return
             self.client = self
             call = self.call = judge(self)
@@ -87,7 +88,8 @@ class Http2Client(HttpView):
             return
         finally:
             self.client = None  # it would refer to itself, and wait for the garbage collector
-        if call is None:
+        if call is None:  # answered: once the connection drains, a request counts after its answer only
+            connection.unwanted(list_bytes(fields))
             return
         if end:
             call.request_complete()
