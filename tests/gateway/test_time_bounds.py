@@ -81,6 +81,13 @@ async def test_so_does_the_answer_of_a_server_that_was_late(up: Upstream, body: 
         assert (await client.ask(CHAT)).body == b"ok"
 
 
+async def test_a_body_that_stops_half_way_is_told_of_no_other_tier(up: Upstream) -> None:
+    async with gateway(quick(up.port)) as (port, _), Client(port) as client:
+        client.writer.write(f"POST {INFER} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {BRONZE}\r\n".encode())
+        client.writer.write(b"content-length: 9\r\n\r\nhalf")
+        assert f'while receiving the request: {BRONZE_GIVES}"' in (await client.reply()).body.decode()
+
+
 async def test_over_grpc_the_status_says_it() -> None:
     backend = Backend()
     backend.hold = asyncio.Event()

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
-from oriel_gateway.call.contracts import ANSWERING, Call
+from oriel_gateway.call.contracts import ANSWERING, COLLECT, Call
 from oriel_gateway.errors import Outcome, Refused
 from oriel_policies.promise.tiers import time_bound
 
@@ -22,17 +22,18 @@ _STAGES: Final = (
 )
 
 
-def bound_of(call: Call) -> str:
-    """Return a sentence on who bounded the call's time."""
+def bound_of(call: Call, state: int = ANSWERING) -> str:
+    """Return a sentence on who bounded the call's time; more of it would not help a body that stops half way."""
     requested_s = round(call.side.requested_until(call) - call.received_s, 6)
-    return time_bound(call.tenant.tier, call.gateway.snapshot.tiers, requested_s)
+    tiers = None if state == COLLECT else call.gateway.snapshot.tiers
+    return time_bound(call.tenant.tier, tiers, requested_s)
 
 
 def deadline_passed(call: Call, state: int, *, lacking: str = "", retry_after_s: int = 1) -> Refused:
     """Return the error of a call whose deadline passed in `state`; lacking: why there was no endpoint, or ""."""
     if lacking:
         return Refused(Outcome.UPSTREAM_UNREACHABLE, f"{lacking} before the deadline", retry_after_s=retry_after_s)
-    bound = "" if state == ANSWERING else f": {bound_of(call)}"
+    bound = "" if state == ANSWERING else f": {bound_of(call, state)}"
     return Refused(Outcome.DEADLINE_EXCEEDED, f"the deadline passed while {_STAGES[state]}{bound}")
 
 

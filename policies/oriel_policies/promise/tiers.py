@@ -44,14 +44,17 @@ def allowing_more(own: Tier, tiers: Mapping[str, Tier]) -> list[Tier]:
     return sorted((t for t in tiers.values() if t.give_up_s > own.give_up_s), key=lambda t: (t.give_up_s, t.name))
 
 
-def time_bound(own: Tier, tiers: Mapping[str, Tier], requested_s: float) -> str:
+def time_bound(own: Tier, tiers: Mapping[str, Tier] | None, requested_s: float) -> str:
     """Return a sentence on who bounded the time of a call.
 
-    own: the tier that serves it. requested_s: seconds that the client asked for; infinite if it asked for none.
+    own: the tier that serves it. tiers: those of which one that gives more is named; None to name none.
+    requested_s: seconds that the client asked for; infinite if it asked for none.
     """
-    longer = allowing_more(own, tiers)
-    more = f"tier {longer[0].name!r} gives {longer[0].give_up_s:g} s" if longer else "no tier gives more"
+    more = ""
+    if tiers is not None:
+        longer = allowing_more(own, tiers)
+        more = f"; tier {longer[0].name!r} gives {longer[0].give_up_s:g} s" if longer else "; no tier gives more"
     if requested_s < own.give_up_s:
         return f"its client asked for {requested_s:g} s, tier {own.name!r} gives {own.give_up_s:g} s"
     ignored = f", and the client's {requested_s:g} s do not count" if own.give_up_s < requested_s < inf else ""
-    return f"tier {own.name!r} gives {own.give_up_s:g} s{ignored}; {more}"
+    return f"tier {own.name!r} gives {own.give_up_s:g} s{ignored}{more}"
