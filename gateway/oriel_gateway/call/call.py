@@ -401,13 +401,19 @@ class GatewayCall(Call):
         self.response_s = now = monotonic()
         status, endpoint, trouble = head.status, self.endpoint, self.life.trouble
         assert endpoint is not None
+        late = now >= self.deadline and self.stream is None  # the clock would notice at its next tick
         if status < 400:
             self.endpoints.note_answer(endpoint, now, now - self.sent_s, self.target.sought)
         else:
             if trouble is None or not trouble.settled:
                 note_answer(self.endpoints, endpoint, head, now, now - self.sent_s, self.target.sought)
-            if complete and self.elsewhere(endpoint, head, data, now):
+            if complete and not late and self.elsewhere(endpoint, head, data, now):
                 return
+        if late:
+            if complete:
+                self.connection = None
+            self.expired()
+            return
         if trouble is not None:
             trouble.cancel_copy()
         self.state = ANSWERING
