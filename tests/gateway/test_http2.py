@@ -432,11 +432,7 @@ async def test_an_answered_request_that_never_ends_is_reset(name: str) -> None:
     head = [(b":method", method), (b":scheme", b"http"), (b":authority", b"x"), (b":path", path)]
     if name == "a preflight":
         head += [(b"origin", b"https://a"), (b"access-control-request-method", b"POST")]
-    async with (
-        upstream() as up,
-        gateway(documents([up.port], extra=CORS)) as (port, core),
-        raw_client(port) as client,
-    ):
+    async with upstream() as up, gateway(documents([up.port], extra=CORS)) as (port, core), raw_client(port) as client:
         client.writer.write(frame(HEADERS, END_HEADERS, 1, block(head)))
         while 1 not in client.ended:
             assert await client.read()

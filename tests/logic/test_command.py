@@ -128,8 +128,7 @@ def test_wrong_flags_are_one_line_with_the_remedy(
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
-    [("a:1", ("a", 1)), ("http://10.0.0.1:8000/", ("10.0.0.1", 8000)), ("[::1]:80", ("::1", 80))],
+    ("text", "found"), [("a:1", ("a", 1)), ("http://10.0.0.1:8000/", ("10.0.0.1", 8000)), ("[::1]:80", ("::1", 80))]
 )
 def test_addresses(text: str, found: tuple[str, int]) -> None:
     assert command.address(text) == found

@@ -36,11 +36,7 @@ async def with_array(text: str) -> WithArray: ...
         (typed, b'{"label": "a", "score": 1}', ""),
         (typed, b'{"lable": "a", "score": 1}', "missing required field `label`"),
         (typed, b'{"label": 1, "score": 1}', "Expected `str`, got `int` - at `$.label`"),
-        (
-            typed,
-            b"null",
-            "the answer is not the declared Verdict: Expected `object`, got `null`",
-        ),
+        (typed, b"null", "the answer is not the declared Verdict: Expected `object`, got `null`"),
         (a_list, b"[1, 2]", ""),
         (a_list, b'[1, "2"]', "Expected `int`, got `str`"),
         (untyped, b"null", ""),

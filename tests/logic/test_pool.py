@@ -10,14 +10,7 @@ from time import monotonic
 import numpy as np
 import pytest
 
-from oriel_logic.errors import (
-    DeadlineExceeded,
-    HandlerFailed,
-    HandlerTimedOut,
-    MemoryExceeded,
-    Saturated,
-    WorkerDied,
-)
+from oriel_logic.errors import DeadlineExceeded, HandlerFailed, HandlerTimedOut, MemoryExceeded, Saturated, WorkerDied
 from oriel_logic.services.context import Work
 from oriel_logic.workers import keeper
 from oriel_logic.workers.long_jobs import LONG_S

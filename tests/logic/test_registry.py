@@ -28,11 +28,7 @@ def definition(name: str) -> Definition:
 def a_file(name: str = "digits", version: str = "1", path: str = "") -> HandlerFile:
     path = path or f"/services/{name}/{version}/handler.py"
     return HandlerFile(
-        module=f"oriel_services.{name}_{version}",
-        path=Path(path),
-        folder=Path(path).parent,
-        name=name,
-        version=version,
+        module=f"oriel_services.{name}_{version}", path=Path(path), folder=Path(path).parent, name=name, version=version
     )
 
 

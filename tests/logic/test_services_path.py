@@ -397,7 +397,7 @@ async def test_a_worker_that_reports_before_its_services_are_published_is_heard(
                 def setup(self): raise OSError("no weights")
                 def pre(self, request): ...
                 def post(self, outputs): ...
-        """,
+        """
     )
     logic = await stack(folder)
     (listed,) = (await logic.client.get("/v1/services")).json()["services"]

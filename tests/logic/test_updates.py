@@ -403,10 +403,7 @@ DEADLY = """
     ("broken", "said"),
     [
         (DEADLY, "its process ended while it was imported or set up"),
-        (
-            DEADLY.replace("os._exit(1)", "pass").replace("return text", "os._exit(1)"),
-            "failed: it ended its process",
-        ),
+        (DEADLY.replace("os._exit(1)", "pass").replace("return text", "os._exit(1)"), "failed: it ended its process"),
         (DEADLY.replace("os._exit(1)", "pass").replace("return text", "raise KeyboardInterrupt"), "KeyboardInterrupt"),
     ],
 )

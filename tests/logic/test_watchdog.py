@@ -47,11 +47,7 @@ async def test_the_service_that_holds_the_loop_is_named_with_its_line_and_logged
 
     lags: list[float] = []
     watchdog = Watchdog(
-        lambda: [("sleepy", module.slow)],
-        on_lag=lags.append,
-        on_block=on_block,
-        ask_every_s=0.002,
-        blocked_s=0.004,
+        lambda: [("sleepy", module.slow)], on_lag=lags.append, on_block=on_block, ask_every_s=0.002, blocked_s=0.004
     )
     watchdog.start()
     try:

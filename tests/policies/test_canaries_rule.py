@@ -9,15 +9,7 @@ from hypothesis import strategies as st
 from oriel_policies.documents import compile_documents
 from oriel_policies.errors import BadDocument
 from oriel_policies.promise.explain import ExplainedCall, explain
-from oriel_policies.quality.canary import (
-    MIN_COMPARED,
-    SLOTS,
-    CanaryWatch,
-    Rollback,
-    Verdict,
-    least_difference,
-    wilson,
-)
+from oriel_policies.quality.canary import MIN_COMPARED, SLOTS, CanaryWatch, Rollback, Verdict, least_difference, wilson
 
 RULE = Rollback(canary="canary")
 

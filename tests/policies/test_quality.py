@@ -8,17 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_policies.quality.drift import (
-    ACT,
-    BINS,
-    MIN_BIN_ROWS,
-    MIN_ROWS,
-    counts,
-    edges,
-    noise,
-    outwards,
-    psi,
-)
+from oriel_policies.quality.drift import ACT, BINS, MIN_BIN_ROWS, MIN_ROWS, counts, edges, noise, outwards, psi
 from oriel_policies.quality.reference import FORMAT, Reference, TensorReference, parse_reference
 
 finite = st.floats(allow_nan=False, allow_infinity=False, width=32)

@@ -52,11 +52,7 @@ def read(kind: Any, text: str | bytes) -> Any:
         ('{"items": [{"price": 1}, {"price": 2}, {"price": "3"}]}', "$.items[2].price", "Expected `float`, got `str`"),
         ('{"items": [{}]}', "$.items[0].price", "missing required field"),
         ("{}", "$.items", "missing required field"),
-        (
-            '{"items": [], "size": "huge"}',
-            "$.size",
-            "Invalid enum value 'huge', it is one of 'large', 'small' at",
-        ),
+        ('{"items": [], "size": "huge"}', "$.size", "Invalid enum value 'huge', it is one of 'large', 'small' at"),
         ('{"items": [], "count": 0}', "$.count", "Expected `int` >= 1"),
         ('{"items": [], "image": "***"}', "$.image", "not base64"),
         ('{"items": [], "image": "aGVsbG8="}', "$.image", "not an image"),
