@@ -17,8 +17,9 @@ BEHAVE = """
 backend: "python" max_batch_size: 4
 input [ { name: "text" data_type: TYPE_STRING dims: [ 1 ] } ]
 output [ { name: "said" data_type: TYPE_STRING dims: [ 1 ] } ]
-parameters { key: "oriel.kill_after_s" value: { string_value: "0.3" } }
 """
+# A process that goes on after its callers have left is killed soon: on a busy machine, also one that is about to end.
+IMPATIENT = BEHAVE + 'parameters { key: "oriel.kill_after_s" value: { string_value: "0.3" } }'
 
 
 def put(root: Path, name: str, source: str, config: str | None, version: int = 1) -> Path:
@@ -32,11 +33,13 @@ def body(text: str, **more: Any) -> dict[str, Any]:
     return {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": [text]}], **more}
 
 
-async def ask(http: httpx.AsyncClient, text: str, headers: dict[str, str] | None = None, **more: Any) -> httpx.Response:
-    return await http.post("/models/behave/infer", json=body(text, **more), headers=headers)
+async def ask(
+    http: httpx.AsyncClient, text: str, headers: dict[str, str] | None = None, model: str = "behave", **more: Any
+) -> httpx.Response:
+    return await http.post(f"/models/{model}/infer", json=body(text, **more), headers=headers)
 
 
-async def say(http: httpx.AsyncClient, text: str, **more: Any) -> str:
-    answer = await ask(http, text, **more)
+async def say(http: httpx.AsyncClient, text: str, model: str = "behave", **more: Any) -> str:
+    answer = await ask(http, text, model=model, **more)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["outputs"][0]["data"][0])

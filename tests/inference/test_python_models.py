@@ -27,7 +27,7 @@ from oriel_wire.observe.trace import ListSink
 
 from ..waiting import until
 from . import models
-from .python_calls import BEHAVE, HANGS, SOURCES, ask, put, say
+from .python_calls import BEHAVE, HANGS, IMPATIENT, SOURCES, ask, put, say
 
 ADD_SUB = """
 backend: "python" max_batch_size: 8
@@ -47,6 +47,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def unit(root: Path) -> AsyncIterator[Unit]:
     put(root, "behave", "behave", BEHAVE)
+    put(root, "impatient", "behave", IMPATIENT)
     put(root, "add_sub", "add_sub", ADD_SUB)
     models.put(root, "double", models.double(), models.DOUBLE)
     settings = Settings(
@@ -57,7 +58,7 @@ async def unit(root: Path) -> AsyncIterator[Unit]:
         cores=2,
         drain_s=5.0,
         control_mode="explicit",
-        load_models=("behave", "add_sub", "double"),
+        load_models=("behave", "impatient", "add_sub", "double"),
     )
     async with open_unit(settings, sink=ListSink()) as running:
         assert not [entry for entry in running.catalog.index() if entry.reason not in ("", UNTRIED)]
@@ -267,10 +268,10 @@ async def test_a_process_killed_while_idle_comes_back(http: httpx.AsyncClient) -
 
 
 async def test_a_batch_nobody_waits_for_is_killed_if_it_goes_on(http: httpx.AsyncClient) -> None:
-    before = await say(http, "pid")
-    answer = await ask(http, "hang", headers={"x-oriel-timeout-ms": "1500"})
+    before = await say(http, "pid", "impatient")
+    answer = await ask(http, "hang", {"x-oriel-timeout-ms": "1500"}, "impatient")
     assert answer.status_code == 504
-    assert await say(http, "pid") != before
+    assert await say(http, "pid", "impatient") != before
     with pytest.raises(ProcessLookupError):
         os.kill(int(before), 0)
 

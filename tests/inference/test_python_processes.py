@@ -158,10 +158,7 @@ async def test_a_model_that_logs_without_end_gets_its_share_of_the_log(
 async def test_a_killed_server_takes_along_its_models_processes_and_what_they_have_started(
     tmp_path: Path, servers: list[Server], how: str
 ) -> None:
-    config = BEHAVE.replace(
-        '"oriel.kill_after_s" value: { string_value: "0.3" }',
-        f'"spawn" value {{ string_value: "{tmp_path / "child"}" }}',
-    )
+    config = BEHAVE + f'parameters {{ key: "spawn" value {{ string_value: "{tmp_path / "child"}" }} }}'
     if how != "serves":
         config += f'parameters {{ key: "{how}" value: {{ string_value: "1" }} }}'
     root = tmp_path / "models"
