@@ -116,6 +116,7 @@ async def test_a_quiet_tenant_finds_room_in_a_queue_that_another_one_has_filled(
         up.answer = gate
         files = documents([up.port], max_inflight=1, max_queue=1024, extra=TENANT)
         files["all.toml"] = files["all.toml"].replace(b"[pools.p]", b"[pools.p]\nlearn_concurrency = false")
+        files["all.toml"] = files["all.toml"].replace(b"target_ms = 2000", b"target_ms = 600000")
         port, core = await stack.enter_async_context(gateway(files))
         queue = core.pools["p"].admission.queue
 
