@@ -5,13 +5,14 @@ import json
 from collections.abc import AsyncIterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, save_model
 
-from oriel_cli.demo.closed_loop import drive
+from oriel_cli.demo.closed_loop import Figures, Shot, drive
 from oriel_cli.errors import CommandFailed
 from oriel_cli.main import main
 from oriel_inference.app import open_unit
@@ -29,8 +30,18 @@ dynamic_batching { max_queue_delay_microseconds: 2000 preferred_batch_size: [ 2 
 """
 
 
+async def driven(client: HttpClient, shot: Shot, *, duration_s: float, **more: Any) -> Figures:
+    """Send for twice the time until enough is answered, or something refused: no time is enough on a busy machine."""
+    while True:
+        figures = await drive(client, shot, duration_s=duration_s, **more)
+        if len(figures.latencies_s) >= 2 * calibrate.OFTEN or figures.others:
+            return figures
+        duration_s *= 2
+
+
 @pytest.fixture
-async def url(tmp_path: Path) -> AsyncIterator[str]:
+async def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
+    monkeypatch.setattr(calibrate, "drive", driven)
     (tmp_path / "models/double/1").mkdir(parents=True)
     (tmp_path / "models/double/config.pbtxt").write_text(CONFIG)
     graph = helper.make_graph(
