@@ -25,10 +25,10 @@ class Head:
 
 def count(head: Head, pieces: list[bytes], prompt: int = 7) -> tuple[int, int, bool]:
     tokens = AnswerTokens(prompt)
-    tokens.begin(head, prompt)  # type: ignore[arg-type]
+    tokens.answer_began(head, prompt)  # type: ignore[arg-type]
     for piece in pieces:
         tokens.feed(piece)
-    tokens.end()
+    tokens.answer_complete()
     return tokens.tokens_in, tokens.tokens_out, tokens.reported
 
 
@@ -70,12 +70,12 @@ def test_events_of_a_stream_are_tokens_unless_the_server_counts(
 def test_a_long_answer_is_read_to_its_end_and_not_kept() -> None:
     usage = b'"usage":{"prompt_tokens":1,"completion_tokens":2}}'
     tokens = AnswerTokens(1)
-    tokens.begin(Head(), 1)  # type: ignore[arg-type]
+    tokens.answer_began(Head(), 1)  # type: ignore[arg-type]
     for _ in range(10):
         tokens.feed(b"x" * TAIL_BYTES)
         assert len(tokens._tail) <= TAIL_BYTES
     tokens.feed(usage)
-    tokens.end()
+    tokens.answer_complete()
     assert (tokens.tokens_in, tokens.tokens_out) == (1, 2) and not tokens._tail
 
 

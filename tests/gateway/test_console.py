@@ -431,7 +431,7 @@ async def test_a_ledger_that_does_not_answer_is_named() -> None:
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as admins:
             assert (await admins.get("/slo")).json()["gateways"] == json.loads(Source(core).snapshot())["gateways"] == 3
         for _ in range(5):
-            limiter.ledger_client._breaker.failed(monotonic())
+            limiter.ledger_client._breaker.record_failure(monotonic())
         assert troubles(core) == ["Redis does not answer: each gateway admits its share of the limits"]
 
 

@@ -45,11 +45,11 @@ def test_the_tokens_of_an_event_stream(text: bytes, piece: int) -> None:
 
     def work(size: int) -> None:
         tokens = AnswerTokens(0)
-        tokens.begin(head, 0)
+        tokens.answer_began(head, 0)
         data = text * size
         for at in range(0, len(data), piece):
             tokens.feed(data[at : at + piece])
-        tokens.end()
+        tokens.answer_complete()
 
     linear(work, SIZES)
 

@@ -42,7 +42,7 @@ class LeavingPool(CheckPool):
             if process.pid is not None and len(self.left) < MAX_LEFT:
                 self.left.append(process)
             else:
-                process.end()
+                process.stop()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -52,7 +52,7 @@ def left_children() -> Iterator[None]:
         patch.setattr("oriel_inference.assembly.CheckPool", LeavingPool)
         yield
     for process in LeavingPool.left:
-        process.end()
+        process.stop()
 
 
 @pytest.fixture(scope="session")

@@ -84,7 +84,7 @@ def test_a_child_that_is_slow_to_end_holds_up_no_other_check_and_no_stop(
     path, check = put(tmp_path, models.double()), CheckPool(60)
     locked = []
     monkeypatch.setattr(Helper, "ask", lambda *_, **__: (("bad", False), []))
-    monkeypatch.setattr(Helper, "end", lambda _: locked.append(check._lock.locked()))
+    monkeypatch.setattr(Helper, "stop", lambda _: locked.append(check._lock.locked()))
     with pytest.raises(LoadFailed, match="bad"):
         check.check(path, "m", "onnxruntime", OPTIONS)
     assert locked == [False]

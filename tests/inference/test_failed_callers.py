@@ -197,7 +197,7 @@ def grpc_message(index: int) -> bytes:
 
 async def test_a_caller_is_a_tenant_or_else_a_connection(unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
     failures: list[str] = []
-    monkeypatch.setattr(FailedCallers, "failed", lambda self, call, error: failures.append(call.caller))
+    monkeypatch.setattr(FailedCallers, "record_failure", lambda self, call, error: failures.append(call.caller))
     base = f"http://127.0.0.1:{unit.http_port}"
     async with (
         httpx.AsyncClient(base_url=base, trust_env=False) as one,

@@ -327,7 +327,7 @@ async def test_bytes_that_are_not_taken_wait_here() -> None:
     consumed: list[int] = []
     for number, size in enumerate((304, 48, 48, 16)):
         asked.emit(answer(size), partial(consumed.append, number), False)
-    asked.end(None)
+    asked.finish(None)
     assert session.heard == [(304, None, False)] and not consumed, "the first one goes whatever its size"
     asked.taken(1)
     assert [size for size, _, _ in session.heard] == [304, 48, 48] and consumed == [0]
@@ -343,10 +343,10 @@ async def test_an_error_and_a_departure_are_told_before_what_waits() -> None:
         for _ in range(2):
             asked.emit(answer(96), lambda: None, False)
         if leaves:
-            asked.end(None)
+            asked.finish(None)
             asked.caller_left()
         else:
-            asked.end(BackendFailed("broken"))
+            asked.finish(BackendFailed("broken"))
         assert [size for size, _, _ in session.heard] == [96, 0] and session.heard[-1][2] and not session.model_calls
         asked.emit(answer(16), lambda: None, False)
         asked.caller_left()
@@ -359,7 +359,7 @@ async def test_a_response_too_large_to_be_passed_on_ends_the_request() -> None:
     asked.give_up = lambda: ended.append(asked.over)
     asked.emit(answer(112), lambda: None, False)
     assert session.heard == [(0, (1, "the answer of the other model cannot be passed on"), True)] and ended == [True]
-    asked.end(BackendFailed("its caller left"))
+    asked.finish(BackendFailed("its caller left"))
     assert len(session.heard) == 1
 
 

@@ -10,21 +10,21 @@ from oriel_policies.upstreams.breaker import MAX_PROBES, Breaker
 
 def opened(breaker: Breaker, now: float) -> None:
     while breaker.closed:
-        breaker.failed(now)
+        breaker.record_failure(now)
 
 
 def test_it_opens_after_five_failures_in_a_row_and_closes_after_one_probe() -> None:
     breaker = Breaker()
     for _ in range(4):
-        breaker.failed(1.0)
+        breaker.record_failure(1.0)
     breaker.succeeded(1.0)
     for _ in range(4):
-        breaker.failed(1.0)
+        breaker.record_failure(1.0)
     assert breaker.closed
-    breaker.failed(1.0)
+    breaker.record_failure(1.0)
     assert not breaker.closed
     assert not breaker.probe(1.9) and breaker.probe(2.0) and not breaker.probe(2.5)
-    breaker.failed(2.0)
+    breaker.record_failure(2.0)
     assert breaker.probe(3.0)
     breaker.succeeded(3.0)
     assert breaker.closed
@@ -40,7 +40,7 @@ def test_on_probation_one_failure_is_enough_and_more_probes_are_needed() -> None
             breaker.succeeded(now)
         assert breaker.closed
         now += 1.0
-        breaker.failed(now)
+        breaker.record_failure(now)
         assert not breaker.closed
     for _ in range(MAX_PROBES):
         now += 1.0
@@ -48,7 +48,7 @@ def test_on_probation_one_failure_is_enough_and_more_probes_are_needed() -> None
         breaker.succeeded(now)
     now += 11.0
     breaker.succeeded(now)  # the probation is over: trusted as before
-    breaker.failed(now)
+    breaker.record_failure(now)
     assert breaker.closed
 
 
@@ -59,5 +59,5 @@ def test_an_open_breaker_is_probed_at_most_once_a_second(events: list[tuple[bool
         now += passes / 1024  # sums and differences of these are exact
         if not breaker.closed and breaker.probe(now):
             probes.append(now)
-        (breaker.succeeded if good else breaker.failed)(now)
+        (breaker.succeeded if good else breaker.record_failure)(now)
     assert all(later - earlier >= 1.0 for earlier, later in zip(probes, probes[1:], strict=False))

@@ -67,9 +67,9 @@ def test_what_fails_never_looks_better_than_before(steps: list[tuple[float, str,
         now += gap_s
         before = ewma.load(1, now)
         if step == "failed":
-            ewma.failed(latency_s, now)
+            ewma.record_failure(latency_s, now)
         else:
-            ewma.refused(now, latency_s)
+            ewma.reported_full(now, latency_s)
             assert ewma.load(0, now) >= PENALTY_S and ewma.busy_s <= now + LONGEST_BUSY_S
         assert ewma.load(1, now) >= before and ewma.cost_s >= 0.02
 
@@ -79,19 +79,19 @@ def test_one_without_room_is_left_alone_for_longer_while_it_says_so() -> None:
     ewma.observed(0.02, now)
     for _ in range(8):
         for _ in range(30):  # all that were under way are refused: once is enough
-            ewma.refused(now)
+            ewma.reported_full(now)
         waits.append(ewma.busy_s - now)
         now = ewma.busy_s
         assert ewma.load(0, now) < 1.0
     assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
     ewma.observed(0.02, now)
-    ewma.refused(now, 2.0)
+    ewma.reported_full(now, 2.0)
     assert ewma.busy_s == now + 2.0  # as long as it says
 
 
 def test_one_that_never_answered_well_costs_what_others_do() -> None:
     ewma = PeakEwma()
-    ewma.failed(0.001, 1.0, typical_s=0.02)
+    ewma.record_failure(0.001, 1.0, typical_s=0.02)
     assert ewma.load(0, 1.0) == 0.02
 
 

@@ -27,7 +27,7 @@ def flapping() -> Breaker:
     """A breaker that closed again at 100."""
     it = Breaker()
     for _ in range(5):
-        it.failed(99.0)
+        it.record_failure(99.0)
     it.succeeded(100.0)
     return it
 
@@ -36,16 +36,16 @@ def flapping() -> Breaker:
 def test_a_breaker_is_on_probation_for_10_s(now: float, trusted: bool) -> None:
     it = flapping()
     assert it.closed and it.on_probation(now) is not trusted
-    it.failed(now)
+    it.record_failure(now)
     assert it.closed is trusted
     again = flapping()
-    again.failed(101.0)  # needs four probes from now on
+    again.record_failure(101.0)  # needs four probes from now on
     for _ in range(4):
         assert not again.closed
         again.succeeded(102.0)
     again.succeeded(now + 2.0)
     for _ in range(5 if trusted else 1):
-        again.failed(now + 2.0)
+        again.record_failure(now + 2.0)
     again.succeeded(113.0)
     assert again.closed is trusted, "after a good probation one probe is enough"
 

@@ -49,7 +49,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     yield make
     for helper in helpers:
         pid = helper.pid
-        helper.end()
+        helper.stop()
         assert pid is None or not Path(f"/proc/{pid}").exists()
 
 

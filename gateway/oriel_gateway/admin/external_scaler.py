@@ -121,7 +121,7 @@ class ExternalScaler:
     async def close(self) -> None:
         """End the streams with OK, and stop."""
         for call in list(self.calls):
-            call.end()
+            call.finish()
         server, self._server = self._server, None
         if server is not None:
             server.lame_duck_s = server.linger_s = 0.0
@@ -229,7 +229,7 @@ class ScalerCall(PortCall):
         else:
             if answer is not None:
                 self.send(answer)
-                self.end()
+                self.finish()
 
     # Streams ---------------------------------------------------------------------------------------------------
 
@@ -259,7 +259,7 @@ class ScalerCall(PortCall):
         except _Refused as refusal:  # the pool is gone
             self.refuse(refusal.code, refusal.text)
         else:  # another plan has taken over
-            self.end()
+            self.finish()
 
     def _end_later(self, delay_s: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._end_if_quiet)
@@ -268,7 +268,7 @@ class ScalerCall(PortCall):
         if self._plan is not None and self._plan.demand.total.held:
             self._end_later(self._scaler.stream_s[0])
         else:
-            self.end()
+            self.finish()
 
     # The answer ------------------------------------------------------------------------------------------------
 
@@ -294,7 +294,7 @@ class ScalerCall(PortCall):
         """The client has read what it was sent."""
         self._full = False
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """End the answer with OK."""
         self.refuse(OK, "")
 

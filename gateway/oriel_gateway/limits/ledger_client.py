@@ -277,7 +277,7 @@ class LedgerClient:
     def _failed(self, why: str) -> None:
         self.late_batches += 1
         was = self.up
-        self._breaker.failed(self._clock())
+        self._breaker.record_failure(self._clock())
         if was and not self.up:
             self._alone_s = now = self._clock()
             self._named = why != self._cause or now >= self._named_s + NAMED_AGAIN_S

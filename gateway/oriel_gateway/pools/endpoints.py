@@ -244,7 +244,7 @@ class EndpointSet(Generic[E]):
         """
         cost, record = endpoint.cost, endpoint.record
         if status in (429, 503):
-            cost.refused(now, wait_s)
+            cost.reported_full(now, wait_s)
             record.broken = 0
         elif status in (500, 502):
             cost.observed(max(latency_s, min(60.0, cost.cost_s * 1.5 + 0.001)), now)
@@ -254,7 +254,7 @@ class EndpointSet(Generic[E]):
             if endpoint.trial and not self._fails_elsewhere(endpoint, model):
                 self.eject(endpoint, Cause.ERRORS, now)
         else:
-            cost.failed(latency_s, now, typical_s=0.0 if record.answers else self._typical_s())
+            cost.record_failure(latency_s, now, typical_s=0.0 if record.answers else self._typical_s())
             record.declined()
             if (found := endpoint.records.get(model, record)) is not record:
                 found.declined()

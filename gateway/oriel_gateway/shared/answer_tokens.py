@@ -46,7 +46,7 @@ class AnswerTokens:
         """No tokens are used for this call: another call's answer is its own, or it failed."""
         self.tokens_in = self.tokens_out = 0
 
-    def begin(self, head: ResponseHead, prompt: int) -> None:
+    def answer_began(self, head: ResponseHead, prompt: int) -> None:
         """The head of the answer is here."""
         if head.status >= 400:
             self.none()
@@ -80,7 +80,7 @@ class AnswerTokens:
         self.tokens_in, self.tokens_out, self.reported = cost.tokens_in, cost.tokens_out, True
         return True
 
-    def end(self, used: str = "") -> None:
+    def answer_complete(self, used: str = "") -> None:
         """The answer is complete. used: the usage that its server has reported, see `oriel_wire.context.parse_cost`."""
         if self._take(used):
             pass

@@ -185,7 +185,7 @@ class Extras:
         """The upstream's head is about to be passed on."""
         tokens = self._tokens
         if tokens is not None:
-            tokens.begin(head, prompt_tokens(call.bytes_in))
+            tokens.answer_began(head, prompt_tokens(call.bytes_in))
             tokens.feed(data)
             if complete:
                 self._counted(call, tokens)
@@ -198,7 +198,7 @@ class Extras:
 
     def _counted(self, call: Call, tokens: AnswerTokens) -> None:
         """The answer is complete: count what it used, also for the tenant's `GET /v1/usage`."""
-        tokens.end(call.used)
+        tokens.answer_complete(call.used)
         if (grant := call.grant) is not None and grant.tokens is not None and call.status < 400:
             grant.settle_tokens(tokens.total(), monotonic())
             call.gateway.limiter.learn_tokens(call.tenant, call.target, tokens.tokens_out)

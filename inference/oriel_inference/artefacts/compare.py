@@ -186,13 +186,13 @@ def _time(
             continue
         progress(f"timing batches of {rows}" if rows else "timing runs")
 
-        def failed(name: str, error: InferenceError, rows: int = rows) -> None:
+        def note_failure(name: str, error: InferenceError, rows: int = rows) -> None:
             one = by_name[name]
             if one is not itself and not isinstance(error, OutsideProfile):  # the model itself runs those
                 one.state = "failed"
             one.reason = one.reason or f"{f'{rows} rows' if rows else 'the inputs'} cannot be run: {error.message}"
 
-        times = take_turns(sessions, inputs, runs=options.runs, seconds=options.seconds, failed=failed)
+        times = take_turns(sessions, inputs, runs=options.runs, seconds=options.seconds, failed=note_failure)
         for name, (run_ms, cpu_ms) in times.items():
             by_name[name].median_ms[rows], by_name[name].cpu_ms[rows] = run_ms, cpu_ms
 

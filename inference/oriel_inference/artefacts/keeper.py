@@ -290,10 +290,10 @@ class ArtefactKeeper:
         batcher = serving.batcher
         assert isinstance(batcher, Batcher)  # only such a model has a compilation
 
-        def failed(error: InferenceError) -> None:
+        def note_failure(error: InferenceError) -> None:
             self._from_thread(lambda: self._roll_back(one, opened, size_bytes, error))
 
-        sessions = [CompiledSession(*pair, failed) for pair in zip(opened, one.reference, strict=True)]
+        sessions = [CompiledSession(*pair, note_failure) for pair in zip(opened, one.reference, strict=True)]
         batcher.swap(_for_slots(serving, sessions))
         serving.sessions = (*sessions, *one.reference)
         one.life.become(ArtefactState.SERVING)

@@ -151,7 +151,7 @@ class ChildProcesses:
         finally:
             with self._lock:
                 self._running.discard(helper)
-            helper.end()
+            helper.stop()
         if reason := answer.get("reason"):
             kind = RefusalKind(answer["kind"])
             if kind is RefusalKind.OUT_OF_MEMORY and not request["memory_bytes"]:

@@ -203,7 +203,7 @@ class Batcher:
         call.forget()
         if self._line is not None:
             self._line.remove(call)
-        self.statistics.failed(CallerLeft.outcome, self._clock.now() - call.arrived_s)
+        self.statistics.count_failure(CallerLeft.outcome, self._clock.now() - call.arrived_s)
         return True
 
     def swap(self, sessions: Sequence[Session]) -> Callable[[], bool]:
@@ -401,7 +401,7 @@ class Batcher:
                 if _log.isEnabledFor(logging.DEBUG):
                     log_failed(self.spec, calls, outcome)
                 if self._failed is not None and len(calls) == 1:
-                    self._failed.failed(calls[0], outcome)
+                    self._failed.record_failure(calls[0], outcome)
                 for call in calls:
                     self._fail(call, outcome)
             else:
@@ -440,7 +440,7 @@ class Batcher:
         call.finished = True
         if call.on_early_end is not None:
             call.on_early_end()
-        self.statistics.failed(error.outcome, self._clock.now() - call.arrived_s)
+        self.statistics.count_failure(error.outcome, self._clock.now() - call.arrived_s)
         deliver(call, error, self.spec.name)
         if self._line is not None:
             self._line.remove(call)

@@ -48,7 +48,7 @@ class FailedCallers:
             del self._until[oldest]
         return self.lately if self._until else None
 
-    def failed(self, call: Call, error: InferenceError) -> None:
+    def record_failure(self, call: Call, error: InferenceError) -> None:
         """Record that the model was executed for this call alone and failed; other errors change nothing.
 
         Logs at most once every LOG_S.

@@ -194,7 +194,7 @@ class Statistics:
         self.success.add(total_s)
         self.queue.add(queue_s)
 
-    def failed(self, outcome: Outcome, total_s: float = 0.0) -> None:
+    def count_failure(self, outcome: Outcome, total_s: float = 0.0) -> None:
         """Count a request that got no rows."""
         self.failures[outcome] += 1
         self.fail.add(total_s)

@@ -85,7 +85,7 @@ class Scripting:
         call = session.model_calls[message.id] = ModelCall(session, message)
 
         def reply(completion: Completion) -> None:
-            call.end(completion.error or completion.response)
+            call.finish(completion.error or completion.response)
 
         def start() -> None:
             call.give_up = dataplane.infer(
@@ -102,7 +102,7 @@ class Scripting:
                 _chain(session, message, behalf, dataplane)  # an ensemble's parts are known only now
                 start()
             except (InferenceError, BadMessage) as refusal:
-                call.end(refusal if isinstance(refusal, InferenceError) else InvalidRequest(refusal.message))
+                call.finish(refusal if isinstance(refusal, InferenceError) else InvalidRequest(refusal.message))
 
         try:
             try:
@@ -110,7 +110,9 @@ class Scripting:
             except NotLoaded:
                 if self.wait is None:
                     raise
-                call.give_up = self.wait(message.model, context, size_bytes=len(body), resume=resume, refuse=call.end)
+                call.give_up = self.wait(
+                    message.model, context, size_bytes=len(body), resume=resume, refuse=call.finish
+                )
         except (InferenceError, BadMessage):
             session.model_calls.pop(message.id, None)
             raise
@@ -165,14 +167,14 @@ class ModelCall:
         self.give_up: Callable[[], None] = lambda: None
 
     def emit(self, response: InferResponse, consumed: Callable[[], None], last: bool) -> None:
-        """Pass one response of several on; `end` follows the last. Raises BackendFailed if it cannot be passed on."""
+        """Pass one response of several on; `finish` follows the last. Raises BackendFailed if that fails."""
         if self.over:
             return
         head, body = _encoded(response)
         self._unsent.append((head, body, sum(map(len, body)), consumed))
         self._push()
 
-    def end(self, result: InferResponse | InferenceError | None) -> None:
+    def finish(self, result: InferResponse | InferenceError | None) -> None:
         """End the responses. An error is sent before the responses that are still here."""
         if isinstance(result, InferResponse):
             try:

@@ -136,7 +136,7 @@ class Ensemble:
         call.finished = True
         call.forget()
         self._end(state)
-        self.statistics.failed(CallerLeft.outcome, self._clock.now() - call.arrived_s)
+        self.statistics.count_failure(CallerLeft.outcome, self._clock.now() - call.arrived_s)
         return True
 
     def close(self) -> None:
@@ -371,7 +371,7 @@ class Ensemble:
         self._failed(call, error)
 
     def _failed(self, call: Call, error: InferenceError) -> None:
-        self.statistics.failed(error.outcome, self._clock.now() - call.arrived_s)
+        self.statistics.count_failure(error.outcome, self._clock.now() - call.arrived_s)
         self._reply(call, error)
 
     def _end(self, state: CallState) -> None:

@@ -86,7 +86,7 @@ class CheckPool:
                 if keep:
                     self._idle.append(helper)
             if not keep:
-                helper.end()  # a child that hangs in the kernel holds up nobody else
+                helper.stop()  # a child that hangs in the kernel holds up nobody else
         if reason:
             raise LoadFailed(reason)
         return runs
@@ -96,7 +96,7 @@ class CheckPool:
         with self._lock:
             idle, self._idle = self._idle, []
         for helper in idle:
-            helper.end()
+            helper.stop()
 
     def close(self) -> None:
         """Refuse further checks; those under way fail."""

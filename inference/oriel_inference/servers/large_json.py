@@ -284,7 +284,7 @@ class _Lane:
             try:
                 given = self._queue.get(timeout=self._idle_s if self.helper.pid is not None else None)
             except Empty:
-                self.helper.end()
+                self.helper.stop()
                 continue
             if given is None:
                 break
@@ -295,7 +295,7 @@ class _Lane:
             else:
                 self._ended(self, ServerStopping() if self.closed else self._convert(job, parts))
             del given, job, parts  # not until the next one comes
-        self.helper.end()
+        self.helper.stop()
 
     def _convert(self, job: Job, parts: _Parts) -> Converted | InferenceError:
         try:
@@ -309,7 +309,7 @@ class _Lane:
             return BackendFailed("the process that converts large JSON ended")
         except Exception:  # the thread goes on: jobs wait behind this one
             _log.exception("large JSON could not be converted")
-            self.helper.end()
+            self.helper.stop()
             return BackendFailed("the server failed on this JSON")
         result, found = answer
         if result == Result.DONE:

@@ -337,7 +337,7 @@ class RemoteStore:
         with self._lock:
             if kind:
                 self.counts.failures[kind] += 1
-            self._retries.failed(digest, time.monotonic(), outage=outage)
+            self._retries.record_failure(digest, time.monotonic(), outage=outage)
 
     def _remember(self, model: str) -> None:
         """Record the model's files for a start without the store."""

@@ -17,7 +17,7 @@ class Retries:
         self._tries: dict[str, int] = {}
         self._due_s: dict[str, float] = {}
 
-    def failed(self, digest: str, now_s: float, *, outage: bool) -> None:
+    def record_failure(self, digest: str, now_s: float, *, outage: bool) -> None:
         """Record a failure.
 
         outage: the store failed, not the files, so they are tried again at the next listing that succeeds. Other

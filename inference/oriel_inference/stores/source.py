@@ -168,7 +168,7 @@ class Source:
                 failure = load_failed(error)
             if isinstance(failure, StoreUnavailable):
                 self._failure = failure.reason
-                self._breaker.failed(self._now())
+                self._breaker.record_failure(self._now())
             else:
                 self._breaker.succeeded(now)  # it answered
             raise failure from error

@@ -91,7 +91,7 @@ class ServiceConnection(ServerConnection):
     def on_end(self) -> None:
         body, self._body = self._body, None
         if body is not None:
-            body.end()
+            body.request_complete()
 
     def on_lost(self) -> None:
         self._forget()

@@ -61,7 +61,7 @@ class Body:
             self._pause(True)
         self._wake()
 
-    def end(self) -> None:
+    def request_complete(self) -> None:
         """Mark the body as complete."""
         self.complete = True
         self._wake()

@@ -45,7 +45,7 @@ class Breaker:
             self.closed = True
             self._trusted_s = now + self._probation_s
 
-    def failed(self, now: float) -> None:
+    def record_failure(self, now: float) -> None:
         """Record an answer that did not come, or came too late."""
         self._good = 0
         self._failures += 1

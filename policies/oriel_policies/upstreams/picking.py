@@ -39,13 +39,13 @@ class PeakEwma:
         self.stamp_s = now
         self._refusals = 0
 
-    def failed(self, latency_s: float, now: float, *, typical_s: float = 0.0) -> None:
+    def record_failure(self, latency_s: float, now: float, *, typical_s: float = 0.0) -> None:
         """Record the latency of a failure. It may raise the cost, never lower it, not even by decay. typical_s: the
         latency of the others, for an endpoint without any good answer."""
         self.cost_s = max(latency_s, self.cost_s, typical_s)
         self.stamp_s = now
 
-    def refused(self, now: float, wait_s: float = 0.0) -> None:
+    def reported_full(self, now: float, wait_s: float = 0.0) -> None:
         """Record that it reports no capacity, perhaps for `wait_s`: 0.1 s to 5 s, doubled while the reports go on."""
         if now >= self.busy_s:
             self.busy_s = now + min(LONGEST_BUSY_S, max(wait_s, BUSY_S * 2.0 ** min(self._refusals, 8)))

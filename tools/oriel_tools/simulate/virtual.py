@@ -323,7 +323,7 @@ class VirtualLoad:
             if status == 200:
                 replica.cost.observed(now - began_s, now)
             else:
-                replica.cost.failed(now - began_s, now)
+                replica.cost.record_failure(now - began_s, now)
             end(status, reason, cost_us)
 
         leave = replica.server.submit(model, rows, timeout_s=deadline - began_s, reply=reply, band=band, tenant=tenant)

@@ -89,7 +89,7 @@ class Helper:
     def start(self) -> None:
         """Start the process unless it runs. Raises OSError, and HelperEnded if it was closed."""
         if self._process is not None and self._process.code is not None:
-            self.end()
+            self.stop()
         if self._process is None and not self._closed:
             environment = selected(os.environ) | dict.fromkeys(THREADS, "1")
             environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
@@ -105,7 +105,7 @@ class Helper:
             for pipe in self._process.pipes:
                 os.set_blocking(pipe.fileno(), False)
         if self._closed:
-            self.end()
+            self.stop()
             raise HelperEnded(None, "")
 
     def ask(
@@ -138,13 +138,13 @@ class Helper:
             self.answered += 1
             return answer, body
         except TimeoutError:
-            self.end()
+            self.stop()
             raise HelperLate from None
         except (OSError, ValueError, RecursionError) as error:
-            code = self.end(ends=isinstance(error, BrokenPipeError))
+            code = self.stop(ends=isinstance(error, BrokenPipeError))
             raise HelperEnded(code, self._last_words()) from None
         except BaseException:  # the rest of its answer would be taken for that to the next request
-            self.end()
+            self.stop()
             raise
 
     async def ask_once(self, value: Any, parts: Parts = (), *, timeout_s: float) -> tuple[Any, list[bytes]]:
@@ -154,7 +154,7 @@ class Helper:
             try:
                 return self.ask(value, parts, timeout_s=timeout_s)
             finally:
-                self.end()
+                self.stop()
 
         asking = asyncio.ensure_future(asyncio.to_thread(ask))
         try:
@@ -165,7 +165,7 @@ class Helper:
                 await asking
             raise
 
-    def end(self, *, ends: bool = False) -> int | None:
+    def stop(self, *, ends: bool = False) -> int | None:
         """End the process, if there is one, and wait for that. Returns its exit code if it has ended by itself.
 
         ends: its pipes are closed, so that it is about to exit.

@@ -68,7 +68,7 @@ class PythonBackend(ConfiguredBackend):
 
     async def close(self) -> None:
         """Close what nobody else has closed: a cancelled load leaves behind what it had opened."""
-        await asyncio.gather(*(session.end() for session in tuple(self._opened)))
+        await asyncio.gather(*(session.finalise() for session in tuple(self._opened)))
 
     def _wait(self, work: Coroutine[Any, Any, _T]) -> _T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -88,7 +88,7 @@ class PythonBackend(ConfiguredBackend):
         try:
             completed = await self._load(sessions[0], complete=True)
             if completed is not None:
-                await sessions[0].end()  # the process that found this out had another configuration
+                await sessions[0].finalise()  # the process that found this out had another configuration
                 try:
                     config.CopyFrom(parse_config_json(completed))
                 except BadMessage as error:
@@ -105,7 +105,7 @@ class PythonBackend(ConfiguredBackend):
                 for session in sessions:
                     starting.create_task(self._start(session, slots))
         except BaseException as error:
-            await asyncio.gather(*(session.end() for session in sessions))
+            await asyncio.gather(*(session.finalise() for session in sessions))
             if isinstance(error, BaseExceptionGroup):
                 raise error.exceptions[0] from error
             raise

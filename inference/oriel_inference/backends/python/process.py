@@ -100,14 +100,14 @@ class ModelProcess:
     def _started(self, starting: "asyncio.Future[ChildProcess]") -> None:
         self._starting = False
         if starting.cancelled() or starting.exception() is not None:
-            self.end()
+            self.close()
             return
         self._child = starting.result()
         # A pipe that a grandchild keeps open would hide that the child has died.
         if hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):  # not allowed everywhere; then the end of the socket has to do
                 self._pidfd = os.pidfd_open(self._child.pid)
-                self._loop.add_reader(self._pidfd, self.end)
+                self._loop.add_reader(self._pidfd, self.close)
         if self.broken:
             self.kill(self.broken)
 
@@ -130,9 +130,9 @@ class ModelProcess:
         self.broken = self.broken or why
         self._signal()
         if self._pidfd < 0:
-            self.end()
+            self.close()
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Release everything and report how the child ended: it is gone, or its socket is. Later calls do nothing."""
         if self._ended or self._starting:
             return  # `_started` calls this again
@@ -152,7 +152,7 @@ class ModelProcess:
             self.kill(f"it sent a message that cannot be read: {problem}")
         self._signal()
         if self._pidfd < 0:
-            self.end()
+            self.close()
 
     def _received(self, head: memoryview, body: memoryview) -> None:
         if not self._ended:

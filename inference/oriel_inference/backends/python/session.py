@@ -155,7 +155,7 @@ class PythonSession(RequestSession):
                 self.launch, self._process, grace_s=self._limits.grace_s, progressed=self._progressed
             )
 
-    async def end(self) -> None:
+    async def finalise(self) -> None:
         """Finalise the model if possible, and end its process in any case; the requests it has fail."""
         self._closing = True
         if self._restart is not None:
@@ -178,7 +178,7 @@ class PythonSession(RequestSession):
         self._abandon()
 
     def close(self) -> None:
-        concurrent.futures.wait([asyncio.run_coroutine_threadsafe(self.end(), self._loop)])
+        concurrent.futures.wait([asyncio.run_coroutine_threadsafe(self.finalise(), self._loop)])
 
     def kill(self, why: str) -> None:
         """Kill the process whatever it does."""
