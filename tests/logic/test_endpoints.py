@@ -111,7 +111,7 @@ async def tried(endpoints: Endpoints[Nobody], until: float) -> list[Endpoint[Nob
     found = []
     async for one in attempts:
         found.append(one)
-        attempts.again = True
+        attempts.try_again()
     return found
 
 

@@ -12,6 +12,7 @@ import grpc.aio
 import numpy as np
 import pytest
 
+from oriel_logic.client import model_streams
 from oriel_logic.client.endpoints import Endpoints
 from oriel_logic.client.inference import BoundModels, InferenceServers
 from oriel_logic.client.model_streams import MAX_ANSWER_BYTES, MAX_S, StreamServers, stream_client
@@ -241,7 +242,10 @@ async def test_one_that_has_not_the_model_is_passed_over(connect: Connect, fake:
     await server.stop(0)
 
 
-async def test_a_stream_waits_for_a_model_that_is_loaded_at_a_restart(connect: Connect, fake: FakeStreams) -> None:
+async def test_a_stream_waits_for_a_model_that_is_loaded_at_a_restart(
+    connect: Connect, fake: FakeStreams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_streams, "RETRY_S", 0.0)
     models = connect(fake.port)
     await everything(models)
     fake.answers, fake.status, fake.reason = 0, (grpc.StatusCode.UNAVAILABLE, "it is loaded"), "model_not_ready"

@@ -127,12 +127,9 @@ class Endpoints(Generic[C]):
 
 
 class Attempts(Generic[C]):
-    """The endpoints to try for one call, the best one first, each once; all again after a pause while `again` is set.
+    """The endpoints to try for one call, the best one first, each once; all again after a pause if one asks for it."""
 
-    again: no endpoint has run the call, and one of them may run it later.
-    """
-
-    __slots__ = ("_clock", "_endpoints", "_model", "_pause_s", "_tried", "_until", "again")
+    __slots__ = ("_again", "_clock", "_endpoints", "_model", "_pause_s", "_tried", "_until")
 
     def __init__(self, endpoints: Endpoints[C], model: str, until: float, clock: Callable[[], float]) -> None:
         self._endpoints = endpoints
@@ -141,20 +138,25 @@ class Attempts(Generic[C]):
         self._clock = clock
         self._pause_s = PAUSE_S
         self._tried: list[Endpoint[C]] = []
-        self.again = True  # unless one is found, the pods of a service are all away
+        self._again = True  # unless one is found, the pods of a service are all away
+
+    def try_again(self, after_s: float = 0.0) -> None:
+        """Note that an endpoint has not run the call, and may run it later. after_s: seconds that it asks to wait."""
+        self._again = True
+        self._pause_s = max(self._pause_s, after_s)
 
     def __aiter__(self) -> "Attempts[C]":
         return self
 
     async def __anext__(self) -> Endpoint[C]:
         while (endpoint := self._endpoints.pick(self._tried, self._model)) is None:
-            if not self.again or self._clock() + self._pause_s >= self._until:
+            if not self._again or self._clock() + self._pause_s >= self._until:
                 raise StopAsyncIteration
             await asyncio.sleep(self._pause_s)
             self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
             self._tried.clear()
         if not self._tried:
-            self.again = False
+            self._again = False
         self._tried.append(endpoint)
         return endpoint
 

@@ -23,6 +23,7 @@ from oriel_logic.client.upstream_errors import (
     is_elsewhere,
     is_restarting,
     refusal,
+    retry_after_s,
     sentence,
 )
 from oriel_logic.errors import DeadlineExceeded, ModelFailed, ModelInputWrong, ModelUnavailable, ModelUnreachable
@@ -153,12 +154,13 @@ class InferenceServers:
                     return response
                 self._endpoints.mark_lacking(endpoint, model)
                 refused = refused or response
-                attempts.again |= is_restarting(response, call.deadline - self._clock())
+                if is_restarting(response):
+                    attempts.try_again(retry_after_s(response))
             except UpstreamUnreachable:
                 self._endpoints.mark_down(endpoint)
-                attempts.again = True
+                attempts.try_again()
             except UpstreamUnread:
-                attempts.again = True
+                attempts.try_again()
             except UpstreamTimedOut as error:
                 raise DeadlineExceeded(STAGE) from error
             except UpstreamBroken as error:

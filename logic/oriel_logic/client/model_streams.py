@@ -14,7 +14,7 @@ from dataclasses import replace
 from time import monotonic
 
 from oriel_logic.client.endpoints import Endpoints
-from oriel_logic.client.upstream_errors import ELSEWHERE, check_ticket, error_of
+from oriel_logic.client.upstream_errors import ELSEWHERE, SPENT, check_ticket, error_of
 from oriel_logic.errors import (
     DeadlineExceeded,
     LogicError,
@@ -116,13 +116,14 @@ class StreamServers:
                 return
             except UpstreamUnreachable:
                 self._endpoints.mark_down(endpoint)
-                attempts.again = True
+                attempts.try_again()
             except UpstreamUnread:
-                attempts.again = True
+                attempts.try_again()
             except NotServed as news:
                 self._endpoints.mark_lacking(endpoint, model)
                 refusal = refusal or news.refusal
-                attempts.again |= news.is_restarting
+                if news.is_restarting:
+                    attempts.try_again(RETRY_S)
             except TooLarge as error:
                 bound = endpoint.client.max_message_bytes
                 raise ModelFailed(f"an answer of model '{model}' is larger than {bound} bytes") from error
@@ -204,7 +205,8 @@ def cut(model: str) -> ModelFailed:
 
 def refused(model: str, stream: GrpcCall) -> LogicError | NotServed:
     """Convert the status other than OK that a call has ended with to an error."""
-    code, reason = CODES[stream.code], dict(stream.trailers).get(b"x-oriel-reason")
+    trailers = dict(stream.trailers)
+    code, reason = CODES[stream.code], trailers.get(b"x-oriel-reason")
     if code == "UNAVAILABLE" and reason is None:
         return cut(model)
     sentence = stream.text[:300] or "it gave no reason"
@@ -212,5 +214,6 @@ def refused(model: str, stream: GrpcCall) -> LogicError | NotServed:
         return ModelFailed(f"model '{model}' failed: {sentence}")
     is_restarting = code == "UNAVAILABLE" and (reason or b"").decode("latin-1") in ELSEWHERE
     is_absent = is_restarting or code == "NOT_FOUND"
+    is_restarting = is_restarting and SPENT.encode() not in trailers
     error = error_of(model, STATUS[code], sentence, RETRY_S, STAGE, is_absent=is_absent)
     return NotServed(error, is_restarting=is_restarting) if is_absent else error

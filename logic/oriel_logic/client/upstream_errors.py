@@ -22,6 +22,7 @@ from oriel_wire.engine.client import HttpResponse
 # reason, because a retry elsewhere would fill that queue too.
 ELSEWHERE = frozenset({"unknown_model", "model_not_ready", "no_available_version", "server_stopping"})
 MAYBE_ELSEWHERE = frozenset({404, 503})
+SPENT = "x-oriel-retry"  # on a 503 that a gateway passes on: it has tried again as far as it may
 UNREACHABLE = "upstream_unreachable"  # a gateway's reason: no server of the model's pool came in time
 
 NO_TICKET = (
@@ -76,9 +77,9 @@ def is_elsewhere(response: HttpResponse) -> bool:
     return response.status == 404 or _body(response).get("reason") in ELSEWHERE
 
 
-def is_restarting(response: HttpResponse, left_s: float) -> bool:
-    """Return whether a server that does not have the model will probably have it within `left_s`."""
-    return response.status == 503 and retry_after_s(response) <= max(NOT_READY_RETRY_S, left_s)
+def is_restarting(response: HttpResponse) -> bool:
+    """Return whether a server that does not have the model will probably have it soon, and no gateway has tried it."""
+    return response.status == 503 and response.get(SPENT) is None
 
 
 def sentence(response: HttpResponse) -> str:
