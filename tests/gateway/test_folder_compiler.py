@@ -104,7 +104,7 @@ async def test_compiling_needs_no_place_on_disk(tmp_path: Path, monkeypatch: pyt
         await compile_folder(tmp_path)
     monkeypatch.undo()
     monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
-    with pytest.raises(BadDocument, match="cannot be started: No such file"):
+    with pytest.raises(BadDocument, match="cannot start the compiling process: No such file"):
         await compile_folder(tmp_path)
 
 
