@@ -223,7 +223,7 @@ class GrpcView(View):
     def hand_over(self, call: GatewayCall) -> None:
         """Give the call what was reserved for it while its message came."""
         self.call, self.message = call, None
-        if self.gate is not call.gate:
+        if self.gate is not None and self.gate is not call.gate:
             self.release()
         holding, self.holding, self.gate, self.grant = self.holding, None, None, None
         if holding is not None:

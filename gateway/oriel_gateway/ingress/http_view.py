@@ -31,7 +31,6 @@ class HttpView(View):
     def note_head(self, head: RequestHead, received_s: float, now_s: float) -> None:
         """Note the head of the request. received_s, now_s: monotonic seconds of its arrival and of now."""
         self.head, self.known = head, head.decision
-        self.tenant = self.target = None
         self.received_s, self.now_s = received_s, now_s
         self.timeout_ms = head.timeout
         self.size_bytes = head.content_length or 0

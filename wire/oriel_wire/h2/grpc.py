@@ -199,31 +199,29 @@ class RpcShape:
     block: the shape. lines: for whoever passes calls on, what the next hop gets of the metadata of each of them.
     """
 
-    __slots__ = ("_content_type", "_encoding", "_kinds", "_path", "_tier", "block", "lines")
+    __slots__ = ("_content_type", "_encoding", "_noted", "_path", "_tier", "block", "lines")
 
     def __init__(self, block: BlockShape, like: RpcHead) -> None:
         self.block = block
         self.lines: bytes | None = None
-        self._kinds = [_OWN.get(name, 0) for name in block.names]
+        self._noted = [(number, name, _OWN[name]) for number, name in enumerate(block.names) if name in _OWN]
         self._path, self._tier = like.path, like.tier
         self._encoding, self._content_type = like.encoding, like.content_type
 
     @property
     def usable(self) -> bool:
         """Return whether the fields that differ from head to head can be read without those that do not."""
-        return not {_TIER, _ENCODING, _CONTENT_TYPE} & {*self._kinds} and self._kinds.count(_CREDENTIAL) < 2
+        kinds = [kind for _, _, kind in self._noted]
+        return not {_TIER, _ENCODING, _CONTENT_TYPE} & {*kinds} and kinds.count(_CREDENTIAL) < 2
 
     def read(self, values: list[bytes], memo: LineMemo) -> RpcHead:
         """The head with these values. Raises BadMessage as `read_head` does."""
         head = RpcHead(None, self, values)
-        size = self.block.list_bytes
-        for name, kind, value in zip(self.block.names, self._kinds, values, strict=True):
-            size += len(value)
-            if kind:
-                _note(head, kind, name, value, memo)
+        for number, name, kind in self._noted:
+            _note(head, kind, name, values[number], memo)
         head.path, head.tier = self._path, self._tier
         head.encoding, head.content_type = self._encoding, self._content_type
-        head.list_bytes = size
+        head.list_bytes = self.block.list_bytes + sum(map(len, values))
         return head
 
 
