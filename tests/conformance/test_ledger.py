@@ -15,7 +15,9 @@ from oriel_gateway.limits.redis_ledger import PREFIX, RedisLedger
 from oriel_policies.bounds.ledger import RATE, SLOTS, WINDOW, Answer, Ask
 
 from .memory_ledger import MemoryLedger
-from .redis_server import PASSWORD, redis_server
+from .redis_server import PASSWORD, redis_server, unhurried
+
+__all__ = ["unhurried"]
 
 ROOT = Path(__file__).resolve().parents[2]
 HOUR_US = 3_600_000_000

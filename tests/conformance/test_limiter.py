@@ -12,7 +12,9 @@ from oriel_gateway.limits.redis_ledger import RedisLedger
 from ..waiting import until
 from .desk import Call, Desk
 from .memory_ledger import MemoryLedger
-from .redis_server import PASSWORD, redis_server
+from .redis_server import PASSWORD, redis_server, unhurried
+
+__all__ = ["unhurried"]
 
 Make = Callable[[str], Desk]
 
