@@ -239,7 +239,7 @@ async def test_a_page_that_leaves_frees_its_place(http2: bool, method: str) -> N
         task = asyncio.create_task(client.send(asking, stream=True))
         await until(lambda: bool(backend.seen or backend.sent))
         task.cancel()
-        if method == "ModelStreamInfer":
+        if http2 or method == "ModelStreamInfer":  # httpx does not reset a request that it cancels
             await client.aclose()
         await until(lambda: idle(core))
 

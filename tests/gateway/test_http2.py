@@ -4,7 +4,7 @@ import asyncio
 import gc
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import h2.config
@@ -176,8 +176,8 @@ async def test_an_answer_that_breaks_off_ends_its_stream_and_no_other(events: bo
     server.close()
 
 
-async def test_a_client_that_leaves_its_request_frees_the_place_and_keeps_its_connection() -> None:
-    async with upstream() as up, both(up) as (client, _, core):
+async def test_a_client_that_resets_its_request_frees_the_place_and_keeps_its_connection() -> None:
+    async with upstream() as up, AsyncExitStack() as stack:
 
         async def answer(seen: Seen) -> bytes:
             if len(up.seen) == 1:
@@ -185,13 +185,26 @@ async def test_a_client_that_leaves_its_request_frees_the_place_and_keeps_its_co
             return await up.ok(seen)
 
         up.answer = answer
-        asked = asyncio.ensure_future(client.post(INFER, content=b"{}", headers=GOLDEN))
+        files = {"all.toml": documents([up.port])["all.toml"].replace(b"target_ms = 2000", b"target_ms = 600000")}
+        port, core = await stack.enter_async_context(gateway(files))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        client = h2.connection.H2Connection()
+        client.initiate_connection()
+        client.send_headers(1, POST, end_stream=True)
+        writer.write(client.data_to_send())
         await until(lambda: up.seen)
-        asked.cancel()
+        client.reset_stream(1)
+        writer.write(client.data_to_send())
         await until(lambda: up.departures == 1 and idle(core))
-        assert (await client.post(INFER, content=b"{}", headers=GOLDEN)).status_code == 200
+        client.send_headers(3, POST, end_stream=True)
+        writer.write(client.data_to_send())
+        answered = False
+        while not answered:
+            events = client.receive_data(await reader.read(65536))
+            answered = any(isinstance(event, h2.events.StreamEnded) and event.stream_id == 3 for event in events)
         (server,) = core.fronts
         assert len(server.connections) == 1
+        writer.close()
 
 
 async def test_requests_of_one_connection_wait_in_the_order_of_their_tiers() -> None:
