@@ -97,7 +97,7 @@ async def test_a_body_that_is_none_and_one_that_is_too_large(served: Maker) -> N
 async def test_all_inputs_together_are_bounded(served: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oriel_logic.openai.embeddings.MAX_TOTAL_TOKENS", 10)
     client, _ = await served()
-    with pytest.raises(openai.BadRequestError, match="may have 10 tokens"):
+    with pytest.raises(openai.BadRequestError, match="may have at most 10 tokens"):
         await client.embeddings.create(model="words", input=["sunny outside"] * 5)
 
 
