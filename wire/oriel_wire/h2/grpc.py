@@ -138,59 +138,65 @@ def read_head(fields: list[HeaderField], memo: LineMemo) -> RpcHead:
     """Read the header list of a call. Raises BadMessage for what cannot be understood in only one way."""
     head = RpcHead(fields)
     size = 32 * len(fields)
-    for name, value in fields:
+    noted = []
+    for number, (name, value) in enumerate(fields):
         size += len(name) + len(value)
-        kind = _OWN.get(name)
-        if kind is not None:
-            _note(head, kind, name, value, memo)
+        if name in _OWN:
+            noted.append((number, name, _OWN[name]))
         elif name == b":path":
             head.path = value
+    _note(head, noted, [value for _, value in fields], memo)
     head.list_bytes = size
     if head.encoding == b"identity":
         head.encoding = b""
     return head
 
 
-def _note(head: RpcHead, kind: int, name: bytes, value: bytes, memo: LineMemo) -> None:
-    """Store a field that has an attribute of its own. Raises BadMessage."""
-    if kind == _TRACEPARENT:
-        head.traceparent = value.decode("latin-1") if head.traceparent is None else ""
-    elif kind == _REQUEST_ID:
-        if head.request_id is None:
-            head.request_id = value.decode("latin-1")
-    elif kind == _CREDENTIAL:
-        line = b"%b: %b" % (name, value)
-        known = memo.credentials.get(sha256(line).digest())
-        field = known or Field(line, name.decode(), value.decode("latin-1"), 0, -1)
-        if head.credentials is None:
-            head.credentials = [field]
+def _note(head: RpcHead, noted: list[tuple[int, bytes, int]], values: list[bytes], memo: LineMemo) -> None:
+    """Store the fields that have attributes of their own. Raises BadMessage.
+
+    noted: the number in `values`, the name and the kind of each of them.
+    """
+    for number, name, kind in noted:
+        value = values[number]
+        if kind == _TRACEPARENT:
+            head.traceparent = value.decode("latin-1") if head.traceparent is None else ""
+        elif kind == _REQUEST_ID:
+            if head.request_id is None:
+                head.request_id = value.decode("latin-1")
+        elif kind == _CREDENTIAL:
+            line = b"%b: %b" % (name, value)
+            known = memo.credentials.get(sha256(line).digest())
+            field = known or Field(line, name.decode(), value.decode("latin-1"), 0, -1)
+            if head.credentials is None:
+                head.credentials = [field]
+            else:
+                head.credentials.append(field)
+        elif kind == _TIMEOUT:
+            if head.timeout_s is not None:
+                raise BadMessage("grpc-timeout is given twice")
+            head.timeout_s = parse_timeout_s(value)
+            if head.timeout_s is None:
+                raise BadMessage("grpc-timeout has to be at most eight digits and a unit")
+        elif kind == _CONTENT_TYPE:
+            if head.content_type:
+                raise BadMessage("content-type is given twice")
+            head.content_type = value
+        elif kind == _ENCODING:
+            if head.encoding and head.encoding != value:
+                raise BadMessage("grpc-encoding is given twice")
+            head.encoding = value
+        elif kind == _TRACESTATE:
+            state = value.decode("latin-1")
+            head.tracestate = state if head.tracestate is None else f"{head.tracestate},{state}"
+        elif kind == _REQUESTED_MS:
+            if head.requested_ms is not None:
+                raise BadMessage("x-request-timeout-ms is given twice")
+            head.requested_ms = value.decode("latin-1")
+        elif head.tier is not None:
+            raise BadMessage("x-request-tier is given twice")
         else:
-            head.credentials.append(field)
-    elif kind == _TIMEOUT:
-        if head.timeout_s is not None:
-            raise BadMessage("grpc-timeout is given twice")
-        head.timeout_s = parse_timeout_s(value)
-        if head.timeout_s is None:
-            raise BadMessage("grpc-timeout has to be at most eight digits and a unit")
-    elif kind == _CONTENT_TYPE:
-        if head.content_type:
-            raise BadMessage("content-type is given twice")
-        head.content_type = value
-    elif kind == _ENCODING:
-        if head.encoding and head.encoding != value:
-            raise BadMessage("grpc-encoding is given twice")
-        head.encoding = value
-    elif kind == _TRACESTATE:
-        state = value.decode("latin-1")
-        head.tracestate = state if head.tracestate is None else f"{head.tracestate},{state}"
-    elif kind == _REQUESTED_MS:
-        if head.requested_ms is not None:
-            raise BadMessage("x-request-timeout-ms is given twice")
-        head.requested_ms = value.decode("latin-1")
-    elif head.tier is not None:
-        raise BadMessage("x-request-tier is given twice")
-    else:
-        head.tier = value.decode("latin-1")
+            head.tier = value.decode("latin-1")
 
 
 class RpcShape:
@@ -217,8 +223,7 @@ class RpcShape:
     def read(self, values: list[bytes], memo: LineMemo) -> RpcHead:
         """The head with these values. Raises BadMessage as `read_head` does."""
         head = RpcHead(None, self, values)
-        for number, name, kind in self._noted:
-            _note(head, kind, name, values[number], memo)
+        _note(head, self._noted, values, memo)
         head.path, head.tier = self._path, self._tier
         head.encoding, head.content_type = self._encoding, self._content_type
         head.list_bytes = self.block.list_bytes + sum(map(len, values))
