@@ -21,7 +21,6 @@ from .stack import BRONZE, GOLD, Client, digest, documents, gateway, upstream
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
-NO_NAMES = b"\x18\x00" * 2000  # fields of two bytes that name no model
 
 
 async def in_single_bytes(address: str, path: str, body: bytes, key: str) -> tuple[bytes, int]:

@@ -239,19 +239,6 @@ async def test_bad_uploads_are_named_and_whole_ones_taken_up(
         assert caller.values == [2, 3, 4, 5]
 
 
-class Changing(MemoryObjects):
-    """Each object is written anew while it is read, as long as `left` is not 0."""
-
-    left = 3
-
-    async def read(self, key: str, **part: Any) -> AsyncIterator[bytes]:
-        if self.left and key.endswith("/2/model.onnx"):
-            self.left -= 1
-            self.put(key, model(10 + self.left))
-        async for piece in super().read(key, **part):
-            yield piece
-
-
 async def test_python_models_of_a_bucket_do_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = f"open({str(tmp_path / 'ran')!r}, 'w')\nclass TritonPythonModel: pass\n"
     config = 'backend: "python"\ninput { name: "x" data_type: TYPE_FP32 dims: 4 }\n'

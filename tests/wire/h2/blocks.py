@@ -1,11 +1,8 @@
 """Header representations of RFC 7541 written by hand, and strategies for fields and blocks."""
 
-from collections.abc import Callable
-
 from hypothesis import strategies as st
 
 Field = tuple[bytes, bytes]
-Coder = Callable[[bytes], bytes]
 
 
 def integer(value: int, bits: int, first: int = 0) -> bytes:

@@ -56,7 +56,6 @@ def with_length(length: bytes) -> bytes:
 
 OPEN = request(REQUEST, flags=END_HEADERS)  # stream 1, whose body is to come
 DONE = request(REQUEST)  # stream 1, complete
-MORE = [field for field in REQUEST if field[0][:1] != b":"]
 
 
 def without(name: bytes) -> list[Field]:
