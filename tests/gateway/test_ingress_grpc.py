@@ -14,6 +14,7 @@ from tritonclient.grpc import aio as triton
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
+from oriel_gateway.call import call as grpc_call
 from oriel_gateway.core import Gateway
 from oriel_gateway.ingress.http import serve_public
 from oriel_gateway.limits import EmbeddedLimiter
@@ -201,6 +202,20 @@ async def test_the_deadline_ends_a_wait_in_the_queue_and_cancels_the_upstream() 
         assert len(backend.seen) == 1
         first.cancel()
         await until(lambda: backend.left and idle(core))
+
+
+async def test_an_answer_after_the_deadline_is_not_ok_in_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Backend()
+    backend.hold = asyncio.Event()
+    async with stack(backend) as (address, core):
+        asked = asyncio.ensure_future(infer(address, "digits", GOLD))
+        await until(lambda: backend.seen)
+        monkeypatch.setattr(grpc_call, "monotonic", lambda: monotonic() + 3600.0)
+        backend.hold.set()
+        with pytest.raises(InferenceServerException, match="DEADLINE_EXCEEDED"):
+            await asked
+        assert isinstance(core.sink, ListSink)
+        assert {span.attributes["rpc.status_code"] for span in core.sink.spans} == {"DEADLINE_EXCEEDED"}
 
 
 async def test_every_message_of_a_stream_is_judged() -> None:

@@ -210,6 +210,22 @@ async def test_a_permit_that_comes_after_the_deadline_sends_nothing(
         assert gate.order == ["first"] and idle(core)
 
 
+async def test_an_answer_after_the_deadline_of_its_client_is_charged(
+    up: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R45: its server has executed it, and says at what cost."""
+
+    async def late(_: Seen) -> bytes:
+        monkeypatch.setattr(http_call, "monotonic", lambda: monotonic() + 3600.0)
+        return b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nx-oriel-cost: dev=7;cpu=0;class=h100\r\n\r\n"
+
+    up.answer = late
+    async with gateway(documents([up.port])) as (port, core), Client(port) as client:
+        assert (await client.ask(INFER, headers="x-request-timeout-ms: 1900\r\n")).status == 504
+        core.records.stats.count()
+        assert core.records.stats.usage.of("g")["day"]["device_ns"] == 7
+
+
 async def test_a_slow_upstream_is_given_up_on_time_and_told_so(up: Upstream) -> None:
     up.answer = Gate()
     async with gateway(documents([up.port])) as (port, core), Client(port) as client:

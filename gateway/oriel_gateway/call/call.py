@@ -409,7 +409,9 @@ class GatewayCall(Call):
                 note_answer(self.endpoints, endpoint, head, now, now - self.sent_s, self.target.sought)
             if complete and not late and self.elsewhere(endpoint, head, data, now):
                 return
-        if late:
+        if late:  # its client gets none of it, but what it cost is charged
+            self.cost_us, self.timing, self.used = head.cost_us, head.server_timing, head.used
+            self.response_s, self.answer = 0.0, None
             if complete:
                 self.connection = None
             self.expired()
