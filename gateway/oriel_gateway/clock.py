@@ -43,6 +43,7 @@ class Young(Expirable, Protocol):
 class DeadlineClock:
     """Calls `expired` on everything whose deadline has passed, at most two ticks late. Single writer: the loop.
 
+    A deadline that had passed before it was watched counts from then on.
     young: the calls that began since the last tick. A call enters itself (and calls `start` if the dict was empty) and
     deletes itself when it ends: most calls end before the tick, and so never cost a place in the wheel.
     """
