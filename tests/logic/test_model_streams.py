@@ -253,6 +253,10 @@ async def test_a_stream_waits_for_a_model_that_is_loaded_at_a_restart(
     await until(lambda: len(fake.metadata) > 2)
     fake.answers, fake.status = 3, None
     assert len(await waiting) == 3
+    before, fake.status, fake.reason = len(fake.metadata), (grpc.StatusCode.UNAVAILABLE, "it stops"), "server_stopping"
+    with pytest.raises(ModelUnavailable, match="it stops"):
+        await everything(models)
+    assert len(fake.metadata) == before + 1, "R9: after the first answer it is not asked for again"
 
 
 async def test_a_server_that_is_lost_in_the_middle_ends_the_stream(connect: Connect) -> None:

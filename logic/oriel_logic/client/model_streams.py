@@ -97,6 +97,7 @@ class StreamServers:
         except BadMessage as error:
             raise ModelInputWrong(f"model '{model}': {error.message}") from error
         refusal: LogicError | None = None
+        has_begun = False
         attempts, resent = self._endpoints.attempts(model, call.deadline), -1
         async for endpoint in attempts:
             resent += 1
@@ -106,7 +107,7 @@ class StreamServers:
                 one = self._one(endpoint.client, message, model, call, stage, ledger)
                 async with contextlib.aclosing(one):
                     async for data in one:
-                        self._endpoints.have_answered = True
+                        self._endpoints.have_answered = has_begun = True
                         if endpoint.failures:
                             self._endpoints.mark_up(endpoint)
                         failure, answer = read_stream_answer(data)
@@ -120,6 +121,8 @@ class StreamServers:
             except UpstreamUnread:
                 attempts.try_again()
             except NotServed as news:
+                if has_begun:  # it stops in the middle: its answers would come again
+                    raise news.refusal from None
                 self._endpoints.mark_lacking(endpoint, model)
                 refusal = refusal or news.refusal
                 if news.is_restarting:
