@@ -4,8 +4,9 @@ One that could not be reached is passed over while others are there: for a secon
 time is over one call tries it, and the others wait for what comes of that. One that said it has not the model is asked
 for that model a second later at the earliest: it answers at once, and would draw all calls to itself.
 
-A call that no server has run, because they restart, tries all of them again until its deadline. It does not wait for
-servers of which none has ever answered: their addresses may be wrong.
+A call that no server has run, because they restart, tries all of them again until its deadline. A server that lacks a
+model is asked for it by one of the calls that wait each second. No call waits for servers of which none has ever
+answered: their addresses may be wrong.
 """
 
 import asyncio
@@ -129,7 +130,7 @@ class Endpoints(Generic[C]):
 class Attempts(Generic[C]):
     """The endpoints to try for one call, the best one first, each once; all again after a pause if one asks for it."""
 
-    __slots__ = ("_again", "_clock", "_endpoints", "_model", "_pause_s", "_tried", "_until")
+    __slots__ = ("_again", "_clock", "_endpoints", "_has_waited", "_model", "_pause_s", "_tried", "_until")
 
     def __init__(self, endpoints: Endpoints[C], model: str, until: float, clock: Callable[[], float]) -> None:
         self._endpoints = endpoints
@@ -138,6 +139,7 @@ class Attempts(Generic[C]):
         self._clock = clock
         self._pause_s = PAUSE_S
         self._tried: list[Endpoint[C]] = []
+        self._has_waited = False
         self._again = True  # unless one is found, the pods of a service are all away
 
     def try_again(self, after_s: float = 0.0) -> None:
@@ -149,16 +151,21 @@ class Attempts(Generic[C]):
         return self
 
     async def __anext__(self) -> Endpoint[C]:
-        while (endpoint := self._endpoints.pick(self._tried, self._model)) is None:
+        while (endpoint := self._endpoints.pick(self._tried, self._model)) is None or self._lacked(endpoint):
             if not self._again or self._clock() + self._pause_s >= self._until:
                 raise StopAsyncIteration
             await asyncio.sleep(self._pause_s)
             self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
+            self._has_waited = True
             self._tried.clear()
         if not self._tried:
             self._again = False
         self._tried.append(endpoint)
         return endpoint
+
+    def _lacked(self, endpoint: Endpoint[C]) -> bool:
+        """Return whether a call that waits has to leave the server alone: it lacked the model a moment ago."""
+        return self._has_waited and endpoint.lacks.get(self._model, 0.0) > self._clock()
 
 
 def load(endpoint: Endpoint[Any], model: str, now: float) -> tuple[bool, int]:
