@@ -3,11 +3,14 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from time import monotonic
 
 import grpc
 import pytest
 from grpc import aio
 from tritonclient.grpc import service_pb2
+
+from oriel_gateway.call import call as http_call
 
 from .documents import changed
 from .grpc_stack import Backend, stack
@@ -64,17 +67,20 @@ async def test_a_late_call_says_who_bounded_its_time(
         (b'["late"]', ["late"]),
     ],
 )
-async def test_so_does_the_answer_of_a_server_that_was_late(up: Upstream, body: bytes, said: object) -> None:
+async def test_so_does_the_answer_of_a_server_that_was_late(
+    up: Upstream, body: bytes, said: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = b"HTTP/1.1 504 Late\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+
     async def answer(seen: Seen) -> bytes:
-        return b"HTTP/1.1 504 Late\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
-            len(body),
-            body,
-        )
+        monkeypatch.setattr(http_call, "monotonic", lambda: monotonic() + 9.0)  # the deadline has passed here as well
+        return head + body
 
     up.answer = answer
     async with gateway(quick(up.port)) as (port, _), Client(port) as client:
         for _ in range(2):  # the second time its head is a known one
             reply = await client.ask(CHAT)
+            monkeypatch.undo()
             found = json.loads(reply.body.replace(f"{GOLD_GIVES}; no tier gives more".encode(), b"@"))
             assert reply.status == 504 and found == said
         up.answer = up.ok

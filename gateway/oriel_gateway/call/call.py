@@ -401,7 +401,8 @@ class GatewayCall(Call):
         self.response_s = now = monotonic()
         status, endpoint, trouble = head.status, self.endpoint, self.life.trouble
         assert endpoint is not None
-        late = now >= self.deadline and self.stream is None  # the clock would notice at its next tick
+        # The clock would notice at its next tick. A server's 504 is in time, and says where the call was.
+        late = now >= self.deadline and self.stream is None and status != 504
         if status < 400:
             self.endpoints.note_answer(endpoint, now, now - self.sent_s, self.target.sought)
         else:
