@@ -32,7 +32,7 @@ from ..waiting import until
 from .certificates import certificate, needs_openssl
 from .gate import INFER
 from .process import gateway_process
-from .stack import GOLD, Client, Upstream, documents, upstream
+from .stack import GOLD, Client, documents, upstream
 
 pytestmark = needs_openssl
 Pair = tuple[Path, Path]
@@ -50,11 +50,6 @@ def files(tmp_path: Path, pairs: dict[str, Pair]) -> Pair:
     served = tmp_path / "tls.crt", tmp_path / "tls.key"
     put(pairs["first"], served)
     return served
-
-
-def body_at(up: Upstream) -> bytes:
-    """Return the body of the latest model call; a gateway also asks for health and for documents of services."""
-    return next(seen.body for seen in reversed(up.seen) if seen.head.startswith("POST "))
 
 
 def put(pair: Pair, served: Pair) -> None:
@@ -114,7 +109,7 @@ async def test_both_ports_serve_over_tls_and_change_to_a_new_certificate(files: 
         async with TlsClient(server.port, context) as old:
             protocol = old.writer.get_extra_info("ssl_object")
             assert (protocol.selected_alpn_protocol(), common_name(old.writer)) == ("http/1.1", "first")
-            assert (await old.ask(INFER, body)).status == 200 and body_at(up) == body
+            assert (await old.ask(INFER, body)).status == 200 and body in [seen.body for seen in up.seen]
             assert await health("first") == b"\x08\x01"
             put(pairs["second"], files)
             assert certificates.poll() and not certificates.poll()
@@ -141,7 +136,8 @@ async def test_one_port_serves_each_version_that_a_client_offers(files: Pair, pa
             async with httpx.AsyncClient(http2=http2, verify=context, trust_env=False, timeout=60) as client:
                 url = f"https://localhost:{server.port}{INFER}"
                 answer = await client.post(url, content=body, headers={"x-api-key": GOLD})
-                assert (answer.status_code, answer.http_version) == (200, version) and body_at(up) == body
+                assert (answer.status_code, answer.http_version) == (200, version)
+                assert body in [seen.body for seen in up.seen]
                 denied = await client.post(url, content=b"", headers={"x-api-key": "nobody's"})
                 assert denied.status_code == 401 and denied.http_version == version
         context = ssl.create_default_context(cafile=str(pairs["first"][0]))
@@ -256,7 +252,7 @@ async def test_the_command_serves_tls_and_looks_at_its_files(
         body = bytes(700_000)
         async with TlsClient(process.port, context) as client:
             for _ in range(2):
-                assert (await client.ask(INFER, body)).status == 200 and body_at(up) == body
+                assert (await client.ask(INFER, body)).status == 200 and body in [seen.body for seen in up.seen]
             put(pairs["second"], files)
 
             async def renewed() -> bool:
