@@ -123,9 +123,9 @@ async def test_all_are_tried_again_until_the_deadline_once_one_has_answered() ->
     found = await tried(endpoints, clock.now + 1.5 * PAUSE_S)  # the second pause is longer
     assert set(found[:2]) == set(found[2:]) == set(each) and len(found) == 4
     assert len(await tried(endpoints, clock.now)) == 2
-    endpoints.mark_lacking(each[0], "m")
-    endpoints.mark_lacking(each[1], "m")
-    assert len(await tried(endpoints, clock.now + 1.5 * PAUSE_S)) == 2, "R9: another call asks for the one that waits"
+    for one, tries in ((each[0], 3), (each[1], 2)):  # R9: another call asks for the one that waits
+        endpoints.mark_lacking(one, "m")
+        assert len(await tried(endpoints, clock.now + 1.5 * PAUSE_S)) == tries
 
 
 async def test_pods_of_which_there_are_none_for_a_moment_are_waited_for() -> None:

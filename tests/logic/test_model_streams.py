@@ -249,7 +249,10 @@ async def test_a_stream_waits_for_a_model_that_is_loaded_at_a_restart(
     models = connect(fake.port)
     await everything(models)
     fake.answers, fake.status, fake.reason = 0, (grpc.StatusCode.UNAVAILABLE, "it is loaded"), "model_not_ready"
+    models._servers.streams._endpoints.replace([])  # its pods are all away at first
     waiting = asyncio.ensure_future(everything(models))
+    await asyncio.sleep(0)
+    models._servers.streams._endpoints.replace([("127.0.0.1", fake.port)])
     await until(lambda: len(fake.metadata) > 2)
     fake.answers, fake.status = 3, None
     assert len(await waiting) == 3

@@ -151,7 +151,7 @@ class Attempts(Generic[C]):
         return self
 
     async def __anext__(self) -> Endpoint[C]:
-        while (endpoint := self._endpoints.pick(self._tried, self._model)) is None or self._lacked(endpoint):
+        while (endpoint := self._pick()) is None:
             if not self._again or self._clock() + self._pause_s >= self._until:
                 raise StopAsyncIteration
             await asyncio.sleep(self._pause_s)
@@ -163,9 +163,13 @@ class Attempts(Generic[C]):
         self._tried.append(endpoint)
         return endpoint
 
-    def _lacked(self, endpoint: Endpoint[C]) -> bool:
-        """Return whether a call that waits has to leave the server alone: it lacked the model a moment ago."""
-        return self._has_waited and endpoint.lacks.get(self._model, 0.0) > self._clock()
+    def _pick(self) -> Endpoint[C] | None:
+        """Return the endpoint to try next. A call that has waited leaves one alone that lacked the model just now."""
+        while (endpoint := self._endpoints.pick(self._tried, self._model)) is not None and self._has_waited:
+            if endpoint.lacks.get(self._model, 0.0) <= self._clock():
+                break
+            self._tried.append(endpoint)
+        return endpoint
 
 
 def load(endpoint: Endpoint[Any], model: str, now: float) -> tuple[bool, int]:

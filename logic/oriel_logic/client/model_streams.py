@@ -85,7 +85,7 @@ class StreamServers:
         Raises DeadlineExceeded, ModelInputWrong, ModelUnavailable, ModelBusy, ModelFailed or ModelUnreachable.
         Cancelled or closed: the inference server sees that the caller left.
         """
-        if not len(self._endpoints):
+        if not len(self._endpoints) and not self._endpoints.have_answered:
             raise ModelUnreachable("this server has no gRPC address of an inference server: pass --inference-grpc")
         if MESSAGES not in sys.modules:  # importing them takes long enough to block the loop
             await asyncio.to_thread(importlib.import_module, MESSAGES)
