@@ -106,12 +106,12 @@ def test_none_is_left_when_all_were_tried() -> None:
 
 
 async def tried(endpoints: Endpoints[Nobody], until: float) -> list[Endpoint[Nobody]]:
-    """Return the endpoints that a call tries when none of them runs it."""
+    """Return the endpoints that a call tries when none of them runs it, and one asks for an hour."""
     attempts = endpoints.attempts("m", until)
     found = []
     async for one in attempts:
         found.append(one)
-        attempts.try_again()
+        attempts.try_again(3600.0 if one is endpoints._endpoints[0] else 0.0)
     return found
 
 

@@ -12,6 +12,7 @@ answered: their addresses may be wrong.
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from typing import Any, Generic, TypeVar
 
 from oriel_wire.discovery.discovery import Address
@@ -130,7 +131,7 @@ class Endpoints(Generic[C]):
 class Attempts(Generic[C]):
     """The endpoints to try for one call, the best one first, each once; all again after a pause if one asks for it."""
 
-    __slots__ = ("_again", "_clock", "_endpoints", "_has_waited", "_model", "_pause_s", "_tried", "_until")
+    __slots__ = ("_after_s", "_clock", "_endpoints", "_has_waited", "_model", "_pause_s", "_tried", "_until")
 
     def __init__(self, endpoints: Endpoints[C], model: str, until: float, clock: Callable[[], float]) -> None:
         self._endpoints = endpoints
@@ -140,26 +141,26 @@ class Attempts(Generic[C]):
         self._pause_s = PAUSE_S
         self._tried: list[Endpoint[C]] = []
         self._has_waited = False
-        self._again = True  # unless one is found, the pods of a service are all away
+        self._after_s = 0.0  # unless one is found, the pods of a service are all away
 
     def try_again(self, after_s: float = 0.0) -> None:
         """Note that an endpoint has not run the call, and may run it later. after_s: seconds that it asks to wait."""
-        self._again = True
-        self._pause_s = max(self._pause_s, after_s)
+        self._after_s = min(self._after_s, after_s)
 
     def __aiter__(self) -> "Attempts[C]":
         return self
 
     async def __anext__(self) -> Endpoint[C]:
         while (endpoint := self._pick()) is None:
-            if not self._again or self._clock() + self._pause_s >= self._until:
+            pause_s = max(self._pause_s, self._after_s)
+            if self._clock() + pause_s >= self._until:
                 raise StopAsyncIteration
-            await asyncio.sleep(self._pause_s)
-            self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
+            await asyncio.sleep(pause_s)
+            self._pause_s, self._after_s = min(2 * self._pause_s, PAUSE_MAX_S), 0.0
             self._has_waited = True
             self._tried.clear()
         if not self._tried:
-            self._again = False
+            self._after_s = inf
         self._tried.append(endpoint)
         return endpoint
 
