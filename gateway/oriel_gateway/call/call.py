@@ -81,7 +81,8 @@ class GatewayCall(Call):
         self.target = target
         self.tenant = target.tenant
         self.deadline = deadline
-        self.life = Lifecycle()
+        self.life = life = Lifecycle()
+        life.ticket = life.trouble = None
         self.state = COLLECT
         self.status = self.bytes_in = self.bytes_out = 0
         self.cost_us = self.ahead = -1

@@ -42,12 +42,16 @@ class Side(ABC):
     """The protocol of calls: how a request is written to a server, and what the server's answer means.
 
     One object serves all calls of its protocol, but for gRPC streams, of which each has a side of its own.
+
+    streams: True for a gRPC stream, which is known as a streaming call before its answer.
     """
 
-    protocol = "http"
-    grpc = False
-    streams = False  # True for a gRPC stream, which is known as a streaming call before its answer
-    __slots__ = ()
+    __slots__ = ("grpc", "protocol", "streams")  # an attribute of the class would take longer to read
+
+    def __init__(self, protocol: str, *, streams: bool = False) -> None:
+        self.protocol = protocol
+        self.grpc = protocol == "grpc"
+        self.streams = streams
 
     def lines_for_others(self, call: "Call", left_out: tuple[bytes, ...]) -> bytes | None:
         """Return the lines of a call that is made for several callers; see `heads.head_lines`."""

@@ -36,8 +36,6 @@ _SENT_ON: Final = literal(SENT_ON.encode(), b"true")
 class GrpcSide(Side):
     """The side of unary gRPC calls. The message is kept: it may have to be sent again."""
 
-    protocol = "grpc"
-    grpc = True
     __slots__ = ()
 
     def requested_until(self, call: Call) -> float:
@@ -75,7 +73,7 @@ class GrpcSide(Side):
         return True
 
 
-GRPC: Final = GrpcSide()
+GRPC: Final = GrpcSide("grpc")
 
 
 def requested_by(call: Call) -> float:

@@ -53,12 +53,10 @@ class GrpcStreamSide(Side):
     unanswered: the messages that the server may still be working on.
     """
 
-    protocol = "grpc"
-    grpc = True
-    streams = True
     __slots__ = ("_answering", "_grant", "_messages", "_room", "closing", "sent", "unanswered")
 
     def __init__(self) -> None:
+        super().__init__("grpc", streams=True)
         self.sent = asyncio.Event()
         self.closing = False
         self.unanswered = Unanswered()

@@ -76,4 +76,4 @@ def _lines(call: Call) -> bytes:
     return b"%b\r\n%b: true" % (lines, SENT_ON.encode()) if target.spills else lines
 
 
-HTTP: Final = HttpSide()
+HTTP: Final = HttpSide("http")

@@ -58,10 +58,8 @@ class Lifecycle:
     """
 
     __slots__ = ("ticket", "trouble")
-
-    def __init__(self) -> None:
-        self.ticket: Ticket | None = None
-        self.trouble: Trouble | None = None
+    ticket: Ticket | None
+    trouble: Trouble | None
 
     # Trouble, queue ticket and pool ----------------------------------------------------------------------------
 
@@ -203,7 +201,8 @@ class Lifecycle:
         if call.side.streams:
             call.side.finishing(call)
         call.state = DONE
-        gateway, gate, stream, trouble = call.gateway, call.gate, call.stream, self.trouble
+        gateway, gate = call.gateway, call.gate
+        stream, trouble = call.stream, self.trouble
         if call.slot == YOUNG:
             del gateway.clock.young[call]
             call.slot = 0
@@ -269,11 +268,10 @@ class Lifecycle:
         gate, slot, stream = call.gate, call.stream_slot, call.stream
         if slot is None:
             worked_s = now - call.permit_s
-            share_s = worked_s / beside
+            share_s, messages = worked_s / beside, 1
         else:
             slot.release(now)
-            worked_s, share_s = slot.worked_s, slot.share_s
-        messages = call.side.messages if call.side.streams else 1
+            worked_s, share_s, messages = slot.worked_s, slot.share_s, call.side.messages
         cost_s = call.cost_us * 1e-6 if call.cost_us >= 0 else share_s
         charge_s = gate.charge(call.target, call.tenant, worked_s, share_s, cost_s, messages)
         if self.ticket is not None:

@@ -110,7 +110,7 @@ class GrpcView(View):
         self.message, self.size_bytes = message, message_bytes(message)
         self.whole, self.now_s = True, monotonic()
         assert self.line is not None
-        self.head = GrpcRequest(self.line, self.rpc, self.served_at)
+        self.head = GrpcRequest(self.line, self.rpc, self.connection.server.address)
         if self.streams:
             self.side = GrpcStreamSide()
 

@@ -59,7 +59,10 @@ class View(Request, ABC):
     )
 
     def __init__(self, gateway: Gateway, client: Client | None, mark: Mark, received_s: float, side: Side) -> None:
-        super().__init__(client, None, mark, received_s)
+        self.client = client
+        self.head = None
+        self.mark = mark
+        self.received_s = received_s
         self.gateway = gateway
         self.side = side
         self.tenant: Tenant | None = None
