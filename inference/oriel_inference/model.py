@@ -151,6 +151,7 @@ class EngineOptions:
     session_entries, run_entries: the runtime's own settings of a session and of each run.
     compiler_settings: the settings of the compiler of the model's artefact, as `Compiler.settings` read them.
     concurrent_runs: number of runs of one session at once.
+    inputs, outputs: the tensors of the configuration, for files that do not describe theirs.
     """
 
     providers: Sequence[tuple[str, Mapping[str, str]]] = ()
@@ -164,6 +165,8 @@ class EngineOptions:
     run_entries: Mapping[str, str] = field(default_factory=dict)
     compiler_settings: Mapping[str, str] = field(default_factory=dict)
     concurrent_runs: int = 1
+    inputs: Sequence[TensorInfo] = ()
+    outputs: Sequence[TensorInfo] = ()
 
     @property
     def cuda_graphs(self) -> bool:

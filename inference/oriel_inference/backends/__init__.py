@@ -41,6 +41,7 @@ _FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s\"'/]+/)+")
 _BACKENDS = {
     "onnxruntime": "oriel_inference.backends.onnx_runtime:OnnxRuntime",
     "tensorrt": "oriel_inference.backends.tensorrt.backend:TensorRt",
+    "pytorch": "oriel_inference.backends.pytorch.process:PyTorch",
 }
 
 
@@ -193,9 +194,14 @@ Reserve = Callable[[NeededBytes], None]
 
 
 class Backend(ABC):
-    """Opens model files of one runtime."""
+    """Opens model files of one runtime.
+
+    apart: a session lives in a process of its own, which is started again from the same file when it has ended. Such a
+    file is not tried in another process first.
+    """
 
     name: str
+    apart: bool = False
 
     @abstractmethod
     def open(self, path: Path, options: EngineOptions) -> Session:

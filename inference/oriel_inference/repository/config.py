@@ -257,7 +257,11 @@ def _without_effect(config: pb.ModelConfig) -> list[str]:
     groups = config.instance_group
     on_cpu = bool(groups) and all(group.kind == pb.ModelInstanceGroup.KIND_CPU for group in groups)
     ignored = {
-        "runtime": bool(config.runtime),
+        "runtime": bool(config.runtime) and not (config.backend == "pytorch" and config.runtime == "model.py"),
+        **{
+            f"parameters[{key!r}]": config.backend == "pytorch" and key in config.parameters
+            for key in ("ENABLE_NVFUSER", "TORCH_COMPILE_OPTIONAL_PARAMETERS")
+        },
         **other_families(config),
         "dynamic_batching.preferred_batch_size (the model is decoupled)": (
             config.model_transaction_policy.decoupled and bool(config.dynamic_batching.preferred_batch_size)

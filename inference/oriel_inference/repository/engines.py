@@ -13,12 +13,15 @@ _NEEDS = {
         "TensorRT is not available here: it takes an NVIDIA GPU, its driver and the extra oriel-serving[tensorrt], see "
         "docs/tensorrt.md"
     ),
+    "pytorch": (
+        "PyTorch finds no GPU here: it takes an NVIDIA GPU, its driver and a build of torch for CUDA, see "
+        "docs/pytorch.md"
+    ),
     "cuda": (
         "CUDA is not available here: it takes an NVIDIA GPU, its driver and the extra oriel-serving[gpu], see "
         "docs/gpus.md"
     ),
 }
-_PYTORCH = f"PyTorch models are not executed by this server, {_CONVERT}"
 _TENSORFLOW = f"TensorFlow models are not executed by this server, {_CONVERT}"
 _LANGUAGE = "serves language models through an engine of its own, which this server does not have; put that engine"
 _PICKLE = f"pickled models (scikit-learn, joblib) are code, which is never loaded from a file: {_CONVERT}"
@@ -35,7 +38,6 @@ _REFUSED = {
         'cpu_execution_accelerator { name: "openvino" } } }, with the extra oriel-serving[openvino]; '
         "docs/model-repository.md has the accelerators"
     ),
-    **dict.fromkeys(("pytorch", "torch_aoti", "libtorch"), _PYTORCH),
     **dict.fromkeys(("tensorflow", "tensorflow1", "tensorflow2"), _TENSORFLOW),
     "caffe2": f"Caffe2 models are not executed by this server, {_CONVERT}",
     **dict.fromkeys(
@@ -61,7 +63,9 @@ _PLATFORMS = {
     "caffe2_netdef": "caffe2",
     "custom": "custom",
 }
-PLATFORM_OF = {"onnxruntime": "onnxruntime_onnx", "tensorrt": "tensorrt_plan"}
+PLATFORM_OF = {"onnxruntime": "onnxruntime_onnx", "tensorrt": "tensorrt_plan", "pytorch": "pytorch_libtorch"}
+_EXPORTED = "torch_aoti"
+_PYTORCH = ("pytorch", "libtorch", _EXPORTED)
 # file in the version folder -> engine, in the order of the search
 _FILES = {
     "model.onnx": "onnxruntime",
@@ -143,8 +147,21 @@ def name_engine(config: pb.ModelConfig, file: str, files: Sequence[str]) -> None
             if field
             else LoadFailed(f"{file.partition('/')[0]}: {_REFUSED[backend]}")
         )
+    if backend in _PYTORCH:
+        _name_program(config, backend, files)
+        backend = "pytorch"
     config.backend = backend
     config.platform = config.platform or PLATFORM_OF.get(backend, "")
+
+
+def _name_program(config: pb.ModelConfig, backend: str, files: Sequence[str]) -> None:
+    """Set the file of a PyTorch model, and the platform of an exported program."""
+    if not config.default_model_filename:
+        exported = _EXPORTED in (backend, config.platform) or ("model.pt2" in files and "model.pt" not in files)
+        script = config.runtime == "model.py" and ("model.py" in files or "model.pt" not in files)
+        config.default_model_filename = "model.py" if script else "model.pt2" if exported else "model.pt"
+    if config.default_model_filename.endswith(".pt2"):
+        config.platform = config.platform or _EXPORTED
 
 
 def named_engine(config: pb.ModelConfig) -> str:
@@ -180,5 +197,5 @@ def _from_suffix(filename: str) -> str:
 
 def _foreign(files: Iterable[str]) -> str:
     """Return the engine of a single file that has another name but a telling extension."""
-    found = {engine for name in files if (engine := _from_suffix(name)) and engine in _REFUSED}
+    found = {engine for name in files if (engine := _from_suffix(name)) in _REFUSED or engine in _PYTORCH}
     return found.pop() if len(found) == 1 else ""

@@ -113,7 +113,7 @@ def _devices(
             )
         )
         plan = config.backend == "tensorrt" or any(each.name == "tensorrt" for each in listed)
-        engine = "tensorrt" if plan else "cuda"
+        engine = "tensorrt" if plan else config.backend if config.backend == "pytorch" else "cuda"
         raise ConfigInvalid(file, field, f"{why}, and {needs(engine)}")
     known = {gpu.number: gpu for gpu in gpus}
     for number in group.gpus:
@@ -142,17 +142,17 @@ def _place(config: pb.ModelConfig, file: str, threads: int, inter_threads: int, 
     default_threads = 1 if providers and providers[0][0] in (CUDA, PROVIDER) else threads
     entries: Mapping[str, str] = {}
     if parameter(config, _DEVICE_ALLOCATOR):
-        entries = {_DEVICE_ALLOCATOR: "1" if _switch(config, _DEVICE_ALLOCATOR, file) else "0"}
-    intra = _count(config, "intra_op_thread_count", file) or default_threads
+        entries = {_DEVICE_ALLOCATOR: "1" if switch(config, _DEVICE_ALLOCATOR, file) else "0"}
+    intra = count(config, "intra_op_thread_count", file) or default_threads
     return Place(
         options=EngineOptions(
             providers=tuple((name, _threaded(name, options, intra)) for name, options in providers),
             intra_op_threads=intra,
-            inter_op_threads=_count(config, "inter_op_thread_count", file) or inter_threads,
-            parallel_execution=_switch(config, "execution_mode", file, default=False),
+            inter_op_threads=count(config, "inter_op_thread_count", file) or inter_threads,
+            parallel_execution=switch(config, "execution_mode", file, default=False),
             graph_level=config.optimization.graph.level,
-            memory_arena=_switch(config, _ARENA, file),
-            memory_pattern=_switch(config, _PATTERN, file),
+            memory_arena=switch(config, _ARENA, file),
+            memory_pattern=switch(config, _PATTERN, file),
             session_entries=entries,
             run_entries={SHRINK: parameter(config, SHRINK)} if parameter(config, SHRINK) else {},
         ),
@@ -165,7 +165,8 @@ def _threaded(name: str, options: Mapping[str, str], threads: int) -> Mapping[st
     return {"num_of_threads": str(threads), **options} if name.startswith("OpenVINO") else options
 
 
-def _count(config: pb.ModelConfig, key: str, file: str) -> int:
+def count(config: pb.ModelConfig, key: str, file: str) -> int:
+    """Return the number that a parameter gives, 0 if it is missing. Raises ConfigInvalid."""
     text = parameter(config, key)
     if not text:
         return 0
@@ -174,7 +175,8 @@ def _count(config: pb.ModelConfig, key: str, file: str) -> int:
     return int(text)
 
 
-def _switch(config: pb.ModelConfig, key: str, file: str, *, default: bool = True) -> bool:
+def switch(config: pb.ModelConfig, key: str, file: str, *, default: bool = True) -> bool:
+    """Return whether a parameter switches something on. Raises ConfigInvalid."""
     text = parameter(config, key)
     if text.lower() not in ("", "0", "1", "true", "false"):
         raise ConfigInvalid(file, f"parameters[{key!r}]", "must be 0 or 1")

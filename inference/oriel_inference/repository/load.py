@@ -12,6 +12,7 @@ from oriel_inference.backends import Backend, ConfiguredBackend, RequestSession,
 from oriel_inference.batching.device import Device, Devices
 from oriel_inference.errors import ConfigInvalid, InferenceError, LoadFailed
 from oriel_inference.model import EngineOptions, ModelSpec
+from oriel_inference.repository import pytorch_model
 from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.compiling import Compilation, CompileRequest, compiler_of, with_compiler
 from oriel_inference.repository.config import (
@@ -318,7 +319,10 @@ def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
     store, model, version = one.of.store, one.of.model, one.version
     names = [*(place.filename for place in found), *filter(None, [reference_file(store, model, version, config)])]
     paths = {name: store.artifact(model, version, name) for name in names}
-    with one.of.slot() as waited_s, private_files(store, model, version, paths) as files:
+    if config.backend == pytorch_model.BACKEND:
+        found = pytorch_model.with_program(config, file, store, found, paths)
+    copied = nullcontext(paths) if backend.apart else private_files(store, model, version, paths)
+    with one.of.slot() as waited_s, copied as files:
         loaded = _open_version(one, backend, found, files, wanted)
     return replace(loaded, note=note, load_s=time.monotonic() - began_s - waited_s)
 
@@ -332,7 +336,7 @@ def _open_version(
 ) -> LoadedVersion:
     config, file = one.config, one.of.file
     executed = True
-    if (check := one.of.check) is not None:
+    if (check := one.of.check) is not None and not backend.apart:
         for place in _distinct(found):
             path, shown = paths[place.filename], f"{one.of.model}/{one.version}/{place.filename}"
             executed = check.check(path, shown, config.backend, place.options, one.unchanged) and executed

@@ -1,4 +1,4 @@
-"""The required configuration of a Python model, and opening its instances."""
+"""The required configuration of a Python model, opening its instances, and the stores from which code runs."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,14 +18,19 @@ def instance_count(config: pb.ModelConfig) -> int:
     return sum((group.count or 1) * max(1, len(group.gpus)) for group in config.instance_group) or 1
 
 
-def check_python(config: pb.ModelConfig, store: ModelStore, file: str) -> None:
-    """Raise ConfigInvalid if the model may not or cannot run here."""
+def require_trusted(store: ModelStore, file: str, kind: str) -> None:
+    """Raise ConfigInvalid if the operator did not put the files there. kind: models of this kind are code."""
     if not store.runs_code:
         reason = (
-            "Python models run only from a folder of this machine: the right to write to an object store, or to send "
-            "files with a request, is not the right to start processes here, see docs/python-models.md"
+            f"{kind} run only from a folder of this machine: the right to write to an object store, or to send "
+            f"files with a request, is not the right to start processes here, see docs/python-models.md"
         )
         raise ConfigInvalid(file, "backend", reason)
+
+
+def check_python(config: pb.ModelConfig, store: ModelStore, file: str) -> None:
+    """Raise ConfigInvalid if the model may not or cannot run here."""
+    require_trusted(store, file, "Python models")
     if _ENVIRONMENT_KEY in config.parameters:
         reason = (
             "other Python environments are not supported: install what the model needs beside the server, or serve it "

@@ -157,15 +157,15 @@ class PythonBackend(ConfiguredBackend):
             decoupled=config.model_transaction_policy.decoupled,
             threads=options.intra_op_threads,
             environment=self._environment,
-            inputs=_tensors(config, config.input),
-            outputs=_tensors(config, config.output),
+            inputs=tensor_infos(config, config.input),
+            outputs=tensor_infos(config, config.output),
         )
 
     def _limited(self, config: pb.ModelConfig) -> PythonLimits:
         return replace(
             self._limits,
-            start_s=_seconds(config, START_KEY, self._limits.start_s),
-            grace_s=_seconds(config, GRACE_KEY, self._limits.grace_s),
+            start_s=seconds(config, START_KEY, self._limits.start_s),
+            grace_s=seconds(config, GRACE_KEY, self._limits.grace_s),
         )
 
 
@@ -183,13 +183,15 @@ def _instance(config: pb.ModelConfig, index: int) -> tuple[str, str, str]:
     return "CPU", "0", f"{config.name}_0_{index}"
 
 
-def _tensors(config: pb.ModelConfig, tensors: Any) -> tuple[TensorInfo, ...]:
+def tensor_infos(config: pb.ModelConfig, tensors: Any) -> tuple[TensorInfo, ...]:
+    """Return inputs or outputs of a configuration as a runtime sees them."""
     batch = (-1,) if config.max_batch_size > 0 else ()
     return tuple(
         TensorInfo(
             name=each.name,
             datatype=_datatype(each),
             shape=(*batch, *(each.reshape.shape if each.HasField("reshape") else each.dims)),
+            optional=getattr(each, "optional", False),
         )
         for each in tensors
     )
@@ -202,7 +204,8 @@ def _datatype(tensor: Any) -> str:
         return ""  # refused when the completed configuration is checked
 
 
-def _seconds(config: pb.ModelConfig, key: str, default: float) -> float:
+def seconds(config: pb.ModelConfig, key: str, default: float) -> float:
+    """Return the value of a parameter that is a time. Raises LoadFailed."""
     if key not in config.parameters:
         return default
     text = config.parameters[key].string_value

@@ -1,0 +1,220 @@
+"""Opens PyTorch programs. PyTorch is imported only in the processes of models, one for each model.
+
+The process is asked once to load the program; batches go through lanes, one for each that runs at the same time.
+Loading there is the check of the file, too: what crashes PyTorch ends this process and nothing else. A process that has
+ended is started again by the next batch, at first at once, then after a while that grows with each end in a row.
+
+PyTorch takes seconds to import, so one process that has done it waits for the next model.
+"""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from oriel_inference.backends import Backend, Session, without_folders
+from oriel_inference.backends.python.process import resident_bytes
+from oriel_inference.backends.pytorch.form import form_of
+from oriel_inference.backends.pytorch.lane import Lane
+from oriel_inference.errors import BackendFailed, LoadFailed, ModelNotReady, ServerStopping
+from oriel_inference.model import EngineOptions
+from oriel_wire.process.helper import Helper, HelperEnded, HelperLate
+from oriel_wire.v2.messages import Array
+
+_log = logging.getLogger(__name__)
+
+BACKOFF_S = 0.5
+MAX_BACKOFF_S = 30.0
+START_KEY = "oriel.start_timeout_s"
+START_S = 120.0
+SHARING_KEY = "ENABLE_WEIGHT_SHARING"
+
+
+class PyTorch(Backend):
+    """Opens PyTorch programs. One object loads the versions of one model: what it opens twice shares a process."""
+
+    name = "pytorch"
+    apart = True
+
+    def __init__(self) -> None:
+        self._opened: list[_Program] = []
+
+    def open(self, path: Path, options: EngineOptions) -> Session:
+        form = form_of(path)
+        if find_spec("torch") is None:
+            raise LoadFailed("PyTorch is not installed: pip install 'oriel-serving[torch]'")
+        alike = [each for each in self._opened if (each.path, each.options) == (path, options) and each.users]
+        if not alike or options.session_entries.get(SHARING_KEY) == "0":
+            alike = [_Program(path, form, options)]
+            self._opened += alike
+        return PyTorchSession(alike[0])
+
+
+class PyTorchSession(Session):
+    """One instance of a program. program: shared with the other instances on the same device."""
+
+    def __init__(self, program: "_Program") -> None:
+        self._program = program
+        program.users += 1
+        self.provider = "pytorch"
+        self.inputs, self.outputs = program.options.inputs, program.options.outputs
+        self._numbers = {info.name: number for number, info in enumerate(self.outputs)}
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        arrays = [inputs.get(info.name) for info in self.inputs]
+        return self._program.run(arrays, [self._numbers[name] for name in outputs])
+
+    @property
+    def pid(self) -> int | None:
+        """Return the id of the process while there is one."""
+        return self._program.pid
+
+    def memory_bytes(self) -> int:
+        pid = self.pid
+        return 0 if pid is None else resident_bytes(pid) // max(1, self._program.users)
+
+    def close(self) -> None:
+        self._program.release()
+
+
+class _Program:
+    """A program and its process; any thread may use it. Raises LoadFailed. users: the sessions that have it open."""
+
+    def __init__(self, path: Path, form: str, options: EngineOptions) -> None:
+        self.path = path
+        self.options = options
+        self.users = 0
+        self._form = form
+        self._shown = "/".join(path.parts[-3:])
+        self._lock = threading.Lock()
+        self._idle: list[Lane] = []
+        self._deaths = 0
+        self._down_until = 0.0
+        self._started: _Started | None = self._load()
+
+    @property
+    def pid(self) -> int | None:
+        started = self._started
+        return None if started is None else started.helper.pid
+
+    def run(self, arrays: Sequence[Array | None], wanted: list[int]) -> list[Array]:
+        """Run one batch; blocks. Raises BackendFailed, and ModelNotReady while the process waits for its next start."""
+        lane: Lane | None = None
+        with self._lock:
+            if not self.users:
+                raise ServerStopping
+            started = self._started = self._started or self._again()
+            if self._idle:
+                lane = self._idle.pop()
+        try:
+            lane = lane or Lane(started.control, self.options.inputs, self.options.outputs)
+            found = lane.run(arrays, wanted)
+        except (OSError, ValueError, OverflowError) as error:
+            raise self._died(started, str(error)) from error
+        with self._lock:
+            self._deaths = 0
+            if started is self._started:
+                self._idle.append(lane)
+        if isinstance(found, str):
+            raise BackendFailed(found)
+        return found
+
+    def release(self) -> None:
+        """Count one user less; the last one ends the process."""
+        with self._lock:
+            self.users -= 1
+            if not self.users:
+                self._end()
+
+    def _again(self) -> "_Started":
+        """Start the process once more."""
+        wait_s = self._down_until - time.monotonic()
+        if wait_s > 0.0:
+            text = f"the process of the model has died again, and is started again in {wait_s:.1f} s"
+            raise ModelNotReady(text, retry_s=wait_s)
+        try:
+            return self._load()
+        except LoadFailed as failure:
+            self._count_death()
+            _log.error("%s could not be started again: %s", self._shown, failure.reason)
+            raise BackendFailed("the process of the model could not be started again") from failure
+
+    def _died(self, started: "_Started", why: str) -> BackendFailed:
+        """Return the error of a batch whose process is gone, or is ended because of the batch."""
+        with self._lock:
+            if started is self._started:
+                code = self._end(ends=True)
+                why = why if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
+                self._count_death()
+                _log.error("%s: its process died (%s), the next batch starts it again", self._shown, why)
+        return BackendFailed(f"the process of the model died ({why}), it is started again")
+
+    def _count_death(self) -> None:
+        delay_s = BACKOFF_S * 2 ** min(self._deaths - 1, 16) if self._deaths else 0.0
+        self._down_until = time.monotonic() + min(delay_s, MAX_BACKOFF_S)
+        self._deaths += 1
+
+    def _end(self, *, ends: bool = False) -> int | None:
+        """End the process; return its exit code if it has ended by itself. ends: it is about to exit."""
+        started, self._started = self._started, None
+        self._idle.clear()
+        return None if started is None else started.end(ends=ends)
+
+    def _load(self) -> "_Started":
+        """Start the process and have it load the program. Raises LoadFailed."""
+        limit_s = float(self.options.session_entries.get(START_KEY, START_S))
+        request = {**asdict(self.options), "path": str(self.path), "form": self._form}
+        started = _take()
+        try:
+            answer, _ = started.helper.ask(request, timeout_s=limit_s)
+        except HelperLate:
+            answer = f"could not be opened within {limit_s:g} s"
+        except HelperEnded as ended:
+            answer = without_folders(f"crashes PyTorch: the process that opened it {ended}")
+        if answer:
+            started.end()
+            raise LoadFailed(f"{self._shown}: {answer}")
+        return started
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A process without a model. control: the socket through which its lanes are opened."""
+
+    helper: Helper
+    control: socket.socket
+
+    def end(self, *, ends: bool = False) -> int | None:
+        self.control.close()
+        return self.helper.end(ends=ends)
+
+
+_spares: list[_Started] = []
+_taking = threading.Lock()
+
+
+def _take() -> _Started:
+    """Return a process that may have imported PyTorch already, and start the one that waits for the next model."""
+    with _taking:
+        try:
+            while len(_spares) < 2:
+                control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                number = theirs.fileno()
+                helper = Helper("oriel_inference.backends.pytorch.child", str(number), descriptors=(number,))
+                with theirs:
+                    helper.start()
+                _spares.append(_Started(helper, control))
+        except OSError as error:
+            raise LoadFailed(f"the process of the model could not be started: {error.strerror}") from error
+        return _spares.pop(0)
+
+
+def end_spare() -> None:
+    """End the process that waits."""
+    with _taking:
+        while _spares:
+            _spares.pop().end()

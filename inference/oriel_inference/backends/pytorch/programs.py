@@ -1,0 +1,200 @@
+"""The child's side: loads a program of each form, and calls it with tensors in the order of the configuration."""
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from oriel_inference.backends.pytorch.form import Form
+from oriel_inference.backends.pytorch.names import Unfit, own_names, positions
+
+DTYPES: Mapping[str, torch.dtype] = {
+    **{"BOOL": torch.bool, "FP16": torch.float16, "BF16": torch.bfloat16, "FP32": torch.float32, "FP64": torch.float64},
+    **{
+        f"{kind}{bits}": getattr(torch, f"{kind.lower()}{bits}") for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)
+    },
+}
+# Returns the outputs in the order of the configuration.
+Program = Callable[[Sequence[torch.Tensor | None]], list[Any]]
+
+
+class Model:
+    """A program and its settings.
+
+    request: the options of the session, with the path and the form of the file.
+    dtypes: the types of the inputs.
+    runs_python: the program is Python code, whose errors may quote anything.
+    """
+
+    def __init__(self, request: Mapping[str, Any]) -> None:
+        self._switches = {key: value == "1" for key, value in request["session_entries"].items()}
+        self._threads: int = request["intra_op_threads"]
+        gpu = dict(request["providers"]).get("CUDAExecutionProvider")
+        self._device = "cpu" if gpu is None else f"cuda:{gpu['device_id']}"
+        self.dtypes = [DTYPES[each["datatype"]] for each in request["inputs"]]
+        self._outputs = [(each["name"], DTYPES[each["datatype"]]) for each in request["outputs"]]
+        self.runs_python = request["form"] == Form.MODULE
+        torch.set_num_interop_threads(request["inter_op_threads"])
+        self.set_up_thread()
+        inputs, outputs = [each["name"] for each in request["inputs"]], [name for name, _ in self._outputs]
+        self._program = load(request["form"], Path(request["path"]), self._device, inputs, outputs)
+        # With zeros, which it may refuse: what crashes it, or has other outputs, must not be served.
+        shapes = [[1 if size < 0 else size for size in each["shape"]] for each in request["inputs"]]
+        zeros = [torch.zeros(shape, dtype=dtype) for shape, dtype in zip(shapes, self.dtypes, strict=True)]
+        try:
+            self.run(zeros, range(len(outputs)))
+        except Unfit:
+            raise
+        except Exception:
+            return
+
+    def set_up_thread(self) -> None:
+        """Apply the settings that PyTorch keeps for each thread."""
+        torch.set_num_threads(self._threads)
+        torch._C._set_graph_executor_optimize(not self._switches.get("DISABLE_OPTIMIZED_EXECUTION", False))
+        torch.backends.cudnn.enabled = not self._switches.get("DISABLE_CUDNN", False)
+        for key, function in (
+            ("ENABLE_JIT_PROFILING", torch._C._jit_set_profiling_mode),
+            ("ENABLE_JIT_EXECUTOR", torch._C._jit_set_profiling_executor),
+            ("ENABLE_TENSOR_FUSER", torch._C._jit_set_texpr_fuser_enabled),
+        ):
+            if key in self._switches:
+                function(self._switches[key])
+
+    def run(self, tensors: Sequence[torch.Tensor | None], wanted: Sequence[int]) -> list[torch.Tensor]:
+        """Return the wanted outputs. Raises Unfit if one is not what the configuration says."""
+        with torch.no_grad(), torch.inference_mode(self._switches.get("INFERENCE_MODE", True)):
+            found = self._program([None if each is None else each.to(self._device) for each in tensors])
+        if self._switches.get("ENABLE_CACHE_CLEANING") and self._device != "cpu":
+            torch.cuda.empty_cache()
+        for index in wanted:
+            name, dtype = self._outputs[index]
+            has = getattr(found[index], "dtype", type(found[index]).__name__)
+            if has != dtype:
+                raise Unfit(f"output {name[:64]!r} of the model is {has}, the configuration has {dtype}")
+        return [found[index].detach() for index in wanted]
+
+
+def load(form: str, path: Path, device: str, inputs: Sequence[str], outputs: Sequence[str]) -> Program:
+    """Load a file. inputs, outputs: the names in the configuration. Raises Unfit, and whatever PyTorch raises."""
+    match form:
+        case Form.TORCHSCRIPT:
+            return _script(torch.jit.load(str(path), map_location=device).eval(), inputs, outputs)
+        case Form.EXPORTED:
+            exported = torch.export.load(path)
+            if device != "cpu":
+                from torch.export.passes import move_to_device_pass
+
+                exported = move_to_device_pass(exported, device)
+            arguments = exported.module_call_graph[0].signature.forward_arg_names or ()
+            spec = exported.call_spec
+            return _structured(exported.module(), spec.in_spec, spec.out_spec, arguments, inputs, outputs)
+        case Form.COMPILED:
+            compiled = torch._inductor.aoti_load_package(str(path), device_index=int(device.partition(":")[2] or -1))
+            specs = [pytree.treespec_loads(text) for text in compiled.loader.get_call_spec()]
+            return _structured(compiled, specs[0], specs[1], (), inputs, outputs)
+        case _:
+            module = _module(path).to(device).eval()
+            return lambda tensors: _in_order(module(*tensors), outputs)
+
+
+def _script(module: Any, inputs: Sequence[str], outputs: Sequence[str]) -> Program:
+    """Return a TorchScript module whose inputs are one dictionary, named arguments, or arguments by position."""
+    arguments = module.forward.schema.arguments[1:]
+    if len(arguments) == 1 and str(arguments[0].type) == "Dict[str, Tensor]":
+        return lambda tensors: _in_order(
+            module({name: each for name, each in zip(inputs, tensors, strict=True) if each is not None}), outputs
+        )
+    own = [argument.name for argument in arguments]
+    required = [argument.name for argument in arguments if not argument.has_default_value()]
+    if own_names(inputs, own):
+        if missing := [name for name in required if name not in inputs]:
+            raise Unfit(f"forward also needs {missing[0][:64]!r}: add it to the inputs of the configuration")
+        return lambda tensors: _in_order(
+            module(**{name: each for name, each in zip(inputs, tensors, strict=True) if each is not None}), outputs
+        )
+    order = positions(inputs, (), "input")
+    if not len(required) <= len(order) <= len(own):
+        raise Unfit(f"forward takes {', '.join(own)[:200]}, the configuration has {len(order)} inputs")
+    return lambda tensors: _in_order(module(*_arranged(tensors, order)), outputs)
+
+
+def _structured(
+    call: Callable[..., Any],
+    taken: Any,
+    given: Any,
+    arguments: Sequence[str],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+) -> Program:
+    """Return an exported program. taken, given: the structures of its arguments and of its result. arguments: the names
+    of those of `forward`, if they are known.
+    """
+    leaves = _leaves(taken, ("ARGS", "KWARGS"))
+    if len(leaves) != len(inputs):
+        raise Unfit(f"the program takes {', '.join(leaves)[:200]}, the configuration has {len(inputs)} inputs")
+    own = leaves if not arguments or len(arguments) != len(leaves) or own_names(inputs, leaves) else arguments
+    order = positions(inputs, own, "input")
+    results = _leaves(given, ())
+    keys = [name.removeprefix("RESULT[").removesuffix("]") for name in results]
+    slots = positions(outputs, results if own_names(outputs, results) else keys, "output")
+    if max(slots, default=0) >= len(results):
+        raise Unfit(f"the program returns {', '.join(results)[:200]}, the configuration has {len(outputs)} outputs")
+
+    def run(tensors: Sequence[torch.Tensor | None]) -> list[Any]:
+        args, kwargs = pytree.tree_unflatten(_arranged(tensors, order), taken)
+        found = pytree.tree_leaves(call(*args, **kwargs))
+        return [found[slot] for slot in slots]
+
+    return run
+
+
+def _leaves(spec: Any, parts: Sequence[str]) -> list[str]:
+    """Return the names of all tensors of a structure, as Triton writes them. parts: names of its first level."""
+    numbered = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    found = []
+    for path, _ in pytree.tree_flatten_with_path(numbered)[0]:
+        steps = [str(getattr(step, "key", getattr(step, "idx", ""))) for step in path]
+        first = parts[int(steps.pop(0))] if parts else "RESULT"
+        found.append(first + "".join(f"[{step}]" for step in steps))
+    return found
+
+
+def _arranged(tensors: Sequence[torch.Tensor | None], order: Sequence[int]) -> list[torch.Tensor | None]:
+    arranged: list[torch.Tensor | None] = [None] * len(order)
+    for tensor, position in zip(tensors, order, strict=True):
+        arranged[position] = tensor
+    return arranged
+
+
+def _in_order(result: Any, outputs: Sequence[str]) -> list[Any]:
+    """Return the outputs of what a module returns. Raises Unfit if it does not have them."""
+    if isinstance(result, Mapping):
+        if missing := [name for name in outputs if name not in result]:
+            raise Unfit(f"the model returns {', '.join(map(str, result))[:200]}, and no {missing[0][:64]!r}")
+        return [result[name] for name in outputs]
+    found = list(result) if isinstance(result, tuple | list) else [result]
+    slots = positions(outputs, (), "output")
+    if max(slots, default=0) >= len(found):
+        raise Unfit(f"the model returns {len(found)} outputs, the configuration has {', '.join(outputs)[:200]}")
+    return [found[slot] for slot in slots]
+
+
+def _module(path: Path) -> torch.nn.Module:
+    """Return an object of the module that a Python file defines."""
+    sys.path += [str(path.parent)]
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    source = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = source
+    spec.loader.exec_module(source)
+    for _, found in inspect.getmembers(source, inspect.isclass):
+        if issubclass(found, torch.nn.Module) and found.__module__ == source.__name__:
+            made: torch.nn.Module = found()
+            return made
+    raise Unfit(f"{path.name} defines no subclass of torch.nn.Module")
