@@ -76,7 +76,7 @@ def _serve(lane: socket.socket, block: Block, model: Model) -> None:
 def _run(batch: Batch, block: Block, model: Model, shared: list[Block]) -> Answer:
     """Run a batch whose inputs lie in `block`. shared: gets the memory of the outputs, if they are not small."""
     tensors = [
-        None if position is None else _tensor(block.memory(), position, dtype)
+        None if position is None else _tensor(block.memory(batch.size), position, dtype)
         for position, dtype in zip(batch.inputs, model.dtypes, strict=True)
     ]
     found = model.run(tensors, batch.wanted)

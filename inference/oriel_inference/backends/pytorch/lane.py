@@ -29,9 +29,13 @@ Position = tuple[tuple[int, ...], int]  # the shape of a tensor, and where it be
 
 
 class Batch(msgspec.Struct, array_like=True):
-    """One batch for the model. inputs: None for an optional one that is left out. wanted: numbers of the outputs."""
+    """One batch for the model.
+
+    inputs: None for an optional one that is left out. size: the bytes of all. wanted: the numbers of the outputs.
+    """
 
     inputs: list[Position | None]
+    size: int
     wanted: list[int]
 
 
@@ -102,11 +106,11 @@ class Lane:
         positions, size = arrange([(array.shape, array.nbytes) for array in there])
         memory = self._block.memory(max(size, 1))
         for array, (_, at) in zip(there, positions, strict=True):
-            np.copyto(
-                np.frombuffer(memory, np.uint8, array.nbytes, at), np.ascontiguousarray(array).view(np.uint8).ravel()
-            )
+            slot = np.frombuffer(memory, np.uint8, array.nbytes, at)
+            np.copyto(slot, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
         following = iter(positions)
-        self.socket.send(self._encode(Batch([None if each is None else next(following) for each in arrays], wanted)))
+        inputs = [None if array is None else next(following) for array in arrays]
+        self.socket.send(self._encode(Batch(inputs, max(size, 1), wanted)))
         message, descriptors, *_ = socket.recv_fds(self.socket, MAX_MESSAGE_BYTES, 1)
         if not message:
             raise ConnectionResetError("it closed its socket")

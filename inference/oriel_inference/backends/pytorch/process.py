@@ -114,11 +114,15 @@ class _Program:
             lane = lane or Lane(started.control, self.options.inputs, self.options.outputs)
             found = lane.run(arrays, wanted)
         except (OSError, ValueError, OverflowError) as error:
+            if lane is not None:
+                lane.socket.close()
             raise self._died(started, str(error)) from error
         with self._lock:
             self._deaths = 0
             if started is self._started:
                 self._idle.append(lane)
+            else:
+                lane.socket.close()
         if isinstance(found, str):
             raise BackendFailed(found)
         return found
@@ -161,7 +165,8 @@ class _Program:
     def _end(self, *, ends: bool = False) -> int | None:
         """End the process; return its exit code if it has ended by itself. ends: it is about to exit."""
         started, self._started = self._started, None
-        self._idle.clear()
+        while self._idle:
+            self._idle.pop().socket.close()
         return None if started is None else started.end(ends=ends)
 
     def _load(self) -> "_Started":

@@ -188,6 +188,7 @@ def _in_order(result: Any, outputs: Sequence[str]) -> list[Any]:
 def _module(path: Path) -> torch.nn.Module:
     """Return an object of the module that a Python file defines."""
     sys.path += [str(path.parent)]
+    sys.dont_write_bytecode = True  # the repository is watched for changes
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     source = importlib.util.module_from_spec(spec)
