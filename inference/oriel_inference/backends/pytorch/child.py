@@ -4,11 +4,13 @@ It imports PyTorch, waits for the program that it is to load, and then answers o
 the model are answers; what crashes PyTorch ends the process, which the server notices.
 """
 
+import ctypes
 import gc
 import os
 import socket
 import sys
 import threading
+from contextlib import suppress
 from typing import Any
 
 from oriel_wire.process.served import Requests, offer_to_oom_killer
@@ -33,12 +35,15 @@ from oriel_inference.backends.pytorch.lane import (  # noqa: E402
 from oriel_inference.backends.pytorch.names import Unfit  # noqa: E402
 from oriel_inference.backends.pytorch.programs import Model  # noqa: E402
 
+_MALLOC_OPTIONS = ((-1, 256 << 20), (-3, 32 << 20))  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+
 
 def main() -> None:
     """Load the program, and serve it until the server is gone."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     offer_to_oom_killer()
+    _keep_freed_memory()
     if (given := _requests.next()) is None:
         return
     try:
@@ -52,6 +57,13 @@ def main() -> None:
     _requests.answer("")
     threading.Thread(target=_accept, args=(control, model), daemon=True).start()
     _requests.next()
+
+
+def _keep_freed_memory() -> None:
+    """Let the C library keep memory that a batch has freed: the next one would otherwise fault its pages in again."""
+    with suppress(AttributeError):  # not glibc
+        for option, value in _MALLOC_OPTIONS:
+            ctypes.CDLL(None).mallopt(option, value)
 
 
 def _accept(control: socket.socket, model: Model) -> None:
