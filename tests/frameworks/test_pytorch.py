@@ -16,7 +16,7 @@ import pytest
 
 from oriel_inference.app import open_unit
 from oriel_inference.backends import find_backend
-from oriel_inference.backends.pytorch.process import PyTorchSession, end_spare
+from oriel_inference.backends.pytorch.process import PyTorchSession, _spares, _usable_gpus
 from oriel_inference.errors import BackendFailed, LoadFailed, ModelNotReady
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.settings import Settings
@@ -48,7 +48,9 @@ SINGLE = tensors({"x": FOUR}, {"y": FOUR})
 @pytest.fixture(scope="module", autouse=True)
 def spare() -> Iterator[None]:
     yield
-    end_spare()
+    for started in _spares:
+        started.end()
+    _spares.clear()
 
 
 class Loads:
@@ -339,7 +341,7 @@ def test_instances_share_one_process_and_its_weights(load: Loads) -> None:
                 session.run({"x": numbers(64)}, ["y"])
 
             list(threads.map(both, loaded.sessions))
-        assert len({session.pid for session in loaded.sessions if isinstance(session, PyTorchSession)}) == 1
+        assert len({session.program.pid for session in loaded.sessions if isinstance(session, PyTorchSession)}) == 1
         memory.append(sum(session.memory_bytes() for session in loaded.sessions))
     assert len(loaded.sessions) == 2
     assert memory[0] > 100 << 20 and memory[1] - memory[0] <= 0.3 * memory[0]
@@ -349,7 +351,11 @@ def test_instances_that_may_not_share_weights_have_processes_of_their_own(load: 
     more = 'parameters { key: "ENABLE_WEIGHT_SHARING" value: { string_value: "false" } }'
     script(load.root, "net", Pair(), BY_POSITION + "instance_group { count: 2 kind: KIND_CPU }" + more)
     sessions = load("net").sessions
-    assert len({session.pid for session in sessions if isinstance(session, PyTorchSession)}) == 2
+    assert len({session.program.pid for session in sessions if isinstance(session, PyTorchSession)}) == 2
+
+
+def test_gpus_are_counted_by_pytorch_itself() -> None:
+    assert _usable_gpus() == torch.cuda.device_count()
 
 
 def test_closing_ends_the_process(load: Loads) -> None:
@@ -357,9 +363,9 @@ def test_closing_ends_the_process(load: Loads) -> None:
     loading = Loading(LocalStore(load.root), "net", find_backend=find_backend, cores=2, models=1)
     loaded = load_model(loading)[1]
     assert isinstance(loaded, LoadedVersion)
-    pid = session_of(loaded).pid
+    pid = session_of(loaded).program.pid
     loaded.close()
-    assert session_of(loaded).pid is None
+    assert session_of(loaded).program.pid is None
     with pytest.raises(ProcessLookupError):
         os.kill(pid or 0, signal.SIGCONT)
 

@@ -2,6 +2,7 @@
 
 import os
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from oriel_inference.backends.pytorch.form import Form, form_of
 from oriel_inference.backends.pytorch.lane import ALIGN, Block, arrange
 from oriel_inference.backends.pytorch.names import Unfit, positions
 from oriel_inference.errors import ConfigInvalid, LoadFailed
-from oriel_inference.model import EngineOptions
+from oriel_inference.model import EngineOptions, Gpu
 from oriel_inference.repository.load import Loading, load_model
 from oriel_inference.stores.local import LocalStore
 
@@ -125,16 +126,20 @@ class _Recorded(Backend):
     name = "pytorch"
     apart = True
 
-    def __init__(self) -> None:
+    def __init__(self, gpus: int = 0) -> None:
         self.calls: list[tuple[Path, EngineOptions]] = []
+        self._gpus = [Gpu(number=number, capability="9.0") for number in range(gpus)]
+
+    def gpus(self) -> Sequence[Gpu]:
+        return self._gpus
 
     def open(self, path: Path, options: EngineOptions) -> Session:
         self.calls.append((path, options))
         raise LoadFailed("recorded")
 
 
-def options_of(root: Path) -> EngineOptions:
-    recorded = _Recorded()
+def options_of(root: Path, gpus: int = 0) -> EngineOptions:
+    recorded = _Recorded(gpus)
     failure = load_model(Loading(LocalStore(root), "net", find_backend=lambda _: recorded, cores=4, models=1))[1]
     assert isinstance(failure, LoadFailed) and failure.reason == "recorded", failure
     return recorded.calls[0][1]
@@ -208,6 +213,12 @@ def test_configuration_that_cannot_serve_is_refused(tmp_path: Path, config: str,
     except ConfigInvalid as failure:
         reason = failure.reason
     assert text in reason
+
+
+def test_instance_on_a_gpu_is_given_its_number(tmp_path: Path) -> None:
+    text = 'backend: "pytorch"' + files.TENSORS + "instance_group { kind: KIND_GPU gpus: [ 1 ] }"
+    ((provider, given),) = options_of(files.folder(tmp_path, text), gpus=2).providers
+    assert provider == "CUDAExecutionProvider" and given == {"device_id": "1"}
 
 
 def test_program_of_a_store_that_others_write_to_is_refused(tmp_path: Path) -> None:

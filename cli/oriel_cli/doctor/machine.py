@@ -45,6 +45,8 @@ def packages() -> Iterator[Finding]:
         yield warn("onnx runtime", "it is not installed: no ONNX model can be served here", fix)
     else:
         yield good("onnx runtime", "one distribution of it is installed")
+    extra = "" if find_spec("torch") else "not installed; where model.pt is served: pip install 'oriel-serving[torch]'"
+    yield good("pytorch", extra or "it is installed, and is imported only in the processes of models")
 
 
 def state() -> Iterator[Finding]:

@@ -260,7 +260,7 @@ def _without_effect(config: pb.ModelConfig) -> list[str]:
         "runtime": bool(config.runtime) and not (config.backend == "pytorch" and config.runtime == "model.py"),
         **{
             f"parameters[{key!r}]": config.backend == "pytorch" and key in config.parameters
-            for key in ("ENABLE_NVFUSER", "TORCH_COMPILE_OPTIONAL_PARAMETERS")
+            for key in ("ENABLE_NVFUSER", "TORCH_COMPILE_OPTIONAL_PARAMETERS", "CACHE_CLEANING_ENABLED")
         },
         **other_families(config),
         "dynamic_batching.preferred_batch_size (the model is decoupled)": (

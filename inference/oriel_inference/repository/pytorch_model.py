@@ -15,18 +15,10 @@ from oriel_inference.stores import ModelStore
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
 BACKEND = "pytorch"
-# Triton's parameters -> the names by which the process knows them.
-_SWITCHES = {
-    "DISABLE_OPTIMIZED_EXECUTION": "",
-    "DISABLE_CUDNN": "",
-    "INFERENCE_MODE": "",
-    "ENABLE_CACHE_CLEANING": "",
-    "CACHE_CLEANING_ENABLED": "ENABLE_CACHE_CLEANING",
-    "ENABLE_TENSOR_FUSER": "",
-    "ENABLE_JIT_PROFILING": "",
-    "ENABLE_JIT_EXECUTOR": "",
-    SHARING_KEY: "",
-}
+_SWITCHES = (
+    *("DISABLE_OPTIMIZED_EXECUTION", "DISABLE_CUDNN", "INFERENCE_MODE", SHARING_KEY),
+    *("ENABLE_CACHE_CLEANING", "ENABLE_TENSOR_FUSER", "ENABLE_JIT_PROFILING", "ENABLE_JIT_EXECUTOR"),
+)
 
 
 def with_program(
@@ -45,11 +37,7 @@ def with_program(
     if "MODEL_INIT_LIBRARY" in config.parameters:
         reason = "would load a library, which a model configuration may not do"
         raise ConfigInvalid(file, "parameters['MODEL_INIT_LIBRARY']", reason)
-    entries = {
-        known or key: "1" if switch(config, key, file) else "0"
-        for key, known in _SWITCHES.items()
-        if key in config.parameters
-    }
+    entries = {key: "1" if switch(config, key, file) else "0" for key in _SWITCHES if key in config.parameters}
     entries[START_KEY] = str(seconds(config, START_KEY, START_S))
     intra = count(config, "INTRA_OP_THREAD_COUNT", file) or count(config, "NUM_THREADS", file)
     inter = count(config, "INTER_OP_THREAD_COUNT", file) or count(config, "NUM_INTEROP_THREADS", file)

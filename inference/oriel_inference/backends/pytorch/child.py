@@ -19,21 +19,13 @@ _requests = Requests(file_bytes=None)
 # `torch.export.load` falls back to unpickling whatever the file holds, unless this forbids it.
 os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
 
-import msgspec  # noqa: E402
-import torch  # noqa: E402
+import msgspec
+import torch
 
-from oriel_inference.backends import without_folders  # noqa: E402
-from oriel_inference.backends.pytorch.lane import (  # noqa: E402
-    MAX_MESSAGE_BYTES,
-    SMALL_BYTES,
-    Answer,
-    Batch,
-    Block,
-    Position,
-    arrange,
-)
-from oriel_inference.backends.pytorch.names import Unfit  # noqa: E402
-from oriel_inference.backends.pytorch.programs import Model  # noqa: E402
+from oriel_inference.backends import without_folders
+from oriel_inference.backends.pytorch.lane import MESSAGE_BYTES, SMALL_BYTES, Answer, Batch, Block, Position, arrange
+from oriel_inference.backends.pytorch.names import Unfit
+from oriel_inference.backends.pytorch.programs import Model
 
 _MALLOC_OPTIONS = ((-1, 256 << 20), (-3, 32 << 20))  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
 
@@ -44,7 +36,11 @@ def main() -> None:
     control.set_inheritable(False)
     offer_to_oom_killer()
     _keep_freed_memory()
-    if (given := _requests.next()) is None:
+    given = _requests.next()
+    if given is not None and given[0] == "gpus":
+        _requests.answer(torch.cuda.device_count())
+        given = _requests.next()
+    if given is None:
         return
     try:
         model = Model(given[0])
@@ -75,7 +71,7 @@ def _accept(control: socket.socket, model: Model) -> None:
 def _serve(lane: socket.socket, block: Block, model: Model) -> None:
     model.set_up_thread()
     decode, encode = msgspec.msgpack.Decoder(Batch).decode, msgspec.msgpack.Encoder().encode
-    while message := lane.recv(MAX_MESSAGE_BYTES):
+    while message := lane.recv(MESSAGE_BYTES):
         shared: list[Block] = []
         try:
             answer = _run(decode(message), block, model, shared)

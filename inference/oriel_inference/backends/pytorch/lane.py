@@ -22,7 +22,7 @@ from oriel_wire.v2.messages import Array
 
 ALIGN = 64
 SMALL_BYTES = 1 << 15
-MAX_MESSAGE_BYTES = 1 << 17
+MESSAGE_BYTES = 1 << 17
 RUN_S = 600.0
 
 Position = tuple[tuple[int, ...], int]  # the shape of a tensor, and where it begins
@@ -111,7 +111,7 @@ class Lane:
         following = iter(positions)
         inputs = [None if array is None else next(following) for array in arrays]
         self.socket.send(self._encode(Batch(inputs, max(size, 1), wanted)))
-        message, descriptors, *_ = socket.recv_fds(self.socket, MAX_MESSAGE_BYTES, 1)
+        message, descriptors, *_ = socket.recv_fds(self.socket, MESSAGE_BYTES, 1)
         if not message:
             raise ConnectionResetError("it closed its socket")
         shared = Block(descriptors[0]) if descriptors else None

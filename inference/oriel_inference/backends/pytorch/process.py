@@ -13,15 +13,17 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 from oriel_inference.backends import Backend, Session, without_folders
+from oriel_inference.backends.cuda import list_gpus
 from oriel_inference.backends.python.process import resident_bytes
 from oriel_inference.backends.pytorch.form import form_of
 from oriel_inference.backends.pytorch.lane import Lane
 from oriel_inference.errors import BackendFailed, LoadFailed, ModelNotReady, ServerStopping
-from oriel_inference.model import EngineOptions
+from oriel_inference.model import EngineOptions, Gpu
 from oriel_wire.process.helper import Helper, HelperEnded, HelperLate
 from oriel_wire.v2.messages import Array
 
@@ -43,6 +45,11 @@ class PyTorch(Backend):
     def __init__(self) -> None:
         self._opened: list[_Program] = []
 
+    def gpus(self) -> Sequence[Gpu]:
+        if not list_gpus() or find_spec("torch") is None:
+            return ()
+        return list_gpus()[: _usable_gpus()]
+
     def open(self, path: Path, options: EngineOptions) -> Session:
         form = form_of(path)
         if find_spec("torch") is None:
@@ -58,7 +65,7 @@ class PyTorchSession(Session):
     """One instance of a program. program: shared with the other instances on the same device."""
 
     def __init__(self, program: "_Program") -> None:
-        self._program = program
+        self.program = program
         program.users += 1
         self.provider = "pytorch"
         self.inputs, self.outputs = program.options.inputs, program.options.outputs
@@ -66,19 +73,14 @@ class PyTorchSession(Session):
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         arrays = [inputs.get(info.name) for info in self.inputs]
-        return self._program.run(arrays, [self._numbers[name] for name in outputs])
-
-    @property
-    def pid(self) -> int | None:
-        """Return the id of the process while there is one."""
-        return self._program.pid
+        return self.program.run(arrays, [self._numbers[name] for name in outputs])
 
     def memory_bytes(self) -> int:
-        pid = self.pid
-        return 0 if pid is None else resident_bytes(pid) // max(1, self._program.users)
+        pid = self.program.pid
+        return 0 if pid is None else resident_bytes(pid) // max(1, self.program.users)
 
     def close(self) -> None:
-        self._program.release()
+        self.program.release()
 
 
 class _Program:
@@ -98,6 +100,7 @@ class _Program:
 
     @property
     def pid(self) -> int | None:
+        """Return the id of the process while there is one."""
         started = self._started
         return None if started is None else started.helper.pid
 
@@ -158,8 +161,8 @@ class _Program:
         return BackendFailed(f"the process of the model died ({why}), it is started again")
 
     def _count_death(self) -> None:
-        delay_s = BACKOFF_S * 2 ** min(self._deaths - 1, 16) if self._deaths else 0.0
-        self._down_until = time.monotonic() + min(delay_s, MAX_BACKOFF_S)
+        delay_s = min(BACKOFF_S * (2 ** min(self._deaths, 16) - 1), MAX_BACKOFF_S)
+        self._down_until = time.monotonic() + delay_s
         self._deaths += 1
 
     def _end(self, *, ends: bool = False) -> int | None:
@@ -198,6 +201,19 @@ class _Started:
         return self.helper.end(ends=ends)
 
 
+@cache
+def _usable_gpus() -> int:
+    """Return the number of GPUs that PyTorch finds; 0 for a build without CUDA."""
+    started = _take()
+    try:
+        found, _ = started.helper.ask("gpus", timeout_s=START_S)
+    except (HelperLate, HelperEnded):
+        return 0
+    with _taking:
+        _spares.append(started)
+    return int(found)
+
+
 _spares: list[_Started] = []
 _taking = threading.Lock()
 
@@ -216,10 +232,3 @@ def _take() -> _Started:
         except OSError as error:
             raise LoadFailed(f"the process of the model could not be started: {error.strerror}") from error
         return _spares.pop(0)
-
-
-def end_spare() -> None:
-    """End the process that waits."""
-    with _taking:
-        while _spares:
-            _spares.pop().end()

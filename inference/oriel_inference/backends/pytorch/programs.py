@@ -15,11 +15,11 @@ from oriel_inference.backends.pytorch.names import Unfit, own_names, positions
 
 DTYPES: Mapping[str, torch.dtype] = {
     **{"BOOL": torch.bool, "FP16": torch.float16, "BF16": torch.bfloat16, "FP32": torch.float32, "FP64": torch.float64},
-    **{
-        f"{kind}{bits}": getattr(torch, f"{kind.lower()}{bits}") for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)
-    },
+    **{f"INT{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)},
+    **{f"UINT{bits}": getattr(torch, f"uint{bits}") for bits in (8, 16, 32, 64)},
 }
-# Returns the outputs in the order of the configuration.
+Names = tuple[Sequence[str], Sequence[str]]  # of the inputs and of the outputs, in the order of the configuration
+# Takes the inputs and returns the outputs, in the order of the configuration.
 Program = Callable[[Sequence[torch.Tensor | None]], list[Any]]
 
 
@@ -41,13 +41,13 @@ class Model:
         self.runs_python = request["form"] == Form.MODULE
         torch.set_num_interop_threads(request["inter_op_threads"])
         self.set_up_thread()
-        inputs, outputs = [each["name"] for each in request["inputs"]], [name for name, _ in self._outputs]
-        self._program = load(request["form"], Path(request["path"]), self._device, inputs, outputs)
+        names = [each["name"] for each in request["inputs"]], [name for name, _ in self._outputs]
+        self._program = load(request["form"], Path(request["path"]), self._device, names)
         # With zeros, which it may refuse: what crashes it, or has other outputs, must not be served.
         shapes = [[1 if size < 0 else size for size in each["shape"]] for each in request["inputs"]]
         zeros = [torch.zeros(shape, dtype=dtype) for shape, dtype in zip(shapes, self.dtypes, strict=True)]
         try:
-            self.run(zeros, range(len(outputs)))
+            self.run(zeros, range(len(self._outputs)))
         except Unfit:
             raise
         except Exception:
@@ -80,11 +80,11 @@ class Model:
         return [found[index].detach() for index in wanted]
 
 
-def load(form: str, path: Path, device: str, inputs: Sequence[str], outputs: Sequence[str]) -> Program:
-    """Load a file. inputs, outputs: the names in the configuration. Raises Unfit, and whatever PyTorch raises."""
+def load(form: str, path: Path, device: str, names: Names) -> Program:
+    """Load a file. Raises Unfit, and whatever PyTorch raises."""
     match form:
         case Form.TORCHSCRIPT:
-            return _script(torch.jit.load(str(path), map_location=device).eval(), inputs, outputs)
+            return _script(torch.jit.load(str(path), map_location=device).eval(), *names)
         case Form.EXPORTED:
             exported = torch.export.load(path)
             if device != "cpu":
@@ -93,48 +93,42 @@ def load(form: str, path: Path, device: str, inputs: Sequence[str], outputs: Seq
                 exported = move_to_device_pass(exported, device)
             arguments = exported.module_call_graph[0].signature.forward_arg_names or ()
             spec = exported.call_spec
-            return _structured(exported.module(), spec.in_spec, spec.out_spec, arguments, inputs, outputs)
+            return _structured(exported.module(), spec.in_spec, spec.out_spec, arguments, names)
         case Form.COMPILED:
             compiled = torch._inductor.aoti_load_package(str(path), device_index=int(device.partition(":")[2] or -1))
             specs = [pytree.treespec_loads(text) for text in compiled.loader.get_call_spec()]
-            return _structured(compiled, specs[0], specs[1], (), inputs, outputs)
+            return _structured(compiled, specs[0], specs[1], (), names)
         case _:
             module = _module(path).to(device).eval()
-            return lambda tensors: _in_order(module(*tensors), outputs)
+            return lambda tensors: _in_order(module(*tensors), names[1])
 
 
 def _script(module: Any, inputs: Sequence[str], outputs: Sequence[str]) -> Program:
     """Return a TorchScript module whose inputs are one dictionary, named arguments, or arguments by position."""
+
+    def named(tensors: Sequence[torch.Tensor | None]) -> dict[str, torch.Tensor]:
+        return {name: each for name, each in zip(inputs, tensors, strict=True) if each is not None}
+
     arguments = module.forward.schema.arguments[1:]
     if len(arguments) == 1 and str(arguments[0].type) == "Dict[str, Tensor]":
-        return lambda tensors: _in_order(
-            module({name: each for name, each in zip(inputs, tensors, strict=True) if each is not None}), outputs
-        )
+        return lambda tensors: _in_order(module(named(tensors)), outputs)
     own = [argument.name for argument in arguments]
     required = [argument.name for argument in arguments if not argument.has_default_value()]
     if own_names(inputs, own):
         if missing := [name for name in required if name not in inputs]:
             raise Unfit(f"forward also needs {missing[0][:64]!r}: add it to the inputs of the configuration")
-        return lambda tensors: _in_order(
-            module(**{name: each for name, each in zip(inputs, tensors, strict=True) if each is not None}), outputs
-        )
+        return lambda tensors: _in_order(module(**named(tensors)), outputs)
     order = positions(inputs, (), "input")
     if not len(required) <= len(order) <= len(own):
         raise Unfit(f"forward takes {', '.join(own)[:200]}, the configuration has {len(order)} inputs")
     return lambda tensors: _in_order(module(*_arranged(tensors, order)), outputs)
 
 
-def _structured(
-    call: Callable[..., Any],
-    taken: Any,
-    given: Any,
-    arguments: Sequence[str],
-    inputs: Sequence[str],
-    outputs: Sequence[str],
-) -> Program:
+def _structured(call: Callable[..., Any], taken: Any, given: Any, arguments: Sequence[str], names: Names) -> Program:
     """Return an exported program. taken, given: the structures of its arguments and of its result. arguments: the names
     of those of `forward`, if they are known.
     """
+    inputs, outputs = names
     leaves = _leaves(taken, ("ARGS", "KWARGS"))
     if len(leaves) != len(inputs):
         raise Unfit(f"the program takes {', '.join(leaves)[:200]}, the configuration has {len(inputs)} inputs")
