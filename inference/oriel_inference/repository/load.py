@@ -12,7 +12,6 @@ from oriel_inference.backends import Backend, ConfiguredBackend, RequestSession,
 from oriel_inference.batching.device import Device, Devices
 from oriel_inference.errors import ConfigInvalid, InferenceError, LoadFailed
 from oriel_inference.model import EngineOptions, ModelSpec
-from oriel_inference.repository import pytorch_model
 from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.compiling import Compilation, CompileRequest, compiler_of, with_compiler
 from oriel_inference.repository.config import (
@@ -319,8 +318,10 @@ def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
     store, model, version = one.of.store, one.of.model, one.version
     names = [*(place.filename for place in found), *filter(None, [reference_file(store, model, version, config)])]
     paths = {name: store.artifact(model, version, name) for name in names}
-    if config.backend == pytorch_model.BACKEND:
-        found = pytorch_model.with_program(config, file, store, found, paths)
+    if config.backend == "pytorch":
+        from oriel_inference.repository.pytorch_model import with_program  # a server without such models never needs it
+
+        found = with_program(config, file, store, found, paths)
     copied = nullcontext(paths) if backend.apart else private_files(store, model, version, paths)
     with one.of.slot() as waited_s, copied as files:
         loaded = _open_version(one, backend, found, files, wanted)

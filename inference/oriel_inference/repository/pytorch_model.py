@@ -14,7 +14,6 @@ from oriel_inference.repository.python_model import require_trusted
 from oriel_inference.stores import ModelStore
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-BACKEND = "pytorch"
 _SWITCHES = (
     *("DISABLE_OPTIMIZED_EXECUTION", "DISABLE_CUDNN", "INFERENCE_MODE", SHARING_KEY),
     *("ENABLE_CACHE_CLEANING", "ENABLE_TENSOR_FUSER", "ENABLE_JIT_PROFILING", "ENABLE_JIT_EXECUTOR"),
