@@ -347,6 +347,21 @@ def test_instances_share_one_process_and_its_weights(load: Loads) -> None:
     assert memory[0] > 100 << 20 and memory[1] - memory[0] <= 0.3 * memory[0]
 
 
+def test_instances_by_demand_run_at_once_in_one_process(load: Loads) -> None:
+    one = 'parameters { key: "INTRA_OP_THREAD_COUNT" value: { string_value: "1" } }'
+    script(load.root, "net", Pair(), BY_POSITION + one)
+    loaded = load("net", cores=4)
+    assert len(loaded.slots) == 4 and len(loaded.sessions) == 1
+    batches = [(numbers(1 + seed % 9, seed), numbers(1 + seed % 9, seed + 50)) for seed in range(48)]
+    module = Pair().eval()
+    with torch.no_grad():
+        expected = [module(torch.from_numpy(x), torch.from_numpy(y))[0].numpy() for x, y in batches]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda batch: run(loaded, *batch)[0], batches))
+    for array, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(array, wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_instances_that_may_not_share_weights_have_processes_of_their_own(load: Loads) -> None:
     more = 'parameters { key: "ENABLE_WEIGHT_SHARING" value: { string_value: "false" } }'
     script(load.root, "net", Pair(), BY_POSITION + "instance_group { count: 2 kind: KIND_CPU }" + more)

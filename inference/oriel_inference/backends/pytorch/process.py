@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -186,6 +187,7 @@ class _Program:
         if answer:
             started.end()
             raise LoadFailed(f"{self._shown}: {answer}")
+        _keep_spare()
         return started
 
 
@@ -219,16 +221,25 @@ _taking = threading.Lock()
 
 
 def _take() -> _Started:
-    """Return a process that may have imported PyTorch already, and start the one that waits for the next model."""
+    """Return a process that may have imported PyTorch already. Raises LoadFailed."""
     with _taking:
-        try:
-            while len(_spares) < 2:
-                control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                number = theirs.fileno()
-                helper = Helper("oriel_inference.backends.pytorch.child", str(number), descriptors=(number,))
-                with theirs:
-                    helper.start()
-                _spares.append(_Started(helper, control))
-        except OSError as error:
-            raise LoadFailed(f"the process of the model could not be started: {error.strerror}") from error
-        return _spares.pop(0)
+        return _spares.pop() if _spares else _start()
+
+
+def _keep_spare() -> None:
+    """Start the process that waits for the next model, unless there is one."""
+    with _taking, suppress(LoadFailed):
+        if not _spares:
+            _spares.append(_start())
+
+
+def _start() -> _Started:
+    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    number = theirs.fileno()
+    helper = Helper("oriel_inference.backends.pytorch.child", str(number), descriptors=(number,))
+    try:
+        with theirs:
+            helper.start()
+    except OSError as error:
+        raise LoadFailed(f"the process of the model could not be started: {error.strerror}") from error
+    return _Started(helper, control)
