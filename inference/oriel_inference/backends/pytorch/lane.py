@@ -2,7 +2,7 @@
 
 Inputs are copied into shared memory once, outputs once by the process of the model; the arrays of a batch's outputs are
 views of the memory that it has sent, and that memory lives as long as they do. Outputs of few bytes come in the message
-itself. Neither side can make shared memory smaller, so that the other side never reads behind its end.
+itself. Shared memory is sealed before it is read: nobody can make it smaller, and nobody reads behind its end.
 """
 
 import fcntl
@@ -24,6 +24,7 @@ ALIGN = 64
 SMALL_BYTES = 1 << 15
 MESSAGE_BYTES = 1 << 17
 RUN_S = 600.0
+BROKEN = (OSError, ValueError, OverflowError, msgspec.MsgspecError)
 
 Position = tuple[tuple[int, ...], int]  # the shape of a tensor, and where it begins
 
@@ -48,13 +49,13 @@ class Answer(msgspec.Struct, array_like=True):
 
 
 class Block:
-    """Shared memory. descriptor: its file, which the block owns; None makes a new one."""
+    """Shared memory. descriptor: its file, which the block owns; None makes a new one. Raises OSError."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         if descriptor is None:
             descriptor = os.memfd_create("oriel-tensors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         weakref.finalize(self, os.close, descriptor)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)  # also where the other side has left it out
         self.descriptor = descriptor
         self._map: mmap.mmap | None = None
 
@@ -100,7 +101,7 @@ class Lane:
     def run(self, arrays: Sequence[Array | None], wanted: list[int]) -> list[Array] | str:
         """Run one batch; blocks. Returns the outputs, or why there are none. arrays: one for each input.
 
-        Raises OSError, ValueError or OverflowError if the process has ended or has sent what cannot be read.
+        Raises one of BROKEN if the process has ended or has sent what cannot be read.
         """
         there = [array for array in arrays if array is not None]
         positions, size = arrange([(array.shape, array.nbytes) for array in there])

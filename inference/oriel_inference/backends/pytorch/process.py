@@ -22,7 +22,7 @@ from oriel_inference.backends import Backend, Session, without_folders
 from oriel_inference.backends.cuda import list_gpus
 from oriel_inference.backends.python.process import resident_bytes
 from oriel_inference.backends.pytorch.form import form_of
-from oriel_inference.backends.pytorch.lane import Lane
+from oriel_inference.backends.pytorch.lane import BROKEN, Lane
 from oriel_inference.errors import BackendFailed, LoadFailed, ModelNotReady, ServerStopping
 from oriel_inference.model import EngineOptions, Gpu
 from oriel_wire.process.helper import Helper, HelperEnded, HelperLate
@@ -117,7 +117,7 @@ class _Program:
         try:
             lane = lane or Lane(started.control, self.options.inputs, self.options.outputs)
             found = lane.run(arrays, wanted)
-        except (OSError, ValueError, OverflowError) as error:
+        except BROKEN as error:
             if lane is not None:
                 lane.socket.close()
             raise self._died(started, str(error)) from error
