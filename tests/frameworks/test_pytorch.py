@@ -170,6 +170,30 @@ def test_exported_program_knows_its_arguments_by_name(load: Loads) -> None:
     check_pair(load("net"), swapped=True)
 
 
+@pytest.mark.parametrize("name", ["KWARGS[scale]", "KWARGSscale", "scale"])
+def test_exported_program_takes_keywords_and_returns_a_dictionary(load: Loads, name: str) -> None:
+    class Scaled(torch.nn.Module):
+        def forward(self, x: torch.Tensor, *, scale: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"scaled": x * scale, "plain": x}
+
+    first, plain, scaled = (
+        ("x", "plain", "scaled") if name == "scale" else ("ARGS[0]", "RESULT[plain]", "RESULT[scaled]")
+    )
+    config = tensors({name: FOUR, first: FOUR}, {plain: FOUR, scaled: FOUR})
+    free = torch.export.Dim("batch", min=1, max=1024)
+    with quiet():
+        program = torch.export.export(
+            Scaled(),
+            (torch.rand(2, 4),),
+            {"scale": torch.rand(2, 4)},
+            dynamic_shapes={"x": {0: free}, "scale": {0: free}},
+        )
+    torch.export.save(program, folder(load.root, "net", f'platform: "torch_aoti" {config}', "model.pt2"))
+    scale, x = numbers(3), numbers(3, 2)
+    found = run(load("net"), scale, x)
+    assert np.array_equal(found[0], x) and np.allclose(found[1], x * scale)
+
+
 def test_compiled_package_answers_as_in_one_process(load: Loads) -> None:
     if not any(os.access(f"{each}/g++", os.X_OK) for each in os.environ["PATH"].split(":")):
         pytest.skip("compiling a package takes a C++ compiler")

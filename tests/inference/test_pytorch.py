@@ -175,6 +175,7 @@ def test_parameters_of_triton_reach_the_process(tmp_path: Path) -> None:
     ("config", "names", "file"),
     [
         ('platform: "pytorch_libtorch"', files.SCRIPT, "model.pt"),
+        ('platform: "libtorch"', files.SCRIPT, "model.pt"),
         ('backend: "pytorch"', files.SCRIPT, "model.pt"),
         ("", files.SCRIPT, "model.pt"),
         ('platform: "torch_aoti"', files.COMPILED, "model.pt2"),

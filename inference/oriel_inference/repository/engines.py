@@ -57,6 +57,7 @@ _PLATFORMS = {
     "onnxruntime_onnx": "onnxruntime",
     "tensorrt_plan": "tensorrt",
     "pytorch_libtorch": "pytorch",
+    "libtorch": "pytorch",
     "torch_aoti": "torch_aoti",
     "tensorflow_graphdef": "tensorflow",
     "tensorflow_savedmodel": "tensorflow",
