@@ -49,7 +49,7 @@ SINGLE = tensors({"x": FOUR}, {"y": FOUR})
 def spare() -> Iterator[None]:
     yield
     for started in _spares:
-        started.end()
+        started.stop()
     _spares.clear()
 
 

@@ -136,7 +136,7 @@ class _Program:
         with self._lock:
             self.users -= 1
             if not self.users:
-                self._end()
+                self._stop()
 
     def _again(self) -> "_Started":
         """Start the process once more."""
@@ -155,7 +155,7 @@ class _Program:
         """Return the error of a batch whose process is gone, or is ended because of the batch."""
         with self._lock:
             if started is self._started:
-                code = self._end(ends=True)
+                code = self._stop(ends=True)
                 why = why if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
                 self._count_death()
                 _log.error("%s: its process died (%s), the next batch starts it again", self._shown, why)
@@ -166,12 +166,12 @@ class _Program:
         self._down_until = time.monotonic() + delay_s
         self._deaths += 1
 
-    def _end(self, *, ends: bool = False) -> int | None:
-        """End the process; return its exit code if it has ended by itself. ends: it is about to exit."""
+    def _stop(self, *, ends: bool = False) -> int | None:
+        """Stop the process; return its exit code if it has ended by itself. ends: it is about to exit."""
         started, self._started = self._started, None
         while self._idle:
             self._idle.pop().socket.close()
-        return None if started is None else started.end(ends=ends)
+        return None if started is None else started.stop(ends=ends)
 
     def _load(self) -> "_Started":
         """Start the process and have it load the program. Raises LoadFailed."""
@@ -185,7 +185,7 @@ class _Program:
         except HelperEnded as ended:
             answer = without_folders(f"crashes PyTorch: the process that opened it {ended}")
         if answer:
-            started.end()
+            started.stop()
             raise LoadFailed(f"{self._shown}: {answer}")
         _keep_spare()
         return started
@@ -198,9 +198,9 @@ class _Started:
     helper: Helper
     control: socket.socket
 
-    def end(self, *, ends: bool = False) -> int | None:
+    def stop(self, *, ends: bool = False) -> int | None:
         self.control.close()
-        return self.helper.end(ends=ends)
+        return self.helper.stop(ends=ends)
 
 
 @cache

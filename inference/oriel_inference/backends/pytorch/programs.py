@@ -2,7 +2,6 @@
 
 import importlib.util
 import inspect
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -130,7 +129,8 @@ def _structured(call: Callable[..., Any], taken: Any, given: Any, arguments: Seq
     of those of `forward`, if they are known.
     """
     inputs, outputs = names
-    inputs = [re.sub(r"^KWARGS(?!\[)(.+)", r"KWARGS[\1]", name) for name in inputs]  # Triton writes no brackets there
+    # Triton writes no brackets there.
+    inputs = [f"KWARGS[{name[6:]}]" if name[:6] == "KWARGS" and name[6:7] != "[" else name for name in inputs]
     leaves = _leaves(taken, ("ARGS", "KWARGS"))
     if len(leaves) != len(inputs):
         raise Unfit(f"the program takes {', '.join(leaves)[:200]}, the configuration has {len(inputs)} inputs")
