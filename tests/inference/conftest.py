@@ -1,5 +1,6 @@
 """An inference server in this process, with small real models and on free ports."""
 
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -53,6 +54,12 @@ def left_children() -> Iterator[None]:
         yield
     for process in LeavingPool.left:
         process.stop()
+
+
+@pytest.fixture
+def without_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the imports of the engines that are extras fail, as where they are not installed."""
+    monkeypatch.setitem(sys.modules, "openvino", None)
 
 
 @pytest.fixture(scope="session")

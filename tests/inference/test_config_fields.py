@@ -23,6 +23,7 @@ DOCS = Path(__file__).parents[2] / "docs/model-repository.md"
 ELSEWHERE = ("ensemble_scheduling", "dynamic_batching", "model_warmup", "metric_tags", "model_metrics")
 
 
+@pytest.mark.usefixtures("without_engines")
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.field}-{row.verdict}")
 def test_field(row: Row, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path, row)

@@ -19,14 +19,17 @@ from .config_rows import OUTPUT
         ("model.pt", "double/1/model.pt is not a file of torch.jit.save or torch.export.save"),
         ("model.pt2", "double/1/model.pt2 is not a file of torch.jit.save or torch.export.save"),
         ("resnet.pth", "double/1/model.pt is missing"),
-        ("model.savedmodel/saved_model.pb", "TensorFlow models are not executed by this server"),
-        ("model.graphdef", "docs/convert-to-onnx.md"),
+        ("model.savedmodel/saved_model.pb", "pip install 'oriel-serving[openvino-models]'"),
+        ("model.graphdef", "pip install 'oriel-serving[openvino-models]'"),
+        ("model.tflite", "pip install 'oriel-serving[openvino-models]'"),
+        ("model.pdmodel", "pip install 'oriel-serving[openvino-models]'"),
         ("model.plan", "TensorRT plans need TensorRT, which is not installed"),
-        ("model.xml", "OpenVINO IR files are not executed by this version"),
+        ("model.xml", "OpenVINO models need the package openvino, which is not installed"),
         ("xgboost.json", "docs/convert-to-onnx.md"),
         ("notes.txt", "names no backend and holds no model.onnx"),
     ],
 )
+@pytest.mark.usefixtures("without_engines")
 @pytest.mark.parametrize("config", [None, "max_batch_size: 4"])
 def test_folder_of_another_framework_is_recognised(tmp_path: Path, file: str, text: str, config: str | None) -> None:
     path = models.put(tmp_path, "double", None, config) / "1" / file

@@ -306,7 +306,8 @@ def test_numbers_that_openvino_would_cut_off_are_left_to_the_reference(tmp_path:
 
 def test_the_reference_runs_a_batch_that_openvino_would_cut_off_and_the_artefact_is_not_to_blame() -> None:
     kind = SimpleNamespace(get_type_name=lambda: "i64")
-    port = SimpleNamespace(get_any_name=lambda: "x", get_element_type=lambda: kind, get_partial_shape=lambda: [])
+    scalar = type("Shape", (tuple,), {"rank": SimpleNamespace(is_dynamic=False)})()
+    port = SimpleNamespace(get_names=lambda: {"x"}, get_element_type=lambda: kind, get_partial_shape=lambda: scalar)
     artefact: Any = OpenVinoSession(SimpleNamespace(inputs=[port], outputs=[port]))
     reference: Any = SimpleNamespace(run=lambda inputs, outputs: [inputs[name] for name in outputs])
     failures: list[InferenceError] = []

@@ -1,10 +1,11 @@
-"""OpenVINO's compiled model as an artefact, executed by OpenVINO on the CPU.
+"""Executes compiled models of OpenVINO on the CPU, and compiles ONNX models to artefacts with it.
 
-The model itself stays with ONNX Runtime, which serves until the artefact does. It takes the package `openvino`, beside
-any distribution of ONNX Runtime, and is imported when an artefact is built or opened.
+The model of an artefact stays with ONNX Runtime, which serves until the artefact does. OpenVINO's own models are opened
+by `openvino_models`. Both take the package `openvino`, beside any distribution of ONNX Runtime, and import it when a
+model is built or opened.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
@@ -21,7 +22,7 @@ from oriel_wire.v2.messages import Array
 ENTRY = "model.blob"
 MAX_COUNT = 256  # bound on streams, and on threads
 MISSING = "the package openvino is not installed: pip install 'oriel-serving[openvino-compiler]'"
-_DEVICE = "CPU"
+DEVICE = "CPU"
 _DATATYPES = {
     "boolean": "BOOL",
     "u8": "UINT8",
@@ -58,14 +59,14 @@ class OpenVino(Compiler):
 
     def identity(self, options: EngineOptions) -> CompilerIdentity:
         return CompilerIdentity(
-            compiler_version=str(_runtime().get_version()),
+            compiler_version=str(runtime().get_version()),
             device=cpu_instructions(),
             precision=options.compiler_settings.get("precision", ""),
         )
 
     def build(self, source: Path, options: EngineOptions, folder: Path) -> str:
-        with _loading(f"compile {source.name}"):
-            compiled = _core().compile_model(str(source), _DEVICE, properties(options))
+        with loading(f"compile {source.name}"):
+            compiled = core().compile_model(str(source), DEVICE, properties(options))
             _check_precision(compiled, options)
             OpenVinoSession(compiled)  # refuses tensors that the v2 protocol cannot carry
             exported = BytesIO()
@@ -74,22 +75,27 @@ class OpenVino(Compiler):
         return ENTRY
 
     def open(self, path: Path, options: EngineOptions) -> "OpenVinoSession":
-        with _loading(f"open {path.name}"):
-            compiled = _core().import_model(path.read_bytes(), _DEVICE, properties(options))
+        with loading(f"open {path.name}"):
+            compiled = core().import_model(path.read_bytes(), DEVICE, properties(options))
             _check_precision(compiled, options)
             return OpenVinoSession(compiled)
 
 
 class OpenVinoSession(Session):
-    """One compiled model. Each run takes one of its inference requests, which are made as runs need them."""
+    """One compiled model. Each run takes one of its inference requests, which are made as runs need them.
+
+    named: the names of tensors in the configuration: a tensor that has several names is called by one of these.
+    """
 
     provider = "OpenVINO"
 
-    def __init__(self, compiled: Any) -> None:
+    def __init__(self, compiled: Any, named: Collection[str] = ()) -> None:
         self._compiled = compiled
         self._idle: list[Any] = []  # inference requests that nobody runs
-        self.inputs = tuple(_info(port) for port in compiled.inputs)
-        self.outputs = tuple(_info(port) for port in compiled.outputs)
+        self.inputs: Sequence[TensorInfo] = tuple(_info(port, named) for port in compiled.inputs)
+        taken = {info.name for info in self.inputs}
+        self.outputs = tuple(_info(port, named, taken) for port in compiled.outputs)
+        self._ports = {info.name: index for index, info in enumerate(self.inputs)}
         self._positions = {info.name: index for index, info in enumerate(self.outputs)}
         self._narrowed = [info.name for info in self.inputs if info.datatype in _NARROWED]
 
@@ -103,10 +109,11 @@ class OpenVinoSession(Session):
             request = None
         try:
             request = request or self._compiled.create_infer_request()
-            results = request.infer(dict(inputs), share_inputs=True).to_tuple()
+            given = {self._ports[name]: array for name, array in inputs.items()}
+            results = request.infer(given, share_inputs=True).to_tuple()
         except Exception as error:
             # A request that failed is not used again.
-            raise BackendFailed("the model could not be executed", _plain(error)) from error
+            raise BackendFailed("the model could not be executed", plain(error)) from error
         self._idle.append(request)
         return [results[self._positions[name]] for name in outputs]
 
@@ -123,16 +130,17 @@ def properties(options: EngineOptions) -> dict[str, str | bool]:
     within these threads. Threads are not bound to cores, because other models use the same cores.
     """
     given = options.compiler_settings
-    streams = int(given.get("streams", options.concurrent_runs))
+    streams = given.get("streams", str(options.concurrent_runs))
+    runs = int(streams) if streams.isdigit() else options.concurrent_runs  # AUTO and NUMA leave the number to OpenVINO
     chosen: dict[str, str | bool] = {
         _PRECISION_KEY: _PRECISIONS[given.get("precision", "FP32")],
-        "INFERENCE_NUM_THREADS": given.get("threads", str(options.intra_op_threads * streams)),
+        "INFERENCE_NUM_THREADS": given.get("threads", str(options.intra_op_threads * runs)),
         "ENABLE_CPU_PINNING": False,
     }
     if "hint" in given:
         chosen["PERFORMANCE_HINT"] = given["hint"]
     if "streams" in given or "hint" not in given:
-        chosen["NUM_STREAMS"] = str(streams)
+        chosen["NUM_STREAMS"] = streams
     return chosen
 
 
@@ -145,15 +153,24 @@ def _check_precision(compiled: Any, options: EngineOptions) -> None:
         raise LoadFailed(f"OpenVINO does not compute in {wanted} on this CPU, but in {known}")
 
 
-def _info(port: Any) -> TensorInfo:
-    name, kind = port.get_any_name(), port.get_element_type().get_type_name()
+def name_of(port: Any, named: Collection[str], taken: Collection[str] = ()) -> str:
+    """Return the name of a tensor: the one in `named`, or else its first name that is not in `taken`."""
+    names = sorted(port.get_names()) or [port.get_node().get_friendly_name()]
+    own = [name for name in names if name not in taken] or names
+    return str(next((name for name in own if name in named), own[0]))
+
+
+def _info(port: Any, named: Collection[str], taken: Collection[str] = ()) -> TensorInfo:
+    name, kind = name_of(port, named, taken), port.get_element_type().get_type_name()
     if kind not in _DATATYPES:
-        raise LoadFailed(f"tensor {name[:128]!r} has type {kind}, which is not compiled by OpenVINO here")
+        raise LoadFailed(f"tensor {name[:128]!r} has type {kind}, which is not executed by OpenVINO here")
+    if port.get_partial_shape().rank.is_dynamic:
+        raise LoadFailed(f"tensor {name[:128]!r} may have any number of dimensions, which a configuration cannot say")
     shape = tuple(dim.get_length() if dim.is_static else -1 for dim in port.get_partial_shape())
     return TensorInfo(name=name, datatype=_DATATYPES[kind], shape=shape)
 
 
-def _runtime() -> Any:
+def runtime() -> Any:
     """Return the package. Raises CompilerMissing."""
     try:
         package = import_module("openvino")
@@ -165,23 +182,23 @@ def _runtime() -> Any:
 
 
 @contextmanager
-def _loading(what: str) -> Iterator[None]:
+def loading(what: str) -> Iterator[None]:
     try:
         yield
     except LoadFailed:
         raise
     except Exception as error:
         # OpenVINO's exceptions have no common base class below Exception.
-        raise LoadFailed(f"OpenVINO cannot {what}: {_plain(error)}") from error
+        raise LoadFailed(f"OpenVINO cannot {what}: {plain(error)}") from error
 
 
 @cache
-def _core() -> Any:
+def core() -> Any:
     """Return OpenVINO's core; one per process, used by any thread."""
-    return _runtime().Core()
+    return runtime().Core()
 
 
-def _plain(error: Exception) -> str:
+def plain(error: Exception) -> str:
     """Return OpenVINO's error text as one line, without the lines about its own source files and without folders."""
     lines = [line for line in str(error).splitlines() if not line.startswith(_ABOUT_ITSELF)]
     return (without_folders(" ".join(lines)) or without_folders(str(error)))[:300]

@@ -134,5 +134,11 @@ def _request(path: Path, shown: str, backend: str, options: EngineOptions) -> di
         "backend": backend,
         # Other providers map device memory, which counts towards a limit of the address space.
         "memory_bytes": 0 if options.providers else BASE_MEMORY_BYTES + MEMORY_PER_BYTE * size,
-        "options": {**asdict(options), "providers": tried, "intra_op_threads": 1, "inter_op_threads": 1},
+        "options": {
+            **asdict(options),
+            "providers": tried,
+            "intra_op_threads": 1,
+            "inter_op_threads": 1,
+            "concurrent_runs": 1,
+        },
     }

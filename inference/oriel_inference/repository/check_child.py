@@ -47,7 +47,7 @@ def _judge(request: dict[str, Any]) -> tuple[str, bool]:
 
     path = Path(request["path"])
     try:
-        if request["backend"] == "onnxruntime":
+        if path.suffix == ".onnx" or request["backend"] == "onnxruntime":
             check_model_file(path, request["shown"])
         backend = _import(request["backend"])
         bound_memory(request["memory_bytes"])

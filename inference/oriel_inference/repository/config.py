@@ -6,7 +6,7 @@ is shown to clients and gets a warning in the log. docs/model-repository.md list
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from oriel_inference.errors import ConfigInvalid
 from oriel_inference.repository.accelerators import check_accelerators
@@ -46,6 +46,22 @@ def parse(text: str, file: str) -> pb.ModelConfig:
 def parameter(config: pb.ModelConfig, key: str) -> str:
     """Return the value of an entry of `parameters` without the spaces around it; "" if there is none."""
     return config.parameters[key].string_value.strip() if key in config.parameters else ""
+
+
+def read_parameters(config: pb.ModelConfig, file: str, table: Mapping[str, Callable[[str], str]]) -> dict[str, str]:
+    """Return the values of the parameters of `table` that a configuration gives.
+
+    table: parameter -> function that reads its text, or raises ValueError that says what it must be.
+    Raises ConfigInvalid that names the parameter.
+    """
+    found: dict[str, str] = {}
+    for key, read in table.items():
+        try:
+            if text := parameter(config, key):
+                found[key] = read(text)
+        except ValueError as error:
+            raise ConfigInvalid(file, f"parameters[{key!r}]", str(error)) from error
+    return found
 
 
 def validate(config: pb.ModelConfig, model: str, file: str, files: Sequence[str] = ("model.onnx",)) -> list[str]:
@@ -273,6 +289,9 @@ def _without_effect(config: pb.ModelConfig) -> list[str]:
         "optimization.priority": optimization.priority != 0,
         "optimization.execution_accelerators.gpu_execution_accelerator (every instance is on the CPU)": (
             on_cpu and bool(optimization.execution_accelerators.gpu_execution_accelerator)
+        ),
+        "optimization.execution_accelerators": (
+            config.backend == "openvino" and optimization.HasField("execution_accelerators")
         ),
         "optimization.input_pinned_memory": optimization.HasField("input_pinned_memory"),
         "optimization.output_pinned_memory": optimization.HasField("output_pinned_memory"),

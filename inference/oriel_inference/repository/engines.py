@@ -8,6 +8,7 @@ from oriel_inference.errors import ConfigInvalid, LoadFailed
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
 _CONVERT = "export the model to ONNX (docs/convert-to-onnx.md) or serve it as it is, as a service (docs/your-model.md)"
+# engine -> what an instance on a GPU needs
 _NEEDS = {
     "tensorrt": (
         "TensorRT is not available here: it takes an NVIDIA GPU, its driver and the extra oriel-serving[tensorrt], see "
@@ -21,8 +22,12 @@ _NEEDS = {
         "CUDA is not available here: it takes an NVIDIA GPU, its driver and the extra oriel-serving[gpu], see "
         "docs/gpus.md"
     ),
+    "openvino": "OpenVINO models run on the CPU here: set KIND_CPU or KIND_AUTO, see docs/openvino-models.md",
 }
-_TENSORFLOW = f"TensorFlow models are not executed by this server, {_CONVERT}"
+_KERAS = (
+    "Keras files are not executed by this server: write the model with model.export(FOLDER) and serve the folder as "
+    "model.savedmodel (docs/openvino-models.md), or export it to ONNX (docs/convert-to-onnx.md)"
+)
 _LANGUAGE = "serves language models through an engine of its own, which this server does not have; put that engine"
 _PICKLE = f"pickled models (scikit-learn, joblib) are code, which is never loaded from a file: {_CONVERT}"
 _WEIGHTS = f"safetensors files hold weights without the model around them: {_CONVERT}"
@@ -32,13 +37,7 @@ _TEACHING = (
 )
 # engine -> the reason why its models are refused
 _REFUSED = {
-    "openvino": (
-        "OpenVINO IR files are not executed by this version, whatever is installed. The ONNX file they were made from "
-        'runs on OpenVINO: backend: "onnxruntime" and optimization { execution_accelerators { '
-        'cpu_execution_accelerator { name: "openvino" } } }, with the extra oriel-serving[openvino]; '
-        "docs/model-repository.md has the accelerators"
-    ),
-    **dict.fromkeys(("tensorflow", "tensorflow1", "tensorflow2"), _TENSORFLOW),
+    "keras": _KERAS,
     "caffe2": f"Caffe2 models are not executed by this server, {_CONVERT}",
     **dict.fromkeys(
         ("vllm", "tensorrtllm", "trtllm"), f"{_LANGUAGE} behind the gateway as a pool of its own: docs/routing.md"
@@ -48,8 +47,6 @@ _REFUSED = {
     "safetensors": _WEIGHTS,
     "dali": "DALI pipelines are not executed by this server; put pre-processing into a logic service: docs/logic.md",
     "fil": f"forests are not executed by the FIL backend here, {_CONVERT}",
-    "armnn_tflite": f"TensorFlow Lite models are not executed by this server, {_CONVERT}",
-    "paddle": f"PaddlePaddle models are not executed by this server, {_CONVERT}",
     "custom": "custom backends are libraries, none is loaded; put the code into a logic service: docs/logic.md",
     **dict.fromkeys(("identity", "square", "repeat", "recommended", "minimal", "bls"), _TEACHING),
 }
@@ -59,14 +56,18 @@ _PLATFORMS = {
     "pytorch_libtorch": "pytorch",
     "libtorch": "pytorch",
     "torch_aoti": "torch_aoti",
-    "tensorflow_graphdef": "tensorflow",
-    "tensorflow_savedmodel": "tensorflow",
+    "tensorflow_graphdef": "openvino",
+    "tensorflow_savedmodel": "openvino",
     "caffe2_netdef": "caffe2",
     "custom": "custom",
 }
 PLATFORM_OF = {"onnxruntime": "onnxruntime_onnx", "tensorrt": "tensorrt_plan", "pytorch": "pytorch_libtorch"}
 _EXPORTED = "torch_aoti"
 _PYTORCH = ("pytorch", "libtorch", _EXPORTED)
+# other names of an engine
+_SAME = dict.fromkeys(("tensorflow", "tensorflow1", "tensorflow2", "armnn_tflite", "paddle"), "openvino")
+_FILE_OF = {"tensorflow_graphdef": "model.graphdef", "tensorflow_savedmodel": "model.savedmodel"}
+_MANY_FILES = ("openvino",)
 # file in the version folder -> engine, in the order of the search
 _FILES = {
     "model.onnx": "onnxruntime",
@@ -74,10 +75,12 @@ _FILES = {
     "model.xml": "openvino",
     "model.pt": "pytorch",
     "model.pt2": "torch_aoti",
-    "model.savedmodel": "tensorflow",
-    "model.graphdef": "tensorflow",
+    "model.savedmodel": "openvino",
+    "model.saved_model": "openvino",
+    "model.graphdef": "openvino",
     "model.netdef": "caffe2",
-    "model.tflite": "armnn_tflite",
+    "model.tflite": "openvino",
+    "model.pdmodel": "openvino",
     "model.dali": "dali",
     "xgboost.model": "fil",
     "xgboost.json": "fil",
@@ -93,12 +96,14 @@ _SUFFIXES = {
     ".pt": "pytorch",
     ".pth": "pytorch",
     ".pt2": "torch_aoti",
-    ".savedmodel": "tensorflow",
-    ".graphdef": "tensorflow",
-    ".pb": "tensorflow",
-    ".tflite": "armnn_tflite",
-    ".keras": "tensorflow",
-    ".h5": "tensorflow",
+    ".savedmodel": "openvino",
+    ".saved_model": "openvino",
+    ".graphdef": "openvino",
+    ".pb": "openvino",
+    ".tflite": "openvino",
+    ".pdmodel": "openvino",
+    ".keras": "keras",
+    ".h5": "keras",
     **dict.fromkeys((".pkl", ".pickle", ".joblib"), "pickle"),
     ".safetensors": "safetensors",
     ".gguf": "gguf",
@@ -107,8 +112,16 @@ _SUFFIXES = {
 
 
 def needs(engine: str) -> str:
-    """Return the sentence about an engine that needs a GPU and found none, with the extra to install."""
+    """Return the sentence about an engine that has no GPU to run on, with the extra to install if that helps."""
     return _NEEDS[engine]
+
+
+def gpu_engine(config: pb.ModelConfig) -> str:
+    """Return the engine of instances on a GPU, as `needs` calls it."""
+    listed = config.optimization.execution_accelerators.gpu_execution_accelerator
+    if config.backend in _NEEDS:
+        return config.backend
+    return "tensorrt" if any(each.name == "tensorrt" for each in listed) else "cuda"
 
 
 def default_file(backend: str) -> str:
@@ -125,7 +138,7 @@ def name_engine(config: pb.ModelConfig, file: str, files: Sequence[str]) -> None
     does not have, and LoadFailed if no engine can be derived.
     """
     named = config.platform and _platform(config.platform, file)
-    backend = config.backend.lower()
+    backend = _SAME.get(config.backend.lower(), config.backend.lower())
     if backend and named and named != backend and {named, backend} != {"pytorch", "torch_aoti"}:
         raise ConfigInvalid(file, "backend", f"{config.backend[:64]!r} contradicts platform {config.platform[:64]!r}")
     field = "platform" if named and not backend else "backend"
@@ -151,6 +164,8 @@ def name_engine(config: pb.ModelConfig, file: str, files: Sequence[str]) -> None
     if backend in _PYTORCH:
         _name_program(config, backend, files)
         backend = "pytorch"
+    if backend in _MANY_FILES and not config.default_model_filename:
+        config.default_model_filename = _file_among(config, backend, files)
     config.backend = backend
     config.platform = config.platform or PLATFORM_OF.get(backend, "")
 
@@ -170,7 +185,8 @@ def named_engine(config: pb.ModelConfig) -> str:
     names none, so that the files decide.
     """
     by_platform = _PLATFORMS.get(config.platform, "")
-    return config.backend.lower() or by_platform or _from_suffix(config.default_model_filename)
+    backend = _SAME.get(config.backend.lower(), config.backend.lower())
+    return backend or by_platform or _from_suffix(config.default_model_filename)
 
 
 def names_engine(config: pb.ModelConfig, file: str, files: Sequence[str]) -> bool:
@@ -183,6 +199,16 @@ def names_engine(config: pb.ModelConfig, file: str, files: Sequence[str]) -> boo
     except LoadFailed:
         return False
     return True
+
+
+def _file_among(config: pb.ModelConfig, backend: str, files: Sequence[str]) -> str:
+    """Return the model file of an engine that has one name for each format: the one of the platform, or the one that is
+    there.
+    """
+    if config.platform in _FILE_OF:
+        return _FILE_OF[config.platform]
+    there = (name for name, engine in _FILES.items() if engine == backend and name in files)
+    return next(there, default_file(backend))
 
 
 def _platform(platform: str, file: str) -> str:

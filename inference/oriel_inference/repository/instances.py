@@ -1,14 +1,15 @@
 """Decides where the instances of a model run, and with which engine options: one `Place` per instance."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from oriel_inference.backends.tensorrt import GPU_KEY, PROVIDER
 from oriel_inference.errors import ConfigInvalid
 from oriel_inference.model import GRAPH_OPTION, EngineOptions, Gpu
+from oriel_inference.repository import openvino
 from oriel_inference.repository.accelerators import CUDA, PROVIDERS, accelerators
 from oriel_inference.repository.config import MAX_INSTANCES, parameter
-from oriel_inference.repository.engines import default_file, needs
+from oriel_inference.repository.engines import default_file, gpu_engine, needs
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
 CPU = "CPUExecutionProvider"
@@ -59,7 +60,7 @@ def on_cpu_instead(config: pb.ModelConfig) -> str:
     demanded = any(group.kind == _Kind.KIND_GPU or group.gpus for group in groups)
     if not listed or demanded or not any(group.kind == _Kind.KIND_AUTO for group in groups):
         return ""
-    engine = "tensorrt" if any(each.name == "tensorrt" for each in listed) else "cuda"
+    engine = gpu_engine(config)
     field = "optimization.execution_accelerators.gpu_execution_accelerator"
     return f"runs on the CPU: {field} wants {listed[0].name!r} on a GPU, and {needs(engine)}"
 
@@ -76,6 +77,14 @@ def instances_by_demand(config: pb.ModelConfig, found: Sequence[Place], cores: i
     if counted or len(found) != 1 or found[0].options.providers or config.model_transaction_policy.decoupled:
         return 0
     return min(MAX_INSTANCES, max(1, cores // found[0].options.intra_op_threads))
+
+
+def with_runs(config: pb.ModelConfig, found: list[Place], cores: int) -> list[Place]:
+    """Return the places of an OpenVINO model with the number of runs that share what is compiled, on `cores` cores."""
+    if config.backend != openvino.BACKEND:
+        return found
+    runs = instances_by_demand(config, found, cores) or len(found)
+    return [replace(place, options=replace(place.options, concurrent_runs=runs)) for place in found]
 
 
 def field_of(config: pb.ModelConfig, provider: str) -> str:
@@ -112,9 +121,7 @@ def _devices(
                 f"asks for {listed[0].name!r} on a GPU",
             )
         )
-        plan = config.backend == "tensorrt" or any(each.name == "tensorrt" for each in listed)
-        engine = "tensorrt" if plan else config.backend if config.backend == "pytorch" else "cuda"
-        raise ConfigInvalid(file, field, f"{why}, and {needs(engine)}")
+        raise ConfigInvalid(file, field, f"{why}, and {needs(gpu_engine(config))}")
     known = {gpu.number: gpu for gpu in gpus}
     for number in group.gpus:
         if number not in known:
@@ -133,6 +140,8 @@ def _place(config: pb.ModelConfig, file: str, threads: int, inter_threads: int, 
     named = parameter(config, PROVIDER_KEY)
     if config.backend == "tensorrt" and gpu is not None:
         providers = [(PROVIDER, {GPU_KEY: str(gpu.number)})]
+    elif config.backend == openvino.BACKEND:
+        providers = []
     elif named:
         providers = [] if named == CPU else [(named, dict(providers).get(named, {}))]
     filename = config.default_model_filename or default_file(config.backend)
@@ -143,7 +152,9 @@ def _place(config: pb.ModelConfig, file: str, threads: int, inter_threads: int, 
     entries: Mapping[str, str] = {}
     if parameter(config, _DEVICE_ALLOCATOR):
         entries = {_DEVICE_ALLOCATOR: "1" if switch(config, _DEVICE_ALLOCATOR, file) else "0"}
-    intra = count(config, "intra_op_thread_count", file) or default_threads
+    settings = openvino.openvino_settings(config, file) if config.backend == openvino.BACKEND else {}
+    own_threads = openvino.threads_of_a_run(settings)
+    intra = count(config, "intra_op_thread_count", file) or own_threads or default_threads
     return Place(
         options=EngineOptions(
             providers=tuple((name, _threaded(name, options, intra)) for name, options in providers),
@@ -155,6 +166,7 @@ def _place(config: pb.ModelConfig, file: str, threads: int, inter_threads: int, 
             memory_pattern=switch(config, _PATTERN, file),
             session_entries=entries,
             run_entries={SHRINK: parameter(config, SHRINK)} if parameter(config, SHRINK) else {},
+            compiler_settings=settings,
         ),
         filename=filename,
     )

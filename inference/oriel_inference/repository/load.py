@@ -27,7 +27,15 @@ from oriel_inference.repository.cuda_graphs import capture_graphs, check_graph_s
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.repository.engines import default_file, names_engine
 from oriel_inference.repository.ensembles import as_ensemble, is_ensemble
-from oriel_inference.repository.instances import Place, field_of, instances_by_demand, on_cpu_instead, placements
+from oriel_inference.repository.instances import (
+    Place,
+    field_of,
+    instances_by_demand,
+    on_cpu_instead,
+    placements,
+    with_runs,
+)
+from oriel_inference.repository.openvino import runs_on, without_effect
 from oriel_inference.repository.outline import device_of
 from oriel_inference.repository.plans import (
     ReserveModel,
@@ -223,7 +231,8 @@ def _load_versions(
 ) -> dict[int, LoadedVersion | LoadFailed | None]:
     store, model, file = loading.store, loading.model, loading.file
     available = store.versions(model)
-    for warning in validate(config, model, file, _files_naming_engine(loading, config, available)):
+    warnings = validate(config, model, file, _files_naming_engine(loading, config, available))
+    for warning in [*warnings, *without_effect(config)]:
         _log.warning("%s: %s", file, warning)
     versions, missing = select_versions(config, available, file)
     if missing:
@@ -301,6 +310,7 @@ def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
     instances = len(placements(placed, file, threads=1, gpus=gpus))
     threads, inter_threads = defaults.intra_op_threads or one.threads(instances), defaults.inter_op_threads or 1
     found = placements(placed, file, threads=threads, gpus=gpus, inter_threads=inter_threads)
+    found = with_runs(config, found, one.of.cores)
     if defaults.engine_host_code:
         found = with_host_code(found)
     found, wanted = with_compiler(config, file, found, backend.lacks)
@@ -325,6 +335,7 @@ def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
     copied = nullcontext(paths) if backend.apart else private_files(store, model, version, paths)
     with one.of.slot() as waited_s, copied as files:
         loaded = _open_version(one, backend, found, files, wanted)
+    note = note or runs_on(config)
     return replace(loaded, note=note, load_s=time.monotonic() - began_s - waited_s)
 
 

@@ -12,7 +12,10 @@ from typing import Protocol
 
 from oriel_inference.errors import LoadFailed
 
-__all__ = ["Fingerprint", "ModelStore", "decoded", "relative_parts"]
+__all__ = ["FOLDER_ENTRIES", "Fingerprint", "ModelStore", "decoded", "relative_parts"]
+
+# The file that stands for a model which is a folder.
+FOLDER_ENTRIES = ("model.onnx", "saved_model.pb")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

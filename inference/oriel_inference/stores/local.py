@@ -17,11 +17,11 @@ from typing import BinaryIO
 
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import is_model_name, is_version
-from oriel_inference.stores import Fingerprint, decoded, relative_parts
+from oriel_inference.stores import FOLDER_ENTRIES, Fingerprint, decoded, relative_parts
 
 _log = logging.getLogger(__name__)
 
-_MODEL_FILES = ("model.onnx", "model.py", "model.plan")
+_MODEL_FILES = ("model.onnx", "model.py", "model.plan", "model.xml")
 MAX_TEXT_BYTES = 1 << 20
 MAX_DATA_BYTES = 64 << 20
 MAX_ENTRIES = 10_000
@@ -131,8 +131,9 @@ class LocalStore:
         self._scan_files(model, version)
         path = self._inside(model, str(version), *relative_parts(filename))
         if path.is_dir():
-            # The model is a folder: model.onnx and its weights lie in it.
-            path = self._inside(model, str(version), *relative_parts(filename), "model.onnx")
+            # The model is a folder: one file stands for it, and its weights lie beside that.
+            entry = next((name for name in FOLDER_ENTRIES if (path / name).is_file()), FOLDER_ENTRIES[0])
+            path = self._inside(model, str(version), *relative_parts(filename), entry)
         if not path.is_file():
             raise LoadFailed(f"{model}/{version}/{filename} is missing")
         return path

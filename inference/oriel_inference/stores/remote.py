@@ -26,7 +26,7 @@ from threading import Lock
 
 from oriel_inference.errors import LoadFailed, NotKept, ObjectChanged, ObjectRefused, StoreUnavailable
 from oriel_inference.model import is_version
-from oriel_inference.stores import Fingerprint, decoded, relative_parts
+from oriel_inference.stores import FOLDER_ENTRIES, Fingerprint, decoded, relative_parts
 from oriel_inference.stores.cache import Cache
 from oriel_inference.stores.fetch import fetch_version
 from oriel_inference.stores.local import MAX_COPY_BYTES, MAX_DATA_BYTES, MAX_TEXT_BYTES, MAX_VERSION_BYTES
@@ -166,7 +166,8 @@ class RemoteStore:
         files = self._version(model, version)
         names = {file.name for file in files.files}
         if name not in names:
-            name += "/model.onnx"  # the model is a folder
+            entries = [f"{name}/{entry}" for entry in FOLDER_ENTRIES]  # the model is a folder
+            name = next((entry for entry in entries if entry in names), entries[0])
         if not files.refused and name not in names:
             raise LoadFailed(f"{model}/{version}/{filename} is missing")
         return self._whole(model, version, files) / name

@@ -1,0 +1,210 @@
+"""OpenVINO as a back end. Its models are made here with the package itself: pip install
+'oriel-serving[openvino-models]'.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ov = pytest.importorskip("openvino")
+
+import openvino.opset13 as op  # noqa: E402
+
+from oriel_inference.backends import OutsideProfile, find_backend  # noqa: E402
+from oriel_inference.errors import InvalidRequest, LoadFailed  # noqa: E402
+from oriel_inference.repository.check import CheckPool  # noqa: E402
+from oriel_inference.repository.load import LoadedVersion, Loading, load_model  # noqa: E402
+from oriel_inference.stores.local import LocalStore  # noqa: E402
+
+from ..inference import models  # noqa: E402
+from ..inference.control_server import serving  # noqa: E402
+
+IR = 'backend: "openvino" '
+BATCHED = IR + "max_batch_size: 8 "
+TENSORS = """
+    input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ] output [ { name: "y" data_type: TYPE_FP32 dims: [ 3 ] } ]
+"""
+WEIGHTS = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+
+def parameters(**given: str) -> str:
+    return "".join(f'parameters {{ key: "{key}" value {{ string_value: "{each}" }} }} ' for key, each in given.items())
+
+
+def named(node: Any, *names: str) -> Any:
+    node.output(0).get_tensor().set_names(set(names))
+    return node
+
+
+def matmul(rows: int = -1, names: Sequence[str] = ("y",)) -> Any:
+    """Return a model y = x @ WEIGHTS with the first dimension `rows`."""
+    x = named(op.parameter([rows, 4], ov.Type.f32, name="x"), "x")
+    y = named(op.matmul(x, op.constant(WEIGHTS), False, False), *names)
+    return ov.Model([op.result(y)], [x], "matmul")
+
+
+def put(root: Path, model: Any, config: str | None, file: str = "model.xml") -> None:
+    folder = models.put(root, "net", None, config) / "1"
+    ov.save_model(model, folder / file, compress_to_fp16=False)
+
+
+def loaded(root: Path, *, cores: int = 1, check: CheckPool | None = None) -> LoadedVersion | LoadFailed:
+    loading = Loading(LocalStore(root), "net", find_backend=find_backend, cores=cores, models=1, check=check)
+    try:
+        (found,) = load_model(loading).values()
+    except LoadFailed as failure:
+        return failure
+    assert found is not None
+    return found
+
+
+def opened(root: Path, **more: Any) -> LoadedVersion:
+    found = loaded(root, **more)
+    assert isinstance(found, LoadedVersion), found
+    return found
+
+
+def refusal(root: Path) -> str:
+    found = loaded(root)
+    assert isinstance(found, LoadFailed), "it was loaded"
+    assert str(root) not in found.reason
+    return found.reason
+
+
+@pytest.mark.parametrize("config", [None, BATCHED, BATCHED + TENSORS])
+async def test_an_ir_file_is_checked_completed_and_served(tmp_path: Path, config: str | None) -> None:
+    put(tmp_path, matmul(), config)
+    async with serving(tmp_path, "none") as one:
+        assert (await one.lines())["net", "1"] == ("READY", "")
+        shown = (await one.client.get("/v2/models/net/config")).json()
+        assert (shown["backend"], shown["default_model_filename"]) == ("openvino", "model.xml")
+        assert shown["max_batch_size"] == (8 if config else 4)
+        body = {"inputs": [{"name": "x", "shape": [2, 4], "datatype": "FP32", "data": [1, 0, 0, 0, 0, 0, 0, 1]}]}
+        answer = (await one.client.post("/v2/models/net/infer", json=body)).json()
+    (output,) = answer["outputs"]
+    assert (output["name"], output["shape"], output["data"]) == ("y", [2, 3], [0, 1, 2, 9, 10, 11])
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (TENSORS.replace('"y"', '"z"'), "output[0].name: the model file has no output 'z', only y"),
+        (TENSORS.replace("FP32", "INT32"), "input[0].data_type: the model file has TYPE_FP32"),
+        (TENSORS.replace("[ 3 ]", "[ 4 ]"), "output[0].dims: [4] does not fit the model file's [3]"),
+        ("instance_group { kind: KIND_GPU }", "OpenVINO models run on the CPU here: set KIND_CPU or KIND_AUTO"),
+        ('parameters { key: "oriel.compile" value { string_value: "openvino" } }', "for models of backend"),
+    ],
+)
+def test_a_configuration_that_the_model_contradicts_is_refused(tmp_path: Path, config: str, reason: str) -> None:
+    put(tmp_path, matmul(), BATCHED + config)
+    assert reason in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["y", "other"])
+def test_a_tensor_with_several_names_may_be_called_by_any_of_them(tmp_path: Path, name: str) -> None:
+    put(tmp_path, matmul(names=("y", "other")), BATCHED + TENSORS.replace('"y"', f'"{name}"'))
+    (session,) = opened(tmp_path).sessions
+    (found,) = session.run({"x": np.ones((1, 4), np.float32)}, [name])
+    assert found.tolist() == [[18, 22, 26]]
+
+
+def test_a_fixed_first_dimension_is_made_variable_for_a_batched_model(tmp_path: Path) -> None:
+    put(tmp_path, matmul(rows=1), BATCHED + TENSORS)
+    (session,) = opened(tmp_path).sessions
+    (found,) = session.run({"x": np.ones((5, 4), np.float32)}, ["y"])
+    assert found.shape == (5, 3)
+
+
+SKIP = parameters(SKIP_OV_DYNAMIC_BATCHSIZE="YES")
+
+
+def test_a_fixed_batch_is_filled_up_if_the_configuration_says_so(tmp_path: Path) -> None:
+    put(tmp_path, matmul(rows=8), BATCHED + TENSORS + SKIP + parameters(ENABLE_BATCH_PADDING="yes"))
+    (session,) = opened(tmp_path).sessions
+    x = np.arange(20, dtype=np.float32).reshape(5, 4)
+    (found,) = session.run({"x": x}, ["y"])
+    assert found.tolist() == (x @ WEIGHTS).tolist()
+
+
+def test_a_fixed_batch_that_is_not_filled_up_refuses_others(tmp_path: Path) -> None:
+    put(tmp_path, matmul(rows=8), BATCHED + TENSORS + SKIP)
+    (session,) = opened(tmp_path).sessions
+    assert session.run({"x": np.ones((8, 4), np.float32)}, ["y"])[0].shape == (8, 3)
+    with pytest.raises(InvalidRequest, match="takes batches of 8 rows only, and this one has 5"):
+        session.run({"x": np.ones((5, 4), np.float32)}, ["y"])
+
+
+def test_more_rows_than_a_fixed_batch_are_refused(tmp_path: Path) -> None:
+    put(tmp_path, matmul(rows=4), BATCHED + TENSORS + SKIP)
+    assert "max_batch_size: 8 is more than the 4 rows" in refusal(tmp_path)
+    put(tmp_path / "free", matmul(), BATCHED + TENSORS + SKIP)
+    assert "needs one fixed first dimension" in refusal(tmp_path / "free")
+
+
+def test_inputs_get_the_shapes_of_the_configuration(tmp_path: Path) -> None:
+    x = named(op.parameter([1, 3, 8, 8], ov.Type.f32, name="x"), "x")
+    relu = ov.Model([op.result(named(op.relu(x), "y"))], [x], "relu")
+    tensors = 'input [ { name: "x" data_type: TYPE_FP32 dims: [ -1, 3, -1, -1 ] } ] '
+    tensors += 'output [ { name: "y" data_type: TYPE_FP32 dims: [ -1, 3, -1, -1 ] } ]'
+    put(tmp_path, relu, IR + tensors)
+    assert "input[0].dims: [-1, 3, -1, -1] does not fit the model file's [1, 3, 8, 8]" in refusal(tmp_path)
+    put(tmp_path / "reshaped", relu, IR + tensors + parameters(RESHAPE_IO_LAYERS="yes"))
+    (session,) = opened(tmp_path / "reshaped").sessions
+    assert session.run({"x": np.ones((2, 3, 5, 7), np.float32)}, ["y"])[0].shape == (2, 3, 5, 7)
+
+
+def test_the_instances_of_a_model_share_what_is_compiled(tmp_path: Path) -> None:
+    put(tmp_path, matmul(), BATCHED + "instance_group { count: 2 kind: KIND_CPU }")
+    first, second = opened(tmp_path, cores=2).sessions
+    assert first is not second and first._compiled is second._compiled  # type: ignore[attr-defined]
+    assert first._compiled.get_property("NUM_STREAMS") == 2  # type: ignore[attr-defined]
+
+
+def test_an_operator_that_openvino_lacks_is_refused_by_name(tmp_path: Path) -> None:
+    put(tmp_path, matmul(), BATCHED)
+    path = tmp_path / "net/1/model.xml"
+    path.write_text(path.read_text().replace('type="MatMul" version="opset1"', 'type="Fancy" version="extension"'))
+    reason = refusal(tmp_path)
+    assert "OpenVINO does not have the operator Fancy: export the model to ONNX" in reason
+    assert "docs/convert-to-onnx.md" in reason
+
+
+def test_half_an_upload_is_refused_in_the_checking_process(tmp_path: Path) -> None:
+    put(tmp_path, matmul(), BATCHED)
+    path = tmp_path / "net/1/model.xml"
+    path.write_text(path.read_text()[:200])
+    pool = CheckPool(30)
+    try:
+        found = loaded(tmp_path, check=pool)
+    finally:
+        pool.close()
+    assert isinstance(found, LoadFailed) and "OpenVINO cannot load model.xml" in found.reason
+    assert str(tmp_path) not in found.reason
+
+
+def test_numbers_beyond_32_bits_are_refused(tmp_path: Path) -> None:
+    x = named(op.parameter([-1, 2], ov.Type.i64, name="x"), "x")
+    put(tmp_path, ov.Model([op.result(named(op.add(x, x), "y"))], [x], "doubled"), None)
+    (session,) = opened(tmp_path).sessions
+    assert session.run({"x": np.array([[1, -2]])}, ["y"])[0].tolist() == [[2, -4]]
+    with pytest.raises(OutsideProfile, match="beyond 32 bits"):
+        session.run({"x": np.array([[1, 1 << 31]])}, ["y"])
+
+
+def test_a_model_without_dimensions_is_shown_as_one_element(tmp_path: Path) -> None:
+    x = named(op.parameter([], ov.Type.f32, name="x"), "x")
+    put(tmp_path, ov.Model([op.result(named(op.add(x, x), "y"))], [x], "scalar"), None)
+    version = opened(tmp_path)
+    assert [(each.dims, each.engine_dims) for each in version.spec.inputs] == [((1,), ())]
+    assert version.sessions[0].run({"x": np.array(3, np.float32)}, ["y"])[0].shape == ()
+
+
+def test_an_onnx_file_may_be_named_as_the_model_file(tmp_path: Path) -> None:
+    config = IR + 'default_model_filename: "model.onnx"'
+    models.put(tmp_path, "net", models.double(), config)
+    (session,) = opened(tmp_path).sessions
+    assert session.provider == "OpenVINO"
+    assert session.run({"x": np.ones((1, 4), np.float32)}, ["y"])[0].tolist() == [[2, 2, 2, 2]]
