@@ -194,6 +194,20 @@ def test_numbers_beyond_32_bits_are_refused(tmp_path: Path) -> None:
         session.run({"x": np.array([[1, 1 << 31]])}, ["y"])
 
 
+def test_texts_pass_through_a_model(tmp_path: Path) -> None:
+    x = named(op.parameter([-1, 2], ov.Type.string, name="x"), "x")
+    first = named(op.gather(x, op.constant(np.array([0])), op.constant(np.int64(1))), "y")
+    put(tmp_path, ov.Model([op.result(first)], [x], "first"), None)
+    version = opened(tmp_path)
+    assert [each.datatype for each in (*version.spec.inputs, *version.spec.outputs)] == ["BYTES", "BYTES"]
+    texts = np.array([[b"b\xc3\xa4r", b"x"], [b"", b"y"]], object)
+    (found,) = version.sessions[0].run({"x": texts}, ["y"])
+    assert found.tolist() == [[b"b\xc3\xa4r"], [b""]]
+    long = np.array([[b"x" * (1 << 20), b""]] * 64, object)
+    with pytest.raises(InvalidRequest, match="128 texts of up to 1048576 bytes, more than 67108864"):
+        version.sessions[0].run({"x": long}, ["y"])
+
+
 def test_a_model_without_dimensions_is_shown_as_one_element(tmp_path: Path) -> None:
     x = named(op.parameter([], ov.Type.f32, name="x"), "x")
     put(tmp_path, ov.Model([op.result(named(op.add(x, x), "y"))], [x], "scalar"), None)

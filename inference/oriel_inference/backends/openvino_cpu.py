@@ -13,14 +13,17 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from oriel_inference.backends import OutsideProfile, Session, without_folders
 from oriel_inference.backends.compilers import Compiler, CompilerIdentity, cpu_instructions, number, one_of
-from oriel_inference.errors import BackendFailed, CompilerMissing, LoadFailed
+from oriel_inference.errors import BackendFailed, CompilerMissing, InvalidRequest, LoadFailed
 from oriel_inference.model import EngineOptions, TensorInfo
 from oriel_wire.v2.messages import Array
 
 ENTRY = "model.blob"
 MAX_COUNT = 256  # bound on streams, and on threads
+MAX_TEXT_BYTES = 64 << 20  # bound on the texts of one input, each counted as long as the longest
 MISSING = "the package openvino is not installed: pip install 'oriel-serving[openvino-compiler]'"
 DEVICE = "CPU"
 _DATATYPES = {
@@ -36,6 +39,7 @@ _DATATYPES = {
     "f16": "FP16",
     "f32": "FP32",
     "f64": "FP64",
+    "string": "BYTES",
 }
 # OpenVINO computes these data types in INT32.
 _NARROWED = ("INT64", "UINT64", "UINT32")
@@ -85,24 +89,30 @@ class OpenVinoSession(Session):
     """One compiled model. Each run takes one of its inference requests, which are made as runs need them.
 
     named: the names of tensors in the configuration: a tensor that has several names is called by one of these.
+    texts: True if the model may have texts, which artefacts do not. Raises LoadFailed for other types.
     """
 
     provider = "OpenVINO"
 
-    def __init__(self, compiled: Any, named: Collection[str] = ()) -> None:
+    def __init__(self, compiled: Any, named: Collection[str] = (), *, texts: bool = False) -> None:
         self._compiled = compiled
         self._idle: list[Any] = []  # inference requests that nobody runs
-        self.inputs: Sequence[TensorInfo] = tuple(_info(port, named) for port in compiled.inputs)
+        self.inputs = tuple(_info(port, named) for port in compiled.inputs)
         taken = {info.name for info in self.inputs}
         self.outputs = tuple(_info(port, named, taken) for port in compiled.outputs)
         self._ports = {info.name: index for index, info in enumerate(self.inputs)}
         self._positions = {info.name: index for index, info in enumerate(self.outputs)}
+        self._texts = {info.name for info in (*self.inputs, *self.outputs) if info.datatype == "BYTES"}
+        if self._texts and not texts:
+            raise LoadFailed(f"tensor {min(self._texts)[:128]!r} holds texts, which are not compiled")
         self._narrowed = [info.name for info in self.inputs if info.datatype in _NARROWED]
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         for name in self._narrowed:
             if (array := inputs[name]).size and (array.max() > _LARGEST or array.min() < _SMALLEST):
                 raise OutsideProfile(f"input {name[:64]!r} has numbers beyond 32 bits, which OpenVINO would cut off")
+        if self._texts:
+            inputs = {name: _packed(array, name) if name in self._texts else array for name, array in inputs.items()}
         try:
             request = self._idle.pop()  # atomic, as `append` is: several threads may run at once
         except IndexError:
@@ -111,6 +121,8 @@ class OpenVinoSession(Session):
             request = request or self._compiled.create_infer_request()
             given = {self._ports[name]: array for name, array in inputs.items()}
             results = request.infer(given, share_inputs=True).to_tuple()
+            if self._texts:
+                results = [_unpacked(request.get_output_tensor(index), each) for index, each in enumerate(results)]
         except Exception as error:
             # A request that failed is not used again.
             raise BackendFailed("the model could not be executed", plain(error)) from error
@@ -142,6 +154,21 @@ def properties(options: EngineOptions) -> dict[str, str | bool]:
     if "streams" in given or "hint" not in given:
         chosen["NUM_STREAMS"] = streams
     return chosen
+
+
+def _packed(array: Array, name: str) -> Any:
+    """Return texts as OpenVINO takes them. Each takes the room of the longest, so that is bounded."""
+    width = max(map(len, array.flat), default=0)
+    if width * array.size > MAX_TEXT_BYTES:
+        reason = f"{array.size} texts of up to {width} bytes, more than {MAX_TEXT_BYTES} bytes"
+        raise InvalidRequest(f"input {name[:64]!r} holds {reason}: send fewer at once")
+    tensor = runtime().Tensor(runtime().Type.string, list(array.shape))
+    tensor.bytes_data = array.astype(np.bytes_)
+    return tensor
+
+
+def _unpacked(tensor: Any, array: Array) -> Array:
+    return tensor.bytes_data.astype(object) if array.dtype.kind == "U" else array
 
 
 def _check_precision(compiled: Any, options: EngineOptions) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from oriel_inference.backends import Backend
 from oriel_inference.backends.openvino_cpu import DEVICE, OpenVinoSession, core, loading, name_of, properties, runtime
+from oriel_inference.backends.saved_model import SAVED_MODEL, check_signature
 from oriel_inference.errors import CompilerMissing, InvalidRequest, LoadFailed
 from oriel_inference.model import EngineOptions
 from oriel_wire.v2.messages import Array
@@ -18,7 +19,6 @@ from oriel_wire.v2.messages import Array
 MISSING = (
     "OpenVINO models need the package openvino, which is not installed: pip install 'oriel-serving[openvino-models]'"
 )
-SAVED_MODEL = "saved_model.pb"
 _ANOTHER_WAY = "export the model to ONNX, which has more of them (docs/convert-to-onnx.md)"
 # The sentences of OpenVINO's readers about operators that they cannot translate.
 _OPERATORS = re.compile(
@@ -47,13 +47,15 @@ class OpenVinoModels(Backend):
         named = msgspec.json.decode(settings.get("names", "[]"), type=list[str])
         with loading(f"load {path.name}"):
             if path not in self._compiled:
-                model = _read(path)
+                if path.name == SAVED_MODEL:
+                    check_signature(path, settings.get("signature", ""))
+                model = _read(path.parent if path.name == SAVED_MODEL else path)
                 _reshape(model, settings, named)
                 self._compiled[path] = core().compile_model(model, DEVICE, properties(options))
             compiled = self._compiled[path]
             if settings.get("batch") == "fixed":
                 return FixedBatchSession(compiled, named, pads=settings.get("padding") == "1")
-            return OpenVinoSession(compiled, named)
+            return OpenVinoSession(compiled, named, texts=True)
 
 
 class FixedBatchSession(OpenVinoSession):
@@ -85,20 +87,19 @@ class FixedBatchSession(OpenVinoSession):
         return [array[:rows] for array in super().run(full, outputs)]
 
 
-def _read(path: Path) -> Any:
-    """Read a model file, which for a SavedModel stands for its folder. Raises LoadFailed that names operators which
-    OpenVINO does not have.
+def _read(source: Path) -> Any:
+    """Read a model file, or the folder of a SavedModel. Raises LoadFailed that names operators which OpenVINO does not
+    have.
     """
-    source = path.parent if path.name == SAVED_MODEL else path
     try:
         model = core().read_model(str(source))
     except Exception as error:
         # OpenVINO's exceptions have no common base class below Exception.
         if operators := _unknown_operators(str(error)):
             what = f"operators {operators}" if "," in operators else f"operator {operators}"
-            raise LoadFailed(f"{path.name}: OpenVINO does not have the {what}: {_ANOTHER_WAY}") from error
+            raise LoadFailed(f"OpenVINO does not have the {what}: {_ANOTHER_WAY}") from error
         raise
-    if path.suffix == ".graphdef":
+    if source.suffix == ".graphdef":
         for port in (*model.inputs, *model.outputs):  # Triton's names are those of the nodes
             port.get_tensor().add_names({name.removesuffix(":0") for name in port.get_names()})
     return model

@@ -9,7 +9,7 @@ from oriel_inference.repository.config import parameter, read_parameters
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
 BACKEND = "openvino"
-MAX_COUNT = 256  # of streams, and of threads
+MAX_COUNT = 256  # bound on streams, and on threads
 _LIBRARY = "would load a library into the server, which a model configuration may not do"
 # Of older versions of Triton's back end, or of TensorFlow itself.
 _WITHOUT_EFFECT = """
