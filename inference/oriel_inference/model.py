@@ -149,7 +149,8 @@ class EngineOptions:
     is none, runs on the CPU.
     graph_level: -1 basic, 0 all, 1 extended, 2 no optimisations.
     session_entries, run_entries: the runtime's own settings of a session and of each run.
-    compiler_settings: the settings of the compiler of the model's artefact, as `Compiler.settings` read them.
+    compiler_settings: the settings of the compiler of the model's artefact, as `Compiler.settings` read them; for a
+    model of OpenVINO's own, the same settings and those of `repository.openvino`.
     concurrent_runs: number of runs of one session at once.
     inputs, outputs: the tensors of the configuration, for files that do not describe theirs.
     """

@@ -93,7 +93,7 @@ IO = (
 ).split()
 # module imported -> patterns of the modules that may import it.
 ONLY_IN: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("onnxruntime", "tensorrt", "openvino"), ("oriel_inference.backends.*",)),
+    **dict.fromkeys(("onnxruntime", "tensorrt", "openvino", "treelite"), ("oriel_inference.backends.*",)),
     "redis": ("oriel_gateway.limits.redis_ledger",),
     "grpc": ("oriel_tools.load.*",),
     **dict.fromkeys(

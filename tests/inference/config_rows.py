@@ -101,7 +101,7 @@ ROWS = [
     refused("backend", 'backend: "vllm"', "behind the gateway", alone=True),
     refused("backend", 'backend: "tensorrtllm"', "behind the gateway", alone=True),
     refused("backend", 'backend: "dali"', "logic service", alone=True),
-    refused("backend", 'backend: "fil"', "docs/convert-to-onnx.md", alone=True),
+    refused("backend", 'backend: "fil"', "oriel-serving[forests]", alone=True),
     refused("backend", 'backend: "identity"', "example backends", alone=True),
     refused("backend", 'backend: "steam"', "'steam' is not supported", alone=True),
     warned("runtime", 'runtime: "libtriton_onnxruntime.so"'),

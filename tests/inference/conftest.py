@@ -59,7 +59,8 @@ def left_children() -> Iterator[None]:
 @pytest.fixture
 def without_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the imports of the engines that are extras fail, as where they are not installed."""
-    monkeypatch.setitem(sys.modules, "openvino", None)
+    for engine in ("openvino", "treelite"):
+        monkeypatch.setitem(sys.modules, engine, None)
 
 
 @pytest.fixture(scope="session")

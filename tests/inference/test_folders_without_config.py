@@ -25,7 +25,8 @@ from .config_rows import OUTPUT
         ("model.pdmodel", "pip install 'oriel-serving[openvino-models]'"),
         ("model.plan", "TensorRT plans need TensorRT, which is not installed"),
         ("model.xml", "OpenVINO models need the package openvino, which is not installed"),
-        ("xgboost.json", "docs/convert-to-onnx.md"),
+        ("xgboost.json", "forests need the package treelite, which is not installed"),
+        ("checkpoint.tl", "pip install 'oriel-serving[forests]'"),
         ("notes.txt", "names no backend and holds no model.onnx"),
     ],
 )

@@ -99,7 +99,7 @@ def test_files_of_other_frameworks_are_refused_with_a_page(tmp_path: Path, name:
     assert says in found and "docs/" in found
 
 
-@pytest.mark.parametrize("reason", [*_REFUSED.values(), needs("cuda"), needs("openvino"), needs("tensorrt")])
+@pytest.mark.parametrize("reason", [*_REFUSED.values(), *map(needs, ("cuda", "fil", "openvino", "tensorrt"))])
 def test_every_refusal_names_pages_that_exist(reason: str) -> None:
     named = [word.strip(",.:;()") for word in reason.split() if word.strip("(").startswith("docs/")]
     assert named and all((PAGES / each).is_file() for each in named)

@@ -42,6 +42,7 @@ _BACKENDS = {
     "onnxruntime": "oriel_inference.backends.onnx_runtime:OnnxRuntime",
     "tensorrt": "oriel_inference.backends.tensorrt.backend:TensorRt",
     "pytorch": "oriel_inference.backends.pytorch.process:PyTorch",
+    "fil": "oriel_inference.backends.forests:Forests",
     "openvino": "oriel_inference.backends.openvino_models:OpenVinoModels",
 }
 

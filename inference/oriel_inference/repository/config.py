@@ -31,6 +31,18 @@ _GRAPH_LEVELS = (-1, 0, 1, 2)
 _NOT_YET = "is understood, but not executed by this server yet"
 _SHAPE_TENSOR = "is not supported: plans with shape tensors are not executed"
 
+# backend -> parameters of Triton's that choose nothing here, because they tune a GPU or an older version of the engine
+_UNUSED_PARAMETERS = {
+    "openvino": """
+        COMPILATION_NUM_THREADS CPU_THREADS_NUM ENFORCE_BF16 CPU_BIND_THREAD CPU_THROUGHPUT_STREAMS
+        SKIP_DYNAMIC_BATCHSIZE TF_NUM_INTRA_THREADS TF_NUM_INTER_THREADS TF_USE_PER_SESSION_THREADS
+        MAX_SESSION_SHARE_COUNT
+    """.split(),
+    "fil": """
+        algo storage_type blocks_per_sm threads_per_tree transfer_threshold use_experimental_optimizations
+    """.split(),
+}
+
 _Refuse = Callable[[str, str], ConfigInvalid]
 
 
@@ -291,7 +303,7 @@ def _without_effect(config: pb.ModelConfig) -> list[str]:
             on_cpu and bool(optimization.execution_accelerators.gpu_execution_accelerator)
         ),
         "optimization.execution_accelerators": (
-            config.backend == "openvino" and optimization.HasField("execution_accelerators")
+            config.backend in _UNUSED_PARAMETERS and optimization.HasField("execution_accelerators")
         ),
         "optimization.input_pinned_memory": optimization.HasField("input_pinned_memory"),
         "optimization.output_pinned_memory": optimization.HasField("output_pinned_memory"),
@@ -301,5 +313,6 @@ def _without_effect(config: pb.ModelConfig) -> list[str]:
         f"model_repository_agents ({', '.join(agents)[:64]})": bool(agents),
         "response_cache (there is no cache)": config.response_cache.enable,
         f"parameters[{STRATEGY!r}]": STRATEGY in config.parameters,
+        **{f"parameters[{key!r}]": key in config.parameters for key in _UNUSED_PARAMETERS.get(config.backend, ())},
     }
     return [f"{field} has no effect here" for field, found in ignored.items() if found]

@@ -23,6 +23,7 @@ _NEEDS = {
         "docs/gpus.md"
     ),
     "openvino": "OpenVINO models run on the CPU here: set KIND_CPU or KIND_AUTO, see docs/openvino-models.md",
+    "fil": "forests run on the CPU here: set KIND_CPU or KIND_AUTO, see docs/forests.md",
 }
 _KERAS = (
     "Keras files are not executed by this server: write the model with model.export(FOLDER) and serve the folder as "
@@ -46,7 +47,6 @@ _REFUSED = {
     "pickle": _PICKLE,
     "safetensors": _WEIGHTS,
     "dali": "DALI pipelines are not executed by this server; put pre-processing into a logic service: docs/logic.md",
-    "fil": f"forests are not executed by the FIL backend here, {_CONVERT}",
     "custom": "custom backends are libraries, none is loaded; put the code into a logic service: docs/logic.md",
     **dict.fromkeys(("identity", "square", "repeat", "recommended", "minimal", "bls"), _TEACHING),
 }
@@ -67,7 +67,15 @@ _PYTORCH = ("pytorch", "libtorch", _EXPORTED)
 # other names of an engine
 _SAME = dict.fromkeys(("tensorflow", "tensorflow1", "tensorflow2", "armnn_tflite", "paddle"), "openvino")
 _FILE_OF = {"tensorflow_graphdef": "model.graphdef", "tensorflow_savedmodel": "model.savedmodel"}
-_MANY_FILES = ("openvino",)
+_MANY_FILES = ("openvino", "fil")
+# model_type of a forest -> its file
+MODEL_TYPES = {
+    "xgboost_ubj": "xgboost.ubj",
+    "xgboost_json": "xgboost.json",
+    "xgboost": "xgboost.model",
+    "lightgbm": "model.txt",
+    "treelite_checkpoint": "checkpoint.tl",
+}
 # file in the version folder -> engine, in the order of the search
 _FILES = {
     "model.onnx": "onnxruntime",
@@ -82,10 +90,7 @@ _FILES = {
     "model.tflite": "openvino",
     "model.pdmodel": "openvino",
     "model.dali": "dali",
-    "xgboost.model": "fil",
-    "xgboost.json": "fil",
-    "model.txt": "fil",
-    "checkpoint.tl": "fil",
+    **dict.fromkeys(MODEL_TYPES.values(), "fil"),
     "model.py": "python",
 }
 _SUFFIXES = {
@@ -202,11 +207,12 @@ def names_engine(config: pb.ModelConfig, file: str, files: Sequence[str]) -> boo
 
 
 def _file_among(config: pb.ModelConfig, backend: str, files: Sequence[str]) -> str:
-    """Return the model file of an engine that has one name for each format: the one of the platform, or the one that is
-    there.
+    """Return the model file of an engine that has one name for each format: the one that the configuration
+    means, or the one that is there.
     """
-    if config.platform in _FILE_OF:
-        return _FILE_OF[config.platform]
+    kind = config.parameters["model_type"].string_value if "model_type" in config.parameters else ""
+    if named := MODEL_TYPES.get(kind) if backend == "fil" else _FILE_OF.get(config.platform):
+        return named
     there = (name for name, engine in _FILES.items() if engine == backend and name in files)
     return next(there, default_file(backend))
 

@@ -1,12 +1,11 @@
 """Decides where the instances of a model run, and with which engine options: one `Place` per instance."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from oriel_inference.backends.tensorrt import GPU_KEY, PROVIDER
 from oriel_inference.errors import ConfigInvalid
 from oriel_inference.model import GRAPH_OPTION, EngineOptions, Gpu
-from oriel_inference.repository import openvino
 from oriel_inference.repository.accelerators import CUDA, PROVIDERS, accelerators
 from oriel_inference.repository.config import MAX_INSTANCES, parameter
 from oriel_inference.repository.engines import default_file, gpu_engine, needs
@@ -79,14 +78,6 @@ def instances_by_demand(config: pb.ModelConfig, found: Sequence[Place], cores: i
     return min(MAX_INSTANCES, max(1, cores // found[0].options.intra_op_threads))
 
 
-def with_runs(config: pb.ModelConfig, found: list[Place], cores: int) -> list[Place]:
-    """Return the places of an OpenVINO model with the number of runs that share what is compiled, on `cores` cores."""
-    if config.backend != openvino.BACKEND:
-        return found
-    runs = instances_by_demand(config, found, cores) or len(found)
-    return [replace(place, options=replace(place.options, concurrent_runs=runs)) for place in found]
-
-
 def field_of(config: pb.ModelConfig, provider: str) -> str:
     """Return the field that asks for `provider`."""
     if parameter(config, PROVIDER_KEY):
@@ -140,8 +131,6 @@ def _place(config: pb.ModelConfig, file: str, threads: int, inter_threads: int, 
     named = parameter(config, PROVIDER_KEY)
     if config.backend == "tensorrt" and gpu is not None:
         providers = [(PROVIDER, {GPU_KEY: str(gpu.number)})]
-    elif config.backend == openvino.BACKEND:
-        providers = []
     elif named:
         providers = [] if named == CPU else [(named, dict(providers).get(named, {}))]
     filename = config.default_model_filename or default_file(config.backend)
@@ -152,9 +141,7 @@ def _place(config: pb.ModelConfig, file: str, threads: int, inter_threads: int, 
     entries: Mapping[str, str] = {}
     if parameter(config, _DEVICE_ALLOCATOR):
         entries = {_DEVICE_ALLOCATOR: "1" if switch(config, _DEVICE_ALLOCATOR, file) else "0"}
-    settings = openvino.openvino_settings(config, file) if config.backend == openvino.BACKEND else {}
-    own_threads = openvino.threads_of_a_run(settings)
-    intra = count(config, "intra_op_thread_count", file) or own_threads or default_threads
+    intra = count(config, "intra_op_thread_count", file) or default_threads
     return Place(
         options=EngineOptions(
             providers=tuple((name, _threaded(name, options, intra)) for name, options in providers),
@@ -166,7 +153,6 @@ def _place(config: pb.ModelConfig, file: str, threads: int, inter_threads: int, 
             memory_pattern=switch(config, _PATTERN, file),
             session_entries=entries,
             run_entries={SHRINK: parameter(config, SHRINK)} if parameter(config, SHRINK) else {},
-            compiler_settings=settings,
         ),
         filename=filename,
     )

@@ -12,6 +12,7 @@ from oriel_inference.backends import Backend, ConfiguredBackend, RequestSession,
 from oriel_inference.batching.device import Device, Devices
 from oriel_inference.errors import ConfigInvalid, InferenceError, LoadFailed
 from oriel_inference.model import EngineOptions, ModelSpec
+from oriel_inference.repository import forests, openvino
 from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.compiling import Compilation, CompileRequest, compiler_of, with_compiler
 from oriel_inference.repository.config import (
@@ -27,15 +28,7 @@ from oriel_inference.repository.cuda_graphs import capture_graphs, check_graph_s
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.repository.engines import default_file, names_engine
 from oriel_inference.repository.ensembles import as_ensemble, is_ensemble
-from oriel_inference.repository.instances import (
-    Place,
-    field_of,
-    instances_by_demand,
-    on_cpu_instead,
-    placements,
-    with_runs,
-)
-from oriel_inference.repository.openvino import runs_on, without_effect
+from oriel_inference.repository.instances import Place, field_of, instances_by_demand, on_cpu_instead, placements
 from oriel_inference.repository.outline import device_of
 from oriel_inference.repository.plans import (
     ReserveModel,
@@ -231,8 +224,7 @@ def _load_versions(
 ) -> dict[int, LoadedVersion | LoadFailed | None]:
     store, model, file = loading.store, loading.model, loading.file
     available = store.versions(model)
-    warnings = validate(config, model, file, _files_naming_engine(loading, config, available))
-    for warning in [*warnings, *without_effect(config)]:
+    for warning in validate(config, model, file, _files_naming_engine(loading, config, available)):
         _log.warning("%s: %s", file, warning)
     versions, missing = select_versions(config, available, file)
     if missing:
@@ -310,7 +302,10 @@ def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
     instances = len(placements(placed, file, threads=1, gpus=gpus))
     threads, inter_threads = defaults.intra_op_threads or one.threads(instances), defaults.inter_op_threads or 1
     found = placements(placed, file, threads=threads, gpus=gpus, inter_threads=inter_threads)
-    found = with_runs(config, found, one.of.cores)
+    if config.backend == openvino.BACKEND:
+        found = openvino.with_openvino(config, file, found, one.of.cores)
+    elif config.backend == forests.BACKEND:
+        found = forests.with_forest(config, file, found)
     if defaults.engine_host_code:
         found = with_host_code(found)
     found, wanted = with_compiler(config, file, found, backend.lacks)
@@ -335,7 +330,7 @@ def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
     copied = nullcontext(paths) if backend.apart else private_files(store, model, version, paths)
     with one.of.slot() as waited_s, copied as files:
         loaded = _open_version(one, backend, found, files, wanted)
-    note = note or runs_on(config)
+    note = note or openvino.runs_on(config)
     return replace(loaded, note=note, load_s=time.monotonic() - began_s - waited_s)
 
 

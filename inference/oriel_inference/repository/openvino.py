@@ -1,21 +1,18 @@
 """Reads the parameters of OpenVINO models: their names are those of Triton's back ends for OpenVINO and TensorFlow."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 
 from oriel_inference.backends.compilers import number, one_of
-from oriel_inference.repository.config import parameter, read_parameters
+from oriel_inference.repository.config import read_parameters
+from oriel_inference.repository.instances import Place, instances_by_demand
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
 BACKEND = "openvino"
 MAX_COUNT = 256  # bound on streams, and on threads
 _LIBRARY = "would load a library into the server, which a model configuration may not do"
-# Of older versions of Triton's back end, or of TensorFlow itself.
-_WITHOUT_EFFECT = """
-    COMPILATION_NUM_THREADS CPU_THREADS_NUM ENFORCE_BF16 CPU_BIND_THREAD CPU_THROUGHPUT_STREAMS SKIP_DYNAMIC_BATCHSIZE
-    TF_NUM_INTRA_THREADS TF_NUM_INTER_THREADS TF_USE_PER_SESSION_THREADS TF_INIT_OPS_FILE MAX_SESSION_SHARE_COUNT
-""".split()
 
 
 def _upper(read: Callable[[str], str]) -> Callable[[str], str]:
@@ -52,7 +49,31 @@ _PARAMETERS: dict[str, Callable[[str], str]] = {
 }
 
 
-def openvino_settings(config: pb.ModelConfig, file: str) -> dict[str, str]:
+def with_openvino(config: pb.ModelConfig, file: str, found: Sequence[Place], cores: int) -> list[Place]:
+    """Return the places of an OpenVINO model with its parameters, and with the number of runs that share what is
+    compiled. Raises ConfigInvalid that names the parameter.
+    """
+    settings = _settings(config, file)
+    streams = settings.get("streams", "1")
+    # INFERENCE_NUM_THREADS counts the threads of all streams.
+    threads = -(-int(settings.get("threads", "0")) // (int(streams) if streams.isdigit() else 1))
+    placed = [
+        replace(
+            place,
+            options=replace(
+                place.options,
+                providers=(),
+                intra_op_threads=threads or place.options.intra_op_threads,
+                compiler_settings=settings,
+            ),
+        )
+        for place in found
+    ]
+    runs = instances_by_demand(config, placed, cores) or len(placed)
+    return [replace(place, options=replace(place.options, concurrent_runs=runs)) for place in placed]
+
+
+def _settings(config: pb.ModelConfig, file: str) -> dict[str, str]:
     """Return the settings of a model as the backend `openvino` takes them.
 
     hint, streams, threads, precision: as those of the compiler `openvino`.
@@ -84,19 +105,6 @@ def openvino_settings(config: pb.ModelConfig, file: str) -> dict[str, str]:
         "names": msgspec.json.encode(names).decode(),
     }
     return {key: value for key, value in settings.items() if value}
-
-
-def threads_of_a_run(settings: dict[str, str]) -> int:
-    """Return the threads of one of the runs that share INFERENCE_NUM_THREADS; 0 if the model does not set them."""
-    streams = settings.get("streams", "1")
-    return -(-int(settings.get("threads", "0")) // (int(streams) if streams.isdigit() else 1))
-
-
-def without_effect(config: pb.ModelConfig) -> Sequence[str]:
-    """Return one line per parameter that is accepted and shown, but has no effect here."""
-    if config.backend != BACKEND:
-        return []
-    return [f"parameters[{key!r}] has no effect here" for key in _WITHOUT_EFFECT if parameter(config, key)]
 
 
 def runs_on(config: pb.ModelConfig) -> str:

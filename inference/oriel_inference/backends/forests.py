@@ -1,0 +1,110 @@
+"""The backend `fil`: trees of XGBoost, LightGBM and others, executed by Treelite on the CPU.
+
+Names, files and parameters are those of Triton's backend of that name.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oriel_inference.backends import Backend, Session, without_folders
+from oriel_inference.errors import BackendFailed, LoadFailed
+from oriel_inference.model import EngineOptions, TensorInfo
+from oriel_wire.v2.messages import Array
+
+MISSING = "forests need the package treelite, which is not installed: pip install 'oriel-serving[forests]'"
+INPUT, OUTPUT = "input__0", "output__0"
+THRESHOLD = 0.5
+
+
+class Forests(Backend):
+    """Opens files of forests. One object per load: the sessions of a file share its trees.
+
+    Making one raises LoadFailed if Treelite is missing.
+    """
+
+    name = "fil"
+
+    def __init__(self) -> None:
+        try:
+            self._treelite = import_module("treelite")
+            self._predict = import_module("treelite.gtil").predict
+        except ImportError as error:
+            raise LoadFailed(MISSING) from error
+        self._models: dict[Path, Any] = {}
+
+    def open(self, path: Path, options: EngineOptions) -> "ForestSession":
+        given = options.session_entries
+        if path not in self._models:
+            try:
+                self._models[path] = self._load(path, given)
+            except self._treelite.TreeliteError as error:
+                raise LoadFailed(f"Treelite cannot load {path.name}: {_plain(error)}") from error
+        model = self._models[path]
+        return ForestSession(model, self._predict, given, options.intra_op_threads)
+
+    def _load(self, path: Path, given: Mapping[str, str]) -> Any:
+        frontend, unknown = self._treelite.frontend, given.get("xgboost_allow_unknown_field") == "true"
+        match given["model_type"]:
+            case "lightgbm":
+                return frontend.load_lightgbm_model(path)
+            case "treelite_checkpoint":
+                return self._treelite.Model.deserialize(path)
+            case "xgboost":
+                return frontend.load_xgboost_model_legacy_binary(path)
+            case kind:
+                form = "json" if kind == "xgboost_json" else "ubjson"
+                return frontend.load_xgboost_model(path, format_choice=form, allow_unknown_field=unknown)
+
+
+class ForestSession(Session):
+    """One forest; a run keeps the interpreter's lock only while it prepares.
+
+    given: Triton's parameters. threads: of one run.
+    """
+
+    provider = "Treelite"
+
+    def __init__(self, model: Any, predict: Callable[..., Array], given: Mapping[str, str], threads: int) -> None:
+        header = model.get_header_accessor()
+        classes = [int(count) for count in header.get_field("num_class")]
+        if len(classes) != 1:
+            raise LoadFailed("the forest has several targets, of which only one can be answered")
+        self._model = model
+        self._predict = predict
+        self._threads = threads
+        self._classes = classes[0]
+        self._probabilities = given.get("predict_proba") == "true"
+        self._class = given.get("output_class") == "true" and not self._probabilities
+        self._threshold = float(given.get("threshold", THRESHOLD))
+        # A binary forest has one score; Triton's clients ask for it as one probability or as two.
+        self._both = self._probabilities and self._classes == 1 and given.get("columns", "2") == "2"
+        columns = 1 if self._class else 2 if self._both else self._classes
+        self._shape = (-1, columns) if columns > 1 else (-1,)
+        self.inputs = (TensorInfo(name=INPUT, datatype="FP32", shape=(-1, int(model.num_feature))),)
+        self.outputs = (TensorInfo(name=OUTPUT, datatype="FP32", shape=(-1, columns)),)
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        """Execute one batch; NaN is a missing value. A single column has no dimension of its own, as in Triton."""
+        try:
+            scores = self._predict(self._model, inputs[INPUT], nthread=self._threads)
+        except Exception as error:
+            raise BackendFailed("the forest could not be executed", _plain(error)) from error
+        scores = scores.reshape(-1, self._classes)
+        if self._class:
+            scores = np.argmax(scores, axis=1) if self._classes > 1 else scores > self._threshold
+        elif self._both:
+            scores = np.concatenate([1 - scores, scores], axis=1)
+        return [scores.astype(np.float32, copy=False).reshape(self._shape)] * len(outputs)
+
+    def close(self) -> None:
+        self._model = None
+
+
+def _plain(error: Exception) -> str:
+    """Return Treelite's error text as one line, without the place in its own source."""
+    line = (str(error).splitlines() or [""])[0]
+    return without_folders(line.partition(": ")[2] or line)[:300]
