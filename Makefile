@@ -30,8 +30,9 @@ run: $(or $(DEMO_$(DEMO)),$(error oriel: DEMO is digits or embeddings))
 #               compiled without the C compiler's optimisations, and of the tests those of protocols and policies
 #   openvino    its execution provider, in an environment of its own: two distributions of ONNX Runtime exclude each other; with
 #               Intel's package beside it (59 MB, 180 MB installed), without which `make test` skips the tests of the compiler
-#   frameworks  PyTorch programs, with models made by PyTorch itself, in an environment of its own (983 MB for a build for CPUs,
-#               which TORCH="torch --index-url https://download.pytorch.org/whl/cpu" gets): `make test` skips these tests
+#   frameworks  files of PyTorch, TensorFlow, XGBoost, LightGBM and scikit-learn against these libraries themselves, in an
+#               environment of its own: 400 MB of wheels, 2 GB installed, and PyTorch (983 MB for a build for CPUs, which
+#               TORCH="torch --index-url https://download.pytorch.org/whl/cpu" gets); `make test` skips these tests
 #   redis62     shared limits against the oldest supported Redis, from build/redis
 #   mutants     one operator, number or truth value changed at a time: which changes no test notices; ARGS="--area limits --sample 60"
 #   embeddings  DEMO=embeddings against the published similarities
@@ -57,7 +58,7 @@ NEEDS_openvino := requirements/test-openvino.txt
 TEST_openvino = $(MAKE) --no-print-directory VENV=build/openvino build/openvino/.test-openvino-$(HERE) && \
 	exec build/openvino/bin/python -m pytest tests/openvino tests/conformance/test_backends.py $(ARGS)
 TORCH ?= torch>=2.8
-NEEDS_frameworks := requirements/dev.txt
+NEEDS_frameworks := requirements/test-frameworks.txt
 TEST_frameworks = $(MAKE) --no-print-directory VENV=build/frameworks build/frameworks/.frameworks-$(HERE) && \
 	exec build/frameworks/bin/python -m pytest tests/frameworks $(ARGS)
 NEEDS_redis62 := $(DEV) build/redis/.made-$(FOLDER)
@@ -183,7 +184,7 @@ build/redis/.made-$(FOLDER): requirements/redis.txt | $(VENV)/.dev-$(HERE)
 	@touch $@
 
 # In no lock: the build for CPUs and those for CUDA are different files, and only one of them is in the usual index.
-$(VENV)/.frameworks-$(HERE): $(VENV)/.dev-$(HERE)
+$(VENV)/.frameworks-$(HERE): $(VENV)/.test-frameworks-$(HERE)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(foreach each,$(TORCH),'$(each)')
 	@touch $@
 
