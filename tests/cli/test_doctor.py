@@ -238,6 +238,32 @@ async def test_a_repository_is_listed_and_its_configurations_are_read(tmp_path: 
     assert len(found) == 1 and "bad/config.pbtxt" in found[0].what and "did you mean 'max_batch_size'?" in found[0].what
 
 
+async def test_an_engine_that_is_not_installed_is_named_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)  # their imports fail
+    monkeypatch.setitem(sys.modules, "treelite", None)
+    for name, file in (
+        ("net", "model.xml"),
+        ("trees", "model.txt"),
+        ("weights", "model.safetensors"),
+        ("py", "model.py"),
+    ):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "1" / file).touch()
+    found = [(each.status, each.what, each.fix) for each in await services.repository(tmp_path)]
+    missing = "which is not installed"
+    assert found[:2] == [
+        (
+            "warn",
+            f"net: OpenVINO models need the package openvino, {missing}",
+            "pip install 'oriel-serving[openvino-models]'",
+        ),
+        ("warn", f"trees: forests need the package treelite, {missing}", "pip install 'oriel-serving[forests]'"),
+    ]
+    assert len(found) == 3 and found[2][1].startswith("weights: safetensors files hold weights")
+
+
 def test_services_are_read_and_not_imported(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "handler.py").write_text("raise SystemExit(3)\n")

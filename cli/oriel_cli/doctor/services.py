@@ -4,10 +4,11 @@ import asyncio
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from time import monotonic, time
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -19,6 +20,9 @@ from oriel_wire.discovery.discovery import DiscoveryFailed
 from oriel_wire.discovery.endpoint_slices import KUBERNETES, EndpointSlices
 from oriel_wire.engine.client import HttpClient
 from oriel_wire.errors import StartFailed, UpstreamError
+
+if TYPE_CHECKING:
+    from oriel_wire.v2.proto import model_config_pb2 as pb
 
 Documents = Mapping[str, bytes]
 
@@ -204,7 +208,9 @@ async def repository(named: Path | str) -> list[Finding]:
 def _models(named: Path | str) -> list[Finding]:
     from oriel_inference.errors import ConfigInvalid, InferenceError
     from oriel_inference.repository.config import CONFIG_FILE, parse
+    from oriel_inference.repository.ensembles import is_ensemble
     from oriel_inference.stores.opening import open_stores
+    from oriel_wire.v2.proto import model_config_pb2 as pb
 
     if isinstance(named, Path) and not named.is_dir():
         return [fail("models", f"there is no folder {named}", "correct --model-repository")]
@@ -214,19 +220,43 @@ def _models(named: Path | str) -> list[Finding]:
             (store,) = open_stores([named], Path(cache), max_cache_bytes=1 << 30, in_use=set)
             names = store.models()
             for name in names:
-                if not store.versions(name):
+                if not (versions := store.versions(name)):
                     found.append(warn("models", f"{name} has no version", "its folder holds 1, 2, ... with the files"))
-                text = store.text(name, CONFIG_FILE)
+                text, file = store.text(name, CONFIG_FILE), f"{name}/{CONFIG_FILE}"
                 try:
-                    if text is not None:
-                        parse(text, f"{name}/{CONFIG_FILE}")
+                    config = parse(text, file) if text is not None else pb.ModelConfig()
                 except ConfigInvalid as error:
-                    found.append(fail("models", str(error), f"correct {name}/{CONFIG_FILE}"))
+                    found.append(fail("models", str(error), f"correct {file}"))
+                    continue
+                if (
+                    versions
+                    and not is_ensemble(config)
+                    and (lack := _lack(config, file, store.files(name, versions[-1])))
+                ):
+                    found.append(lack)
         except InferenceError as error:
             return [fail("models", f"{named}: {error}", "correct --model-repository, or the credentials of its store")]
     if not names:
         found.append(warn("models", f"{named} holds no model", "NAME/1/model.onnx is the smallest one"))
     return found or [good("models", f"{len(names)} models in {named}")]
+
+
+def _lack(config: "pb.ModelConfig", file: str, files: Sequence[str]) -> Finding | None:
+    """Return what a model needs that is not installed here, or why no engine runs it; None if nothing is missing."""
+    from oriel_inference.backends import find_backend
+    from oriel_inference.errors import LoadFailed
+    from oriel_inference.repository.engines import name_engine
+
+    try:
+        name_engine(config, file, files)
+        if config.backend != "python":
+            find_backend(config.backend)
+    except LoadFailed as failure:
+        what, _, fix = failure.reason.partition(": pip install")
+        model = file.partition("/")[0]
+        shown = what if what.startswith(model) else f"{model}: {what}"
+        return warn("models", shown, f"pip install{fix}" if fix else "docs/model-repository.md has the engines")
+    return None
 
 
 def services(folder: Path) -> Iterator[Finding]:
