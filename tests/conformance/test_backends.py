@@ -64,10 +64,8 @@ class BackendSuite:
         assert session.run({"x": np.ones((1, 4), np.float32)}, ["y"])[0].tolist() == [[2.0] * 4]
 
 
-class TestOnnxRuntime(BackendSuite):
-    @pytest.fixture
-    def backend(self) -> Backend:
-        return find_backend("onnxruntime")
+class FileSuite(BackendSuite):
+    """Of backends that open the files themselves."""
 
     def test_a_file_that_is_none_is_refused(self, backend: Backend, tmp_path: Path) -> None:
         (tmp_path / "model.onnx").write_bytes(b"junk")
@@ -75,6 +73,19 @@ class TestOnnxRuntime(BackendSuite):
             with pytest.raises(LoadFailed) as caught:
                 backend.open(tmp_path / name, OPTIONS)
             assert str(tmp_path) not in caught.value.reason
+
+
+class TestOnnxRuntime(FileSuite):
+    @pytest.fixture
+    def backend(self) -> Backend:
+        return find_backend("onnxruntime")
+
+
+@pytest.mark.skipif(find_spec("openvino") is None, reason=MISSING)
+class TestOpenVinoModels(FileSuite):
+    @pytest.fixture
+    def backend(self) -> Backend:
+        return find_backend("openvino")
 
 
 class _Compiled(Backend):

@@ -27,6 +27,14 @@ BATCHED = IR + "max_batch_size: 8 "
 TENSORS = """
     input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ] output [ { name: "y" data_type: TYPE_FP32 dims: [ 3 ] } ]
 """
+# feed x, relu, fetch y, in the form of PaddlePaddle's public framework.proto.
+PADDLE = bytes.fromhex(
+    "0ad201080010ffffffffffffffffff011a0c0a04666565641202080918011a0d0a0566657463681202080a18011a1c0a017812170807"
+    "1a130a0f080510ffffffffffffffffff01100410001a1c0a0179121708071a130a0f080510ffffffffffffffffff011004100022260a"
+    "090a015812046665656412080a034f75741201781a046665656422090a03636f6c1000180022180a060a015812017812080a034f7574"
+    "1201791a0472656c7522280a060a0158120179120c0a034f7574120566657463681a05666574636822090a03636f6c10001800220408"
+    "80897a"
+)
 WEIGHTS = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 
@@ -192,6 +200,12 @@ def test_numbers_beyond_32_bits_are_refused(tmp_path: Path) -> None:
     assert session.run({"x": np.array([[1, -2]])}, ["y"])[0].tolist() == [[2, -4]]
     with pytest.raises(OutsideProfile, match="beyond 32 bits"):
         session.run({"x": np.array([[1, 1 << 31]])}, ["y"])
+
+
+def test_a_paddle_program_is_served(tmp_path: Path) -> None:
+    (models.put(tmp_path, "net", None, None) / "1/model.pdmodel").write_bytes(PADDLE)
+    (session,) = opened(tmp_path).sessions
+    assert session.run({"x": np.array([[-1, 2, -3, 4]], np.float32)}, ["y"])[0].tolist() == [[0, 2, 0, 4]]
 
 
 def test_texts_pass_through_a_model(tmp_path: Path) -> None:
