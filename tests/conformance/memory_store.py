@@ -9,7 +9,7 @@ from types import TracebackType
 
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import is_model_name, is_version
-from oriel_inference.stores import Fingerprint, decoded, relative_parts
+from oriel_inference.stores import FOLDER_ENTRIES, Fingerprint, decoded, relative_parts
 
 MAX_COPY_BYTES = 64 << 20
 
@@ -77,7 +77,8 @@ class MemoryStore:
     def artifact(self, model: str, version: int, filename: str) -> Path:
         name = self._inside(model, f"{version}/{filename}")
         if name not in self._files:
-            name += "/model.onnx"  # the model is a folder
+            entries = [f"{name}/{entry}" for entry in FOLDER_ENTRIES]  # the model is a folder
+            name = next((entry for entry in entries if entry in self._files), entries[0])
         if name not in self._files:
             raise LoadFailed(f"{model}/{version}/{filename} is missing")
         # A new folder each time: a runtime may have mapped what was written before.

@@ -90,9 +90,15 @@ class ModelStoreSuite:
                 repository.store.artifact("m", version, filename)
             assert str(path.parents[2]) not in caught.value.reason
 
-    def test_artifact_may_be_a_folder(self, repository: Written) -> None:
-        repository.put("m/5/model.onnx/model.onnx", b"inside")
-        assert repository.store.artifact("m", 5, "model.onnx").read_bytes() == b"inside"
+    @pytest.mark.parametrize(
+        ("folder", "entry"), [("model.onnx", "model.onnx"), ("model.savedmodel", "saved_model.pb")]
+    )
+    def test_artifact_may_be_a_folder(self, repository: Written, folder: str, entry: str) -> None:
+        repository.put(f"m/5/{folder}/{entry}", b"inside")
+        repository.put(f"m/5/{folder}/variables/w", b"beside")
+        assert list(repository.store.files("m", 5)) == [folder]
+        path = repository.store.artifact("m", 5, folder)
+        assert path.read_bytes() == b"inside" and (path.parent / "variables/w").read_bytes() == b"beside"
 
     def test_copy_is_whole_and_stays_as_it_was(self, repository: Written, tmp_path: Path) -> None:
         into = tmp_path / "copy"

@@ -88,6 +88,24 @@ async def test_a_bare_file_is_checked_completed_and_served(tmp_path: Path) -> No
     np.testing.assert_allclose(output["data"], OF_TWO[1:3], atol=1e-6)
 
 
+async def test_a_forest_is_a_step_of_an_ensemble(tmp_path: Path) -> None:
+    shutil.copy(FILES / "model.txt", folder(tmp_path, config(5, 1, model_type="lightgbm")))
+    (tmp_path / "all/1").mkdir(parents=True)
+    (tmp_path / "all/config.pbtxt").write_text("""
+        platform: "ensemble" max_batch_size: 64
+        input [ { name: "rows" data_type: TYPE_FP32 dims: [ 5 ] } ]
+        output [ { name: "risk" data_type: TYPE_FP32 dims: [ 1 ] } ]
+        ensemble_scheduling { step [ { model_name: "trees" model_version: -1
+            input_map { key: "input__0" value: "rows" } output_map { key: "output__0" value: "risk" } } ] }
+    """)
+    async with serving(tmp_path, "none") as one:
+        row = {"name": "rows", "shape": [2, 5], "datatype": "FP32", "data": [*ROWS[1].tolist(), *ROWS[2].tolist()]}
+        response = await one.client.post("/v2/models/all/infer", json={"inputs": [row]})
+    assert response.status_code == 200, response.text
+    (output,) = response.json()["outputs"]
+    assert (output["name"], output["shape"]) == ("risk", [2])
+
+
 def test_files_of_both_libraries_answer_as_the_libraries_did(tmp_path: Path) -> None:
     shutil.copy(FILES / "model.txt", folder(tmp_path / "two", config(5, 1, model_type="lightgbm")))
     np.testing.assert_allclose(answers(tmp_path / "two"), OF_TWO, atol=1e-6)

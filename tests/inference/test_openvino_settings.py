@@ -1,7 +1,5 @@
 """Configurations of OpenVINO models, without the package: parameters, files, and the names that lead to the engine."""
 
-from pathlib import Path
-
 import pytest
 
 from oriel_inference.backends.openvino_cpu import properties
@@ -9,7 +7,6 @@ from oriel_inference.errors import ConfigInvalid
 from oriel_inference.repository.config import validate
 from oriel_inference.repository.instances import Place, placements
 from oriel_inference.repository.openvino import runs_on, with_openvino
-from oriel_inference.stores.local import LocalStore
 from oriel_wire.v2.metadata import parse_config_text
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
@@ -52,13 +49,6 @@ def test_names_and_files_lead_to_openvino(config: str, files: list[str], file: s
     assert (found.backend, found.default_model_filename) == ("openvino", file)
     reported = "" if file.endswith((".xml", ".onnx")) else f"{file} is executed by OpenVINO"
     assert runs_on(found) == reported
-
-
-def test_a_folder_of_tensorflow_is_one_model(tmp_path: Path) -> None:
-    folder = tmp_path / "net/1/model.savedmodel"
-    folder.mkdir(parents=True)
-    (folder / "saved_model.pb").touch()
-    assert LocalStore(tmp_path).artifact("net", 1, "model.savedmodel") == folder / "saved_model.pb"
 
 
 @pytest.mark.parametrize(

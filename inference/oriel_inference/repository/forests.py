@@ -57,6 +57,6 @@ def with_forest(config: pb.ModelConfig, file: str, found: Sequence[Place]) -> li
         raise ConfigInvalid(file, "parameters['model_type']", f"is missing: it is one of {known}")
     entries = {**given, "model_type": kind, **({"columns": columns[0]} if columns else {})}
     return [
-        replace(place, options=replace(place.options, session_entries=entries, intra_op_threads=threads))
+        replace(place, options=replace(place.options, providers=(), session_entries=entries, intra_op_threads=threads))
         for place in found
     ]
