@@ -204,9 +204,9 @@ def test_a_value_that_asks_for_what_holds_is_silent() -> None:
 
 def test_backend_settings_without_effect_are_named() -> None:
     defaults, warnings = from_backend_config(
-        ["onnxruntime,enable-global-threadpool=1", "python,shm-growth-byte-size=1"]
+        ["onnxruntime,enable-global-threadpool=1", "python,shm-growth-byte-size=1", "tensorflow,version=2"]
     )
-    assert defaults == LoadDefaults() and len(warnings) == 2
+    assert defaults == LoadDefaults() and len(warnings) == 3
     assert "enable-global-threadpool has no effect" in warnings[0]
 
 

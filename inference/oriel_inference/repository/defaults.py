@@ -14,7 +14,9 @@ _ENVIRONMENT = "python,environment"
 _HOST_CODE = "tensorrt,version-compatible"
 _REQUIRE = "onnxruntime,require-accelerators"
 _OWN_MEMORY = "python models do not exchange tensors through Triton's shared memory pool"
+_TENSORFLOW = "OpenVINO executes TensorFlow's files, on the CPU: see docs/openvino-models.md"
 _NO_EFFECT = {
+    **{f"tensorflow,{key}": _TENSORFLOW for key in ("version", "allow-soft-placement", "gpu-memory-fraction")},
     "onnxruntime,enable-global-threadpool": "all models share --cores as it is",
     "python,shm-default-byte-size": _OWN_MEMORY,
     "python,shm-growth-byte-size": _OWN_MEMORY,
