@@ -34,6 +34,8 @@ from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.load import LoadedVersion
 from oriel_inference.repository.metrics_config import first_response_buckets
 from oriel_inference.repository.outline import HOST, gpu_name
+from oriel_inference.sequences.controls import engine_spec, in_slots
+from oriel_inference.sequences.scheduler import SequenceScheduler
 from oriel_inference.settings import Settings
 from oriel_inference.stores import ModelStore
 from oriel_inference.stores.opening import open_stores
@@ -162,18 +164,26 @@ def _schedulers(machine: Machine, ledger: Ledger, quality: Quality) -> Callable[
             return Ensemble(loaded.spec, machine, statistics)
         # Sessions that take requests compute elsewhere, or wait for their reader: they take no cores from the others.
         apart = isinstance(loaded.sessions[0], RequestSession)
-        batcher = Batcher(
-            loaded.spec,
-            loaded.slots,
-            replace(machine, cores=Cores(loaded.spec.instances)) if apart else machine,
-            units=1 if apart else loaded.units,
-            statistics=statistics,
-            placed=loaded.placed,
-        )
+        of_model = replace(machine, cores=Cores(loaded.spec.instances)) if apart else machine
+        units = 1 if apart else loaded.units
         quality.open(loaded.spec, statistics, loaded.reference)
-        if loaded.run_s is not None:
-            batcher.curve.observe(1, loaded.run_s)
-        return batcher
+        rules = loaded.spec.sequences
+        if rules is not None:
+            inner = engine_spec(loaded.spec, rules)
+            batchers = [
+                Batcher(inner, [each], of_model, units=units, statistics=statistics, placed=[device])
+                for each, device in zip(in_slots(loaded.sessions, rules), loaded.placed, strict=True)
+            ]
+        else:
+            batchers = [
+                Batcher(loaded.spec, loaded.slots, of_model, units=units, statistics=statistics, placed=loaded.placed)
+            ]
+        for batcher in batchers:
+            if loaded.run_s is not None:
+                batcher.curve.observe(1, loaded.run_s)
+        if rules is None:
+            return batchers[0]
+        return SequenceScheduler(loaded.spec, rules, batchers, machine, statistics, exclusive=apart)
 
     return make
 

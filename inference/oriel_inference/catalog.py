@@ -29,7 +29,7 @@ class ServingModel:
     identity: a text of how its files looked when they were loaded, "" if they came with a request.
     recognises: True if `templates` may stand for the full decoder.
     takes_requests: its sessions take requests one by one.
-    wants_source: they, or models of its steps, need the client's request.
+    wants_source: they, models of its steps, or its sequences need the client's request.
     holds: calls of ensembles that began with it, and calls on their way to it; it does not close before these have
     ended. Writers: the ensembles and `servers.http_infer`.
     artefact: the life of its compiled artefact, if its configuration asks for one. sessions and artefact are written by
@@ -65,7 +65,7 @@ class ServingModel:
         self.version = str(spec.version)
         self.provider = sessions[0].provider if sessions else ""
         self.takes_requests = isinstance(next(iter(sessions), None), RequestSession)
-        self.wants_source = self.takes_requests or bool(spec.steps)
+        self.wants_source = self.takes_requests or bool(spec.steps) or spec.sequences is not None
         self.recognises = not spec.decoupled and not self.takes_requests
         self.fitter = RequestFitter(spec)
 

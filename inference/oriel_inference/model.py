@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from oriel_policies.waiting.batch import BatchBounds
+from oriel_wire.v2.messages import Array
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z")
 _VERSION = re.compile(r"(?:0|[1-9][0-9]{0,17})\Z")
@@ -189,6 +190,60 @@ class EnsembleStep:
     outputs: Mapping[str, str]
 
 
+class ControlKind(Enum):
+    """The facts about a step that a sequence model may ask for. The names are those of the configuration."""
+
+    START = "CONTROL_SEQUENCE_START"
+    READY = "CONTROL_SEQUENCE_READY"
+    END = "CONTROL_SEQUENCE_END"
+    CORRID = "CONTROL_SEQUENCE_CORRID"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SequenceControl:
+    """An input that the server fills in for each step of a sequence.
+
+    false, true: one row of the values of a control that is a flag; `false` alone is used for CORRID, whose rows without
+    a sequence have it.
+    """
+
+    tensor: TensorSpec
+    kind: ControlKind
+    false: Array
+    true: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SequenceState:
+    """A tensor that the server keeps between the steps of a sequence.
+
+    tensor: the input that it goes into. output: the name of the output that it comes from.
+    initial: the value for the first step, one row.
+    """
+
+    tensor: TensorSpec
+    output: TensorSpec
+    initial: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SequenceRules:
+    """The `sequence_batching` of a model.
+
+    idle_s: how many seconds a sequence keeps its slot without a step.
+    slots: how many sequences one instance holds.
+    padded: rows stand at the numbers of their slots, with rows that are not ready between them.
+    iterative: a request is executed again and again until the model releases it.
+    """
+
+    idle_s: float
+    slots: int
+    padded: bool = False
+    iterative: bool = False
+    controls: tuple[SequenceControl, ...] = ()
+    states: tuple[SequenceState, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """One version of one model.
@@ -201,6 +256,8 @@ class ModelSpec:
     steps: the steps of an ensemble, which runs nothing itself.
     max_inflight: the most runs of one step at once; 0 means unbounded.
     sample_every: the number of rows of which about one is sampled for its distribution; 0 means none.
+    sequences: the rules of a model whose requests are steps of sequences. Its controls and states are not among
+    `inputs` and `outputs`, unless clients get a state too.
     """
 
     name: str
@@ -218,6 +275,7 @@ class ModelSpec:
     steps: tuple[EnsembleStep, ...] = ()
     max_inflight: int = 0
     sample_every: int = SAMPLE_EVERY
+    sequences: SequenceRules | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
 
     @property

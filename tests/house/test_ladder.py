@@ -78,6 +78,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "ensembles",
         "catalog fitting simulated",
         "quality",
+        "sequences",
         "batching",
         "backends stores",
         "clock model",

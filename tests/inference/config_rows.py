@@ -271,7 +271,6 @@ ROWS = [
         "gather_kernel_buffer",
     ),
     warned("optimization.eager_batching", optimization("eager_batching: true"), "optimization.eager_batching"),
-    refused("sequence_batching", "sequence_batching { }", f"sequence_batching: {NOT_YET}"),
     # the rest
     works(
         "parameters.string_value",

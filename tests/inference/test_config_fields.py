@@ -20,7 +20,14 @@ DOCS = Path(__file__).parents[2] / "docs/model-repository.md"
 
 
 # Judged by tests of their own; here only: the page has a line for them.
-ELSEWHERE = ("ensemble_scheduling", "dynamic_batching", "model_warmup", "metric_tags", "model_metrics")
+ELSEWHERE = (
+    "ensemble_scheduling",
+    "dynamic_batching",
+    "sequence_batching",
+    "model_warmup",
+    "metric_tags",
+    "model_metrics",
+)
 
 
 @pytest.mark.usefixtures("without_engines")

@@ -18,7 +18,7 @@ from .clients import client_of
 
 async def test_configuration_of_a_model_that_failed_to_load_is_shown(settings: Settings, tmp_path: Path) -> None:
     """What is understood and not executed is seen by clients; where nothing was read there is nothing to show."""
-    sequence = models.DOUBLE + "sequence_batching { max_sequence_idle_microseconds: 5000000 }"
+    sequence = models.DOUBLE + "sequence_batching { max_sequence_idle_microseconds: 5000000 iterative_sequence: true }"
     models.put(tmp_path, "double", models.double(), sequence)
     models.put(tmp_path, "ok", models.double(), None)
     models.put(tmp_path, "typo", models.double(), "frobnicate: 3")

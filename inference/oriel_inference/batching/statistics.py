@@ -99,6 +99,7 @@ class Statistics:
     tiers: tier -> requests.
     responses, first_response: the number of responses and the time to the first one, for a decoupled model; the latter
     in milliseconds.
+    sequences: how sequences ended -> their number.
     offer: takes samples of executed rows, the next one when `inferences` reaches sample_at. Writer: `quality`.
     """
 
@@ -115,6 +116,7 @@ class Statistics:
         "releases",
         "responses",
         "sample_at",
+        "sequences",
         "sizes",
         "stages",
         "success",
@@ -134,6 +136,7 @@ class Statistics:
         self.tiers: dict[str, Tier] = {}
         self.responses: list[Response] = []
         self.first_response = Histogram(FIRST_RESPONSE_MS)
+        self.sequences: Counter[str] = Counter()
         self.offer: Offer | None = None
         self.sample_at = inf
 

@@ -14,6 +14,7 @@ from oriel_inference.repository.engines import name_engine
 from oriel_inference.repository.ensembles import check_ensemble, is_ensemble
 from oriel_inference.repository.metrics_config import check_metrics, other_families
 from oriel_inference.repository.queueing import check_queueing
+from oriel_inference.repository.sequences import check_sequences
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import CONFIG_DATATYPES, from_config_name
 from oriel_wire.v2.metadata import parse_config_text
@@ -103,6 +104,8 @@ def validate(config: pb.ModelConfig, model: str, file: str, files: Sequence[str]
     _not_executed(config, refuse)
     if config.HasField("dynamic_batching"):
         check_queueing(config.dynamic_batching, config.max_batch_size, refuse)
+    if config.HasField("sequence_batching"):
+        check_sequences(config, refuse)
     if any(version < 0 for version in config.version_policy.specific.versions):
         raise refuse("version_policy.specific.versions", "a version must not be negative")
     if is_ensemble(config):
@@ -236,8 +239,6 @@ def _not_executed(config: pb.ModelConfig, refuse: _Refuse) -> None:
     for field in ("batch_input", "batch_output"):
         if getattr(config, field):
             raise refuse(f"{field}[0]", _NOT_YET)
-    if config.HasField("sequence_batching"):
-        raise refuse("sequence_batching", _NOT_YET)
     for index, tensor in enumerate(config.input):
         if tensor.allow_ragged_batch:
             reason = f"{_NOT_YET}: requests of unequal shapes never share a batch here, so leave it out"

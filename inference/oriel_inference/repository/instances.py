@@ -70,10 +70,10 @@ def instances_by_demand(config: pb.ModelConfig, found: Sequence[Place], cores: i
     config: the text as the model's owner wrote it, before defaults are filled in.
     found: its places. Only a single one on the CPU can hold several instances: they are runs of one session, without
     copies of the model. A session on a device has no more of it when it is run twice at once. A run of a decoupled
-    model lasts as long as its reader wants, and takes no cores.
+    model lasts as long as its reader wants, and takes no cores. Instances of a sequence model hold slots.
     """
-    counted = any(group.count for group in config.instance_group)
-    if counted or len(found) != 1 or found[0].options.providers or config.model_transaction_policy.decoupled:
+    fixed = any(group.count for group in config.instance_group) or config.HasField("sequence_batching")
+    if fixed or len(found) != 1 or found[0].options.providers or config.model_transaction_policy.decoupled:
         return 0
     return min(MAX_INSTANCES, max(1, cores // found[0].options.intra_op_threads))
 

@@ -41,9 +41,11 @@ from oriel_inference.repository.plans import (
     with_reference,
 )
 from oriel_inference.repository.python_model import check_python, instance_count, open_all
+from oriel_inference.repository.sequences import INITIAL_STATES, with_sequences
 from oriel_inference.repository.spec import build_spec, check_against_file, complete, fill_defaults, require_complete
 from oriel_inference.repository.version_files import private_files, read_reference
 from oriel_inference.repository.warmup import row_of_zeros, run_warmup
+from oriel_inference.sequences.controls import first_step
 from oriel_inference.stores import Fingerprint, ModelStore
 from oriel_policies.quality.reference import Reference
 from oriel_wire.v2.proto import model_config_pb2 as pb
@@ -136,7 +138,11 @@ class _VersionLoading:
         """Builds the specification from the completed configuration. Raises LoadFailed."""
         check_graph_specs(self.config, self.of.file)
         spec = build_spec(self.config, self.version, self.of.file, instances=instances, labels=self.of.labels)
-        return replace(spec, by_demand=by_demand)
+        found = replace(spec, by_demand=by_demand)
+        return with_sequences(found, self.config, self.of.file, read=self._initial_state)
+
+    def _initial_state(self, name: str) -> bytes:
+        return self.of.store.data(self.of.model, f"{INITIAL_STATES}/{name}")
 
     def warm_up(self, spec: ModelSpec, sessions: Sequence[Session], devices: Sequence[Device]) -> None:
         """Runs the samples of `model_warmup` on every session, each on its device. Raises LoadFailed."""
@@ -309,6 +315,9 @@ def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
     if defaults.engine_host_code:
         found = with_host_code(found)
     found, wanted = with_compiler(config, file, found, backend.lacks)
+    if wanted is not None and config.HasField("sequence_batching"):
+        reason = "does not go with a compiler: leave out the parameter or the accelerator that asks for one"
+        raise ConfigInvalid(file, "sequence_batching", reason)
     if not check_graphs(config, file, found) and config.optimization.cuda.graphs and config.backend == "onnxruntime":
         _log.warning("%s: optimization.cuda has no effect, because no instance runs on a GPU", file)
     if note and wanted is not None and wanted.compiler.on_gpu and finds_tensorrt(one.of.find_backend):
@@ -464,7 +473,7 @@ def _time_warm_run(session: Session, spec: ModelSpec, device: Device) -> float |
     """Runs one row of zeros a few times, so that the first request does not pay for lazy set-up. Returns the seconds of
     the last run, or None if the model refuses zeros.
     """
-    inputs = row_of_zeros(session.inputs)
+    inputs = row_of_zeros(session.inputs, first_step(spec, 1))
     names = [output.name for output in spec.outputs]
     began = time.monotonic()
     duration: float | None = None

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
+from oriel_inference.backends.hidden_tensors import hidden_inputs, hidden_outputs
 from oriel_inference.errors import ConfigInvalid
 from oriel_inference.model import SAMPLE_EVERY, ModelSpec, TensorInfo, TensorSpec
 from oriel_inference.repository.config import parameter
@@ -37,6 +38,9 @@ def complete(config: pb.ModelConfig, inputs: Tensors, outputs: Tensors, file: st
     configurations.
     """
     require_complete(config, file, defaults)
+    hidden = {tensor.name for tensor in hidden_inputs(config)} | {tensor.name for tensor in hidden_outputs(config)}
+    inputs = [tensor for tensor in inputs if tensor.name not in hidden]
+    outputs = [tensor for tensor in outputs if tensor.name not in hidden]
     if not config.input and not config.output and not config.max_batch_size:
         everything = (*(each for each in inputs if not each.optional), *outputs)
         if everything and all(tensor.shape and tensor.shape[0] == -1 for tensor in everything):
@@ -66,9 +70,12 @@ def fill_defaults(config: pb.ModelConfig) -> None:
 
 def check_against_file(config: pb.ModelConfig, inputs: Tensors, outputs: Tensors, file: str) -> None:
     """Refuse a configuration that contradicts the model file. Raises ConfigInvalid."""
-    _check("input", config.input, inputs, config.max_batch_size > 0, file)
-    _check("output", config.output, outputs, config.max_batch_size > 0, file)
-    named = {tensor.name for tensor in config.input}
+    batched, hidden = config.max_batch_size > 0, hidden_inputs(config)
+    _check("input", config.input, inputs, batched, file)
+    _check("output", config.output, outputs, batched, file)
+    _check("input", hidden, inputs, batched, file, section="sequence_batching: ")
+    _check("output", hidden_outputs(config), outputs, batched, file, section="sequence_batching: ")
+    named = {tensor.name for tensor in (*config.input, *hidden)}
     for info in inputs:
         if info.name not in named and not info.optional:
             raise ConfigInvalid(file, "input", f"the model file also needs input {info.name[:128]!r}")
@@ -147,10 +154,12 @@ def _check(
     tensors: Tensors,
     batched: bool,
     file: str,
+    *,
+    section: str = "",
 ) -> None:
     known = {tensor.name: tensor for tensor in tensors}
     for index, entry in enumerate(entries):
-        field = f"{kind}[{index}]"
+        field = f"{section}{entry.name[:128]!r}" if section else f"{kind}[{index}]"
         tensor = known.get(entry.name)
         if tensor is None:
             names = ", ".join(sorted(known))[:200]

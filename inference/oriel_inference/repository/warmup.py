@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from oriel_inference.backends import Session
 from oriel_inference.batching.device import Device
 from oriel_inference.errors import ConfigInvalid, InferenceError
 from oriel_inference.model import ModelSpec, TensorInfo, TensorSpec
+from oriel_inference.sequences.controls import first_step
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import CONFIG_DATATYPES, DATATYPES, deserialize_bytes, from_config_name
 from oriel_wire.v2.messages import Array
@@ -46,7 +47,7 @@ def run_warmup(
             for _ in range(max(1, sample.count)):
                 entered = device.start()
                 try:
-                    session.run(inputs, names)
+                    session.run(inputs | first_step(spec, sample.batch_size), names)
                 except InferenceError as error:
                     raise ConfigInvalid(file, field, f"the warm-up failed: {error.message}") from error
                 finally:
@@ -123,13 +124,13 @@ def _tensor(
         raise ConfigInvalid(file, f"{field}.dims", f"the sample is larger than {MAX_SAMPLE_BYTES >> 20} MiB")
     match given.WhichOneof("input_data_type"):
         case "input_data_file":
-            row = _from_bytes(read(given.input_data_file), datatype, elements, file, field)
+            row = array_of_bytes(read(given.input_data_file), datatype, elements, file, f"{field}.input_data_file")
         case "random_data" if datatype != "BYTES":
             row = _random(datatype, elements)
         case None:
             raise ConfigInvalid(file, field, "needs zero_data, random_data or input_data_file")
         case _:
-            row = _zeros(datatype, elements)
+            row = zero_elements(datatype, elements)
     array = np.tile(row, batch) if batch > 1 else row
     engine = tensor.engine_dims
     return array.reshape(
@@ -137,7 +138,8 @@ def _tensor(
     )
 
 
-def _zeros(datatype: str, elements: int) -> Array:
+def zero_elements(datatype: str, elements: int) -> Array:
+    """Return a row of zeros, or of empty texts."""
     if datatype == "BYTES":
         return np.full(elements, b"", dtype=object)
     return np.zeros(elements, DATATYPES[datatype].dtype)
@@ -154,15 +156,14 @@ def _random(datatype: str, elements: int) -> Array:
     return values.integers(limits.min, limits.max, elements, dtype=dtype, endpoint=True)
 
 
-def _from_bytes(data: bytes, datatype: str, elements: int, file: str, field: str) -> Array:
-    """Return the first row of a file, which may be longer."""
-    where = f"{field}.input_data_file"
+def array_of_bytes(data: bytes, datatype: str, elements: int, file: str, where: str) -> Array:
+    """Return the first row of a file, which may be longer. where: the field that names it."""
     if datatype == "BYTES":
         end = 0
         for _ in range(elements):
             end += 4 + int.from_bytes(data[end : end + 4], "little")
         try:
-            return deserialize_bytes(data, elements, "the warm-up data", end=min(end, len(data)))
+            return deserialize_bytes(data, elements, "the data file", end=min(end, len(data)))
         except BadMessage as error:
             raise ConfigInvalid(file, where, error.message) from error
     dtype = np.dtype(DATATYPES[datatype].dtype)
@@ -171,9 +172,10 @@ def _from_bytes(data: bytes, datatype: str, elements: int, file: str, field: str
     return np.frombuffer(data, dtype, elements)
 
 
-def row_of_zeros(inputs: Sequence[TensorInfo]) -> dict[str, Array]:
-    """Return zeros for every required input."""
-    return {info.name: zeros(info) for info in inputs if not info.optional}
+def row_of_zeros(inputs: Sequence[TensorInfo], given: Mapping[str, Array] | None = None) -> dict[str, Array]:
+    """Return zeros for every required input, but for those that are given."""
+    given = given or {}
+    return {info.name: zeros(info) for info in inputs if not info.optional and info.name not in given} | dict(given)
 
 
 def zeros(info: TensorInfo) -> Array:

@@ -23,6 +23,8 @@ SERVER_NAME = "oriel"
 SERVER_VERSION = installed_version()
 EXTENSIONS = (
     "classification",
+    "sequence",
+    "sequence(string_id)",
     "schedule_policy",
     "model_configuration",
     "binary_tensor_data",

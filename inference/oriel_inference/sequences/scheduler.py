@@ -1,0 +1,383 @@
+"""The scheduler of a sequence model: it decides which step runs when, and the batchers behind it run the steps.
+
+Rules.
+1. There is one batcher for each instance of the model, because a sequence keeps its instance. At most one step of a
+   sequence is in a batcher. `table` decides which sequence has a slot and which step is next.
+2. All other steps wait here, in a queue that bounds them as a batcher bounds its calls, and in which they expire.
+3. Every call that `submit` accepts is finished exactly once. A step that is not executed ends its sequence: the waiting
+   steps fail, and later steps are told why.
+4. The state of a sequence is kept here between its steps, in memory of its own. The states of a model together are
+   bounded like the requests that wait for it.
+5. Tenants with the same id have sequences of their own. A model that sees the id itself would mix them up, so there an
+   id belongs to the tenant that uses it first.
+
+Owner and single writer: the loop.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import numpy as np
+from msgspec.structs import replace
+
+from oriel_inference.batching.batcher import Batcher
+from oriel_inference.batching.call import Answer, Call, deliver, lateness
+from oriel_inference.batching.device import Accounts
+from oriel_inference.batching.machine import Machine
+from oriel_inference.batching.statistics import Statistics
+from oriel_inference.clock import Timer
+from oriel_inference.errors import (
+    CallerLeft,
+    DeadlineExceeded,
+    DeadlineTooShort,
+    InferenceError,
+    InvalidRequest,
+    QueueFull,
+    QueueTimeout,
+    ServerStopping,
+)
+from oriel_inference.model import ModelSpec, SequenceRules
+from oriel_inference.sequences.controls import SLOT, Controls
+from oriel_inference.sequences.flags import Flags, read_flags
+from oriel_inference.sequences.table import End, Id, Key, OpenSequence, SequenceTable
+from oriel_policies.waiting.queue import SlaQueue
+from oriel_wire.v2.messages import Array
+
+MAX_STEPS = 256  # of one sequence that wait
+_EXPIRED = (DeadlineExceeded, DeadlineTooShort, QueueTimeout)
+
+
+class _Step:
+    """A step of `sequence`. controls: the tensors that tell the model about it. reply: the call's own reply."""
+
+    __slots__ = ("call", "controls", "flags", "key", "reply", "sequence")
+
+    sequence: "OpenSequence[_Step]"
+
+    def __init__(self, call: Call, key: Key, flags: Flags, controls: Mapping[str, Array]) -> None:
+        self.call = call
+        self.key = key
+        self.flags = flags
+        self.controls = controls
+        self.reply = call.reply
+
+    @property
+    def runs(self) -> bool:
+        """Return whether a batcher has it."""
+        return self.sequence.running is self
+
+
+class SequenceScheduler:
+    """Runs the steps of one model version.
+
+    batchers: one for each instance, with `engine_spec`.
+    exclusive: the model sees the ids, so that tenants cannot use the same.
+    """
+
+    is_short = False
+    resident = None
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        rules: SequenceRules,
+        batchers: Sequence[Batcher],
+        machine: Machine,
+        statistics: Statistics,
+        *,
+        exclusive: bool,
+    ) -> None:
+        self.spec = spec
+        self.statistics = statistics
+        self._rules = rules
+        self._batchers = batchers
+        self._clock = machine.clock
+        self._max_state_bytes = machine.max_bytes
+        self._controls = Controls(rules, batched=spec.batched)
+        self.table: SequenceTable[_Step] = SequenceTable(
+            instances=len(batchers),
+            slots=rules.slots,
+            idle_s=rules.idle_s,
+            ended=statistics.sequences,
+            exclusive=exclusive or self._controls.shows_id,
+        )
+        self._queue = SlaQueue(max_items=machine.max_items, max_bytes=machine.max_bytes)
+        self._steps: dict[Call, _Step] = {}
+        names = [output.name for output in batchers[0].spec.outputs]
+        self._outputs = [(state.tensor.name, names.index(state.output.name)) for state in rules.states]
+        self._visible = len(spec.outputs) if len(names) > len(spec.outputs) else None
+        self._varies = [state.tensor.name for state in rules.states if -1 in state.tensor.dims]
+        self._placing = False
+        self._closed = False
+        self._expiry: Timer | None = None
+        self._expiry_at = 0.0
+        self._idle: Timer | None = None
+
+    # Scheduler --------------------------------------------------------------------------------------------------
+
+    @property
+    def accounts(self) -> Accounts:
+        """Return the rows of its callers."""
+        return self._batchers[0].accounts
+
+    @property
+    def units(self) -> int:
+        """Return the cores of one run."""
+        return self._batchers[0].units
+
+    @property
+    def share(self) -> float:
+        """Return the share of the server that one run keeps busy."""
+        return self._batchers[0].share
+
+    @property
+    def pending(self) -> int:
+        """Return the number of waiting steps."""
+        return len(self._queue) + sum([each.pending for each in self._batchers])
+
+    @property
+    def running(self) -> int:
+        """Return the number of running batches."""
+        return sum([each.running for each in self._batchers])
+
+    def depths(self) -> list[tuple[int, int, float | None]]:
+        """Return (band, waiting steps, expected wait of a step whose sequence has a slot) for every band seen."""
+        found = {band: items for band, items, _ in self._queue.depths()}
+        for each in self._batchers:
+            for band, items, _ in each.depths():
+                found[band] = found.get(band, 0) + items
+        return [(band, items, self.expected_wait_s(band)) for band, items in sorted(found.items())]
+
+    def expected_wait_s(self, band: int) -> float | None:
+        """Return how many seconds a step would wait whose sequence has a slot; None if unknown."""
+        waits = [wait_s for each in self._batchers if (wait_s := each.expected_wait_s(band)) is not None]
+        return min(waits, default=None)
+
+    def submit(self, call: Call) -> None:
+        """Accept `call`; its reply comes later on the loop, or immediately if it is refused."""
+        try:
+            step = self._step(call)
+            flags, key, ticket = step.flags, step.key, call.ticket
+            sequence = self.table.join(key, step, ticket, start=flags.start, end=flags.end)
+            if sequence is None:
+                raise self._not_open(key)
+        except InferenceError as error:
+            self._fail(call, error)
+            return
+        step.sequence = sequence
+        self._steps[call] = step
+        self._place()
+        self._advance(sequence)
+        if step.runs or call.finished:
+            return
+        if len(sequence.steps) > MAX_STEPS or (displaced := self._queue.push(ticket)) is None:
+            self._lose(sequence, QueueFull(f"the queue of model {self.spec.name!r} is full"), step)
+            return
+        for loser in displaced:
+            text = f"a more urgent request took the place in {self.spec.name!r}'s queue"
+            self._lose_waiting(loser.payload, QueueFull(text))
+        if self._expiry is None or ticket.deadline < self._expiry_at:
+            self._arm_expiry(ticket.deadline)
+
+    def leave(self, call: Call) -> bool:
+        """Remove a call whose caller went away; its reply is not called. Its sequence ends. Returns False if the call
+        had its reply before.
+        """
+        step = self._steps.get(call)
+        if step is None or call.finished:
+            return False
+        sequence, runs = step.sequence, step.runs
+        del self._steps[call]
+        if runs:
+            self._batchers[sequence.instance].leave(call)
+        else:
+            call.finished = True
+            self.statistics.failed(CallerLeft.outcome, self._clock.now() - call.arrived_s)
+        self._lose(sequence, CallerLeft())
+        if runs:
+            self._ended(sequence)
+        return True
+
+    def close(self) -> None:
+        """Fail the waiting steps and accept no more; running batches end on their own."""
+        self._closed = True
+        for step in list(self._steps.values()):
+            if not step.runs:
+                self._lose(step.sequence, ServerStopping())
+        for batcher in self._batchers:
+            batcher.close()
+        for timer in (self._expiry, self._idle):
+            if timer is not None:
+                timer.cancel()
+
+    # Steps ------------------------------------------------------------------------------------------------------
+
+    def _step(self, call: Call) -> _Step:
+        """Read what a call says about its sequence. Raises InvalidRequest, ServerStopping."""
+        if self._closed:
+            raise ServerStopping()
+        name = self.spec.name
+        flags = read_flags(call.source[0].parameters if call.source is not None else {}, name)
+        if call.rows != 1:
+            raise InvalidRequest(
+                f"inference request to model {name!r} must specify batch-size 1 due to requirements of sequence batcher"
+            )
+        key = (call.ticket.tenant, flags.id)
+        if self.table.is_foreign(key):
+            raise InvalidRequest(
+                f"sequence {_shown(flags.id)} of model {name!r} is in use by another tenant, and this model tells "
+                "sequences apart by their ids alone: use another id, such as a random number"
+            )
+        return _Step(call, key, flags, self._controls.of(flags))
+
+    def _not_open(self, key: Key) -> InvalidRequest:
+        text = (
+            f"inference request for sequence {_shown(key[1])} to model {self.spec.name!r} must specify the START flag "
+            "on the first request of the sequence"
+        )
+        how = self.table.lost(key, self._clock.now())
+        return InvalidRequest(text if how is None else f"{text}: the one before it was lost, because {self._why(how)}")
+
+    def _why(self, how: End) -> str:
+        return {
+            End.IDLE: f"no step came for {self._rules.idle_s:g} s",
+            End.EXPIRED: "a step of it was not done by its deadline",
+            End.LEFT: "the caller of a step left",
+            End.REFUSED: "a step of it found no place in the queue",
+            End.STOPPED: "the server stops",
+        }.get(how, "a step of it failed")
+
+    def _place(self) -> None:
+        """Give free slots to waiting sequences, and run their first steps."""
+        if self._placing:
+            return  # the loop below goes on: what a step does that ends at once must not be nested
+        self._placing = True
+        try:
+            while (sequence := self.table.place()) is not None:
+                self._advance(sequence)
+        finally:
+            self._placing = False
+
+    def _advance(self, sequence: OpenSequence[_Step]) -> None:
+        """Run the next step of a sequence, if none of it runs."""
+        step = self.table.take(sequence)
+        if step is not None:
+            self._run(sequence, step)
+
+    def _run(self, sequence: OpenSequence[_Step], step: _Step) -> None:
+        call, flags = step.call, step.flags
+        if self._queue.remove(call.ticket):
+            call.again()
+        state = self._controls.initial if flags.start else sequence.state
+        inputs = {**call.inputs, **step.controls, **state}
+        if self._rules.padded:
+            inputs[SLOT.name] = np.array([sequence.row])
+        if self._varies:
+            call.signature = (call.signature, *[state[name].shape for name in self._varies])
+        call.inputs = inputs
+        call.reply = partial(self._replied, step)
+        self._batchers[sequence.instance].submit(call)
+
+    def _replied(self, step: _Step, result: Answer | InferenceError) -> None:
+        """Take the answer of a step from its batcher, run the next step, and pass the answer on."""
+        if self._steps.pop(step.call, None) is not None:
+            sequence = step.sequence
+            if isinstance(result, Answer):
+                result = self._kept(step, result)
+            if isinstance(result, InferenceError):
+                self._lose(sequence, result)
+            self._ended(sequence)
+        step.reply(result)
+
+    def _kept(self, step: _Step, answer: Answer) -> Answer | InferenceError:
+        """Keep the state that a step leaves; return the answer without it."""
+        outputs = answer.outputs
+        if self._outputs and not step.flags.end:
+            # Copies, because the outputs of a step are views that would keep the whole batch in memory.
+            state: dict[str, Array] = {name: outputs[index].copy() for name, index in self._outputs}
+            self.table.keep(step.sequence, state)
+            if self.table.size_bytes > self._max_state_bytes:
+                text = f"the sequences of model {self.spec.name!r} have no memory left for another state"
+                return QueueFull(text)
+        return answer if self._visible is None else replace(answer, outputs=outputs[: self._visible])
+
+    def _ended(self, sequence: OpenSequence[_Step]) -> None:
+        """Handle the end of the running step of a sequence."""
+        self.table.finished(sequence, self._clock.now())
+        self._advance(sequence)
+        self._place()
+        if self._idle is None and (at_s := self.table.next_idle_s()) is not None:
+            self._idle = self._clock.call_at(at_s, self._on_idle)
+
+    # Ends -------------------------------------------------------------------------------------------------------
+
+    def _lose(self, sequence: OpenSequence[_Step], error: InferenceError, refused: _Step | None = None) -> None:
+        """End a sequence for the error of one of its steps, with all steps that wait. refused: one that gets `error`
+        itself.
+        """
+        how = _how(error)
+        steps = self.table.lose(sequence, how, self._clock.now())
+        for each in steps:
+            self._steps.pop(each.call, None)
+            self._queue.remove(each.call.ticket)
+            if each is refused or isinstance(error, ServerStopping):
+                self._fail(each.call, error)
+            elif not each.call.finished:
+                text = f"sequence {_shown(each.key[1])} of model {self.spec.name!r} was lost, because {self._why(how)}"
+                self._fail(each.call, InvalidRequest(f"{text}: begin it again with the START flag"))
+            each.call.inputs = {}
+        self._place()
+
+    def _lose_waiting(self, call: Call, error: InferenceError) -> None:
+        """End the sequence of a step that waited."""
+        step = self._steps.get(call)
+        if step is not None:
+            self._lose(step.sequence, error, step)
+
+    def _fail(self, call: Call, error: InferenceError) -> None:
+        if call.finished:
+            call.forget()
+            return
+        call.finished = True
+        self.statistics.failed(error.outcome, self._clock.now() - call.arrived_s)
+        deliver(call, error, self.spec.name)
+
+    # Timers -----------------------------------------------------------------------------------------------------
+
+    def _on_idle(self) -> None:
+        self._idle = None
+        self.table.expire(self._clock.now())
+        self._place()
+        if (at_s := self.table.next_idle_s()) is not None:
+            self._idle = self._clock.call_at(at_s, self._on_idle)
+
+    def _arm_expiry(self, at_s: float) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry_at = at_s
+        self._expiry = self._clock.call_at(at_s, self._on_expiry)
+
+    def _on_expiry(self) -> None:
+        self._expiry = None
+        for ticket in self._queue.expire(self._clock.now()):
+            call = ticket.payload
+            if call is not None:
+                self._lose_waiting(call, lateness(call))
+        following = self._queue.next_deadline()
+        if following is not None:
+            self._arm_expiry(following)
+
+
+def _how(error: InferenceError) -> End:
+    """Return how a sequence ends whose step had this error."""
+    if isinstance(error, _EXPIRED):
+        return End.EXPIRED
+    if isinstance(error, QueueFull):
+        return End.REFUSED
+    if isinstance(error, CallerLeft):
+        return End.LEFT
+    return End.STOPPED if isinstance(error, ServerStopping) else End.FAILED
+
+
+def _shown(sequence: Id) -> str:
+    return sequence[:128] if isinstance(sequence, str) else str(sequence)
