@@ -9,8 +9,8 @@ from fake_backend import FakeSession, Gate
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Answer, Call
 from oriel_inference.batching.machine import Cores, Machine
+from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.clock import VirtualClock
-from oriel_inference.ensembles.scheduler import Ensemble
 from oriel_inference.errors import InferenceError, InvalidRequest
 from oriel_inference.model import ModelSpec, QueueRules, TensorInfo, TensorSpec
 from oriel_policies.waiting.batch import BatchBounds, ServiceCurve
@@ -93,10 +93,10 @@ class Picky(FakeSession):
 class Calls:
     """Calls in virtual time, and their replies, by the numbers of the calls.
 
-    served: a batcher or an ensemble. order: the numbers in the order of their replies.
+    served: what runs the calls. order: the numbers in the order of their replies.
     """
 
-    def __init__(self, served: Batcher | Ensemble, clock: VirtualClock, workers: ManualWorkers) -> None:
+    def __init__(self, served: Scheduler, clock: VirtualClock, workers: ManualWorkers) -> None:
         self._served = served
         self.clock = clock
         self.workers = workers
