@@ -18,6 +18,7 @@ from oriel_inference.errors import Outcome
 from oriel_inference.host import HostLoad
 from oriel_inference.quality.sampler import SAMPLE_RESULTS, VersionQuality
 from oriel_inference.quality.tensor import ODD_KINDS
+from oriel_inference.sequences.scheduler import SequenceScheduler
 from oriel_inference.servers.surface import Surface
 from oriel_inference.stores.remote import counts_of
 from oriel_policies.metering.usage import by_label, unbilled_ns
@@ -184,6 +185,13 @@ def _expected_wait(source: Source) -> Samples:
             yield {"priority": str(band)}, round(seconds, 6)
 
 
+def _sequences(source: Source) -> Samples:
+    tables = [each.batcher.table for each in source.queues if isinstance(each.batcher, SequenceScheduler)]
+    if not tables:
+        return ()
+    return _by("state", (("holding", sum(t.holding for t in tables)), ("waiting", sum(t.waiting for t in tables))))
+
+
 def _artefact(source: Source) -> Samples:
     life = source.serving.artefact
     return [] if life is None else [({"compiler": life.compiler, "state": life.state.value}, 1)]
@@ -289,6 +297,13 @@ FAMILIES = (
         "gauge",
         "Batches that run",
         _total(lambda each: each.batcher.running),
+    ),
+    Family("oriel_sequences", "gauge", "Sequences that hold a slot of an instance, and that wait for one", _sequences),
+    Family(
+        "oriel_sequences_ended_total",
+        "counter",
+        "Sequences by how they ended",
+        lambda s: _by("how", sorted(s.statistics.sequences.items())),
     ),
     Family("oriel_artefact_state", "gauge", "1 for the state of a model's compiled artefact", _artefact),
     Family("oriel_model_drift_psi", "gauge", "Distance of the latest sampled rows from the reference", _drift(0)),

@@ -21,13 +21,12 @@ FLAGS = " ".join(
 CORRID = 'control_input [ { name: "CORRID" control [ { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_INT64 } ] } ]'
 
 
-def accumulator():  # type: ignore[no-untyped-def]
+def accumulator(shape=("n", 1)):  # type: ignore[no-untyped-def]
     """Return a model OUTPUT = STATE_OUT = STATE_IN + INPUT."""
     nodes = [
         helper.make_node("Add", ["STATE_IN", "INPUT"], ["OUTPUT"]),
         helper.make_node("Identity", ["OUTPUT"], ["STATE_OUT"]),
     ]
-    shape = ["n", 1]
     return models.graph(
         nodes,
         [("INPUT", INT32, shape), ("STATE_IN", INT32, shape)],
@@ -72,9 +71,18 @@ def observer():  # type: ignore[no-untyped-def]
     )
 
 
-def put(root: Path, name: str, batching: str, *, rows: int = 4, more: str = "", model: Any = None) -> Path:
-    """Write a sequence model; an accumulator with state that starts at zero unless `model` is another one."""
-    config = f'backend: "onnxruntime" max_batch_size: {rows} {TENSORS} {more} sequence_batching {{ {batching} }}'
+def put(
+    root: Path,
+    name: str,
+    batching: str,
+    *,
+    rows: int = 4,
+    more: str = "",
+    model: Any = None,
+    tensors: str = TENSORS,
+) -> Path:
+    """Write a sequence model; an accumulator unless `model` is another one."""
+    config = f'backend: "onnxruntime" max_batch_size: {rows} {tensors} {more} sequence_batching {{ {batching} }}'
     return models.put(root, name, model or accumulator(), config)
 
 
@@ -86,9 +94,16 @@ class Client:
         self.client = module.InferenceServerClient(address)
         self.name = name
 
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+
     def inputs(self, value: int, rows: int = 1) -> list[Any]:
-        tensor = self.module.InferInput("INPUT", [rows, 1], "INT32")
-        tensor.set_data_from_numpy(np.full((rows, 1), value, np.int32))
+        shape = [1] if self.name == "alone" else [rows, 1]
+        tensor = self.module.InferInput("INPUT", shape, "INT32")
+        tensor.set_data_from_numpy(np.full(shape, value, np.int32))
         return [tensor]
 
     def step(self, sequence: int | str, value: int, *, start: bool = False, end: bool = False, **more: Any) -> int:

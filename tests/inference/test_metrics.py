@@ -19,13 +19,14 @@ from fake_backend import FakeBackend, Gate
 from oriel_inference.app import Unit
 from oriel_inference.backends import nvml
 from oriel_inference.batching.statistics import MAX_TIERS, OTHER_TIERS
-from oriel_inference.catalog import Entry
+from oriel_inference.catalog import Entry, ServingModel
 from oriel_inference.errors import Outcome
 from oriel_inference.metrics import FAMILIES
 from oriel_inference.model import Gpu, ModelState
 from oriel_policies.artefacts.lifecycle import ArtefactLife
 from oriel_wire.observe.trace import ListSink
 from oriel_wire.observe.unsampled import keep_body
+from oriel_wire.v2.proto import model_config_pb2 as pb
 
 from ..waiting import until
 from . import models
@@ -37,6 +38,7 @@ from .ensembles import put as put_ensemble
 from .exposed import Read, families, read, scrape
 from .gated import batcher_of, gated
 from .management_library import BUS_IDS, UUIDS, ManagementLibrary
+from .sequence_bench import SequenceBench
 from .streams import WORDS, Fakes, streaming
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
@@ -99,6 +101,9 @@ async def test_documentation_names_every_metric_with_its_type_and_labels(
         broken = Entry(name="double", version=2, state=ModelState.UNAVAILABLE, reason="not whole")
         unit.catalog.publish("double", [*unit.catalog.entries("double"), broken])
         unit.catalog.publish("half", [replace(broken, name="half")])
+        sequences = SequenceBench().scheduler
+        sequences.statistics.sequences["end"] += 1
+        unit.catalog.leaving.append(ServingModel(sequences.spec, pb.ModelConfig(), sequences, (), 0.0))
         formats = [await families(unit, openmetrics=each) for each in (False, True)]
     for found in formats:
         assert exposed_in(found) == documented()

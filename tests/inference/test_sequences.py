@@ -1,8 +1,10 @@
 """Sequences as clients see them, over HTTP and gRPC."""
 
+import queue
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 import tritonclient.grpc
 import tritonclient.http
@@ -10,18 +12,46 @@ from tritonclient.utils import InferenceServerException
 
 from oriel_inference.app import Unit
 
+from . import ensembles, models, python_calls
 from .conftest import settings_of
-from .sequence_models import STATE, Client, put
+from .sequence_models import CORRID, FLAGS, INT32, STATE, TENSORS, Client, accumulator, observer, put
 from .thread_unit import unit_in_thread
 
 ZERO = STATE % 'initial_state { data_type: TYPE_INT32 dims: [ 1 ] zero_data: true name: "zero" }'
+HEAD = 'platform: "ensemble" max_batch_size: 4'
+IN, OUT = [("INPUT", INT32, ["n", 1])], [("OUTPUT", INT32, ["n", 1])]
 OLDEST = "oldest { max_candidate_sequences: 4 }"
+
+
+CONTROLS = f"{FLAGS} {CORRID}"
+WIDE = TENSORS.replace('"OUTPUT" data_type: TYPE_INT32 dims: [ 1 ]', '"OUTPUT" data_type: TYPE_INT32 dims: [ 8 ]')
 
 
 @pytest.fixture(scope="module")
 def sequence_unit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Unit]:
     root = tmp_path_factory.mktemp("sequences")
-    put(root, "sum", f"{OLDEST} {ZERO} max_sequence_idle_microseconds: 60000000")
+    long = "max_sequence_idle_microseconds: 60000000"
+    put(root, "sum", f"{OLDEST} {ZERO} {long}")
+    put(root, "brief", f"{OLDEST} {ZERO} max_sequence_idle_microseconds: 50000")
+    put(root, "alone", f"{OLDEST} {ZERO} {long}", rows=0, model=accumulator([1]))
+    put(
+        root,
+        "seen",
+        f"{ZERO} {long}",
+        tensors=TENSORS + 'output [ { name: "STATE_OUT" data_type: TYPE_INT32 dims: [ 1 ] } ]',
+    )
+    put(root, "direct", f"direct {{ }} {CONTROLS} {long}", tensors=WIDE, model=observer())
+    started = FLAGS[: FLAGS.index("control_input", 1)]
+    config = f'backend: "python" max_batch_size: 4 {TENSORS} sequence_batching {{ {OLDEST} {started} {long} }}'
+    python_calls.put(root, "remember", "remember", config)
+    into, out = {"INPUT": "INPUT"}, {"OUTPUT": "OUTPUT"}
+    ensembles.put(
+        root, "steps", f"{HEAD} {TENSORS} ensemble_scheduling {{ {ensembles.scheduled([('sum', into, out)])} }}"
+    )
+    models.put(root, "same", models.graph([models.helper.make_node("Identity", ["INPUT"], ["OUTPUT"])], IN, OUT), None)
+    ensembles.put(
+        root, "plain", f"{HEAD} {TENSORS} ensemble_scheduling {{ {ensembles.scheduled([('same', into, out)])} }}"
+    )
     with unit_in_thread(settings_of(root)) as unit:
         yield unit
 
@@ -30,9 +60,14 @@ def sequence_unit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Unit]:
 def client(sequence_unit: Unit, request: pytest.FixtureRequest) -> Iterator[Client]:
     module: Any = getattr(tritonclient, request.param)
     port = sequence_unit.http_port if request.param == "http" else sequence_unit.grpc_port
-    made = Client(module, f"127.0.0.1:{port}")
-    yield made
-    made.client.close()
+    with Client(module, f"127.0.0.1:{port}") as made:
+        yield made
+
+
+@pytest.fixture
+def grpc(sequence_unit: Unit) -> Iterator[Client]:
+    with Client(tritonclient.grpc, f"127.0.0.1:{sequence_unit.grpc_port}") as made:
+        yield made
 
 
 def test_the_steps_of_a_sequence_share_a_state_of_their_own(client: Client) -> None:
@@ -82,3 +117,85 @@ def test_clients_see_only_the_tensors_that_they_send_and_get(client: Client) -> 
         assert [each.name for each in (*metadata.inputs, *metadata.outputs)] == ["INPUT", "OUTPUT"]
         assert config.config.sequence_batching.state[0].input_name == "STATE_IN"
         assert "sequence" in server.extensions
+
+
+@pytest.mark.parametrize("model", ["alone", "seen", "remember", "steps"])
+def test_every_kind_of_model_remembers(client: Client, model: str) -> None:
+    """Without a batch dimension, with a state that clients get, in Python, and as a step of an ensemble."""
+    client.name = model
+    assert [client.step(5, 1, start=True), client.step("t", 10, start=True)] == [1, 10]
+    assert [client.step(5, 2), client.step("t", 20, end=True), client.step(5, 3, end=True)] == [3, 30, 6]
+    with pytest.raises(InferenceServerException, match="must specify the START flag"):
+        client.step(5, 1)
+
+
+def test_a_state_may_be_an_output_too(client: Client) -> None:
+    found = client.client.infer("seen", client.inputs(4), sequence_id=6, sequence_start=True, sequence_end=True)
+    assert found.as_numpy("STATE_OUT").tolist() == [[4]]
+
+
+def test_a_model_with_controls_gets_them_at_the_row_of_its_slot(client: Client) -> None:
+    client.name = "direct"
+    assert client.row(11, 5, start=True) == [1, 1, 1, 1, 1, 0, 11, 5]
+    assert client.row(12, 6, start=True) == [1, 2, 2, 1, 1, 0, 12, 6]
+    assert client.row(12, 7) == [1, 2, 2, 0, 1, 0, 12, 7]
+    assert client.row(11, 8, end=True) == [1, 1, 1, 0, 1, 1, 11, 8]
+    assert client.row(12, 9, end=True) == [1, 2, 2, 0, 1, 1, 12, 9]
+    with pytest.raises(InferenceServerException, match="sequence_id 'text' must be a number for this model"):
+        client.row("text", 1, start=True)
+
+
+def test_an_idle_sequence_is_told_so(client: Client) -> None:
+    client.name = "brief"
+    assert client.step(3, 1, start=True) == 1
+    text = "until it is lost"
+    while "no step came for 0.05 s" not in text:  # each step that is in time keeps it
+        try:
+            text = str(client.step(4, 1, start=True))
+            text += str(client.step(3, 0))
+        except InferenceServerException as lost:
+            text = str(lost)
+
+
+def test_steps_on_one_stream_are_interleaved_and_sent_ahead(grpc: Client) -> None:
+    answers: Any = queue.SimpleQueue()
+    grpc.client.start_stream(lambda result, error: answers.put((result, error)))
+    for value in range(1, 21):
+        for sequence in (101, "other"):
+            flags = {"sequence_start": value == 1, "sequence_end": value == 20}
+            grpc.client.async_stream_infer("sum", grpc.inputs(value), sequence_id=sequence, **flags)
+    found = [answers.get(timeout=60) for _ in range(40)]
+    grpc.client.stop_stream()
+    assert [error for _, error in found] == [None] * 40
+    sums = [int(result.as_numpy("OUTPUT").item()) for result, _ in found]
+    assert sums == [total for value in range(1, 21) for total in [value * (value + 1) // 2] * 2]
+
+
+def test_an_ensemble_returns_the_flags_of_its_call(grpc: Client) -> None:
+    for model in ("plain", "steps"):
+        for start, end in ((True, False), (False, False), (False, True)):
+            flags = {"sequence_id": 77, "sequence_start": start, "sequence_end": end}
+            for _ in range(2 if model == "plain" or start else 1):  # a second one is recognised
+                parameters = grpc.client.infer(model, grpc.inputs(1), **flags).get_response().parameters
+                assert (parameters["sequence_start"].bool_param, parameters["sequence_end"].bool_param) == (start, end)
+    assert not grpc.client.infer("plain", grpc.inputs(1)).get_response().parameters
+
+
+def test_statistics_and_metrics_count_steps_and_sequences(client: Client, sequence_unit: Unit) -> None:
+    def count() -> int:
+        stats = client.client.get_inference_statistics("sum")
+        if isinstance(stats, dict):
+            return int(stats["model_stats"][0]["inference_count"])
+        return int(stats.model_stats[0].inference_count)
+
+    before = count()
+    client.step(201, 1, start=True)
+    client.step(201, 1)
+    metrics = httpx.get(f"http://127.0.0.1:{sequence_unit.metrics_port}/metrics", trust_env=False).text
+    assert 'oriel_sequences{model="sum",version="1",state="waiting"} 0' in metrics
+    assert 'oriel_sequences{model="sum",version="1",state="holding"} 1' in metrics
+    client.step(201, 1, end=True)
+    assert count() == before + 3
+    metrics = httpx.get(f"http://127.0.0.1:{sequence_unit.metrics_port}/metrics", trust_env=False).text
+    assert 'oriel_sequences_ended_total{model="sum",version="1",how="end"}' in metrics
+    assert 'oriel_sequences{model="same"' not in metrics

@@ -24,6 +24,7 @@ from typing import cast
 import numpy as np
 from msgspec.structs import replace
 
+from oriel_inference.backends import Outputs
 from oriel_inference.batching.assemble import reshaped_if_it_fits
 from oriel_inference.batching.call import NOTHING_KEPT, Answer, BatchTimes, Call, StepRun, deliver
 from oriel_inference.batching.device import Accounts
@@ -43,6 +44,7 @@ from oriel_inference.errors import (
     StepFailed,
 )
 from oriel_inference.model import ModelSpec
+from oriel_inference.sequences.flags import END, ID, START
 from oriel_policies.waiting.flows import Ticket
 from oriel_wire.context import CallContext
 from oriel_wire.errors import BadMessage
@@ -321,13 +323,16 @@ class Ensemble:
     def _answer(self, state: CallState) -> None:
         call, now = state.call, self._clock.now()
         try:
-            outputs = [
+            outputs: list[Array | None] = [
                 self._output(state, number) if output.name in state.outputs else None
                 for number, output in enumerate(self.spec.outputs)
             ]
         except InferenceError as error:
             self._fail(state, error)
             return
+        if call.source is not None and ID in (parameters := call.source[0].parameters):
+            # Triton's ensembles answer a step with its flags, whatever models they consist of.
+            outputs = Outputs(outputs, {each: parameters.get(each) is True for each in (START, END)})
         call.finished = True
         self._end(state)
         began = min(step.answer.times.started_s for step in state.steps)

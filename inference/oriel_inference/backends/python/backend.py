@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from oriel_inference.backends import ConfiguredBackend
+from oriel_inference.backends.hidden_tensors import hidden_inputs
 from oriel_inference.backends.python.launch import Launch, PythonLimits
 from oriel_inference.backends.python.session import PythonSession, Scripting
 from oriel_inference.errors import LoadFailed
@@ -157,7 +158,7 @@ class PythonBackend(ConfiguredBackend):
             decoupled=config.model_transaction_policy.decoupled,
             threads=options.intra_op_threads,
             environment=self._environment,
-            inputs=tensor_infos(config, config.input),
+            inputs=tensor_infos(config, [*config.input, *hidden_inputs(config)]),
             outputs=tensor_infos(config, config.output),
         )
 

@@ -1,0 +1,26 @@
+"""Sums up the inputs of each sequence in memory of its own, and checks the controls that it is sent."""
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.sums = {}
+
+    def execute(self, requests):
+        return [self.respond(request) for request in requests]
+
+    def respond(self, request):
+        sequence, flags = request.correlation_id(), request.flags()
+        start = bool(flags & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START)
+        end = bool(flags & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END)
+        told = pb_utils.get_input_tensor_by_name(request, "START").as_numpy()
+        if told.shape != (1, 1) or bool(told[0, 0]) != start:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"START is {told}"))
+        total = 0 if start else self.sums[sequence]
+        self.sums[sequence] = total + int(pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy()[0, 0])
+        output = pb_utils.Tensor("OUTPUT", np.array([[self.sums[sequence]]], np.int32))
+        if end:
+            del self.sums[sequence]
+        return pb_utils.InferenceResponse([output])
