@@ -217,7 +217,7 @@ class SequenceControl:
 class SequenceState:
     """A tensor that the server keeps between the steps of a sequence.
 
-    tensor: the input that it goes into. output: the name of the output that it comes from.
+    tensor: the input that it goes into. output: the output that it comes from.
     initial: the value for the first step, one row.
     """
 
@@ -230,10 +230,10 @@ class SequenceState:
 class SequenceRules:
     """The `sequence_batching` of a model.
 
-    idle_s: how many seconds a sequence keeps its slot without a step.
-    slots: how many sequences one instance holds.
-    padded: rows stand at the numbers of their slots, with rows that are not ready between them.
-    iterative: a request is executed again and again until the model releases it.
+    idle_s: seconds for which a sequence keeps its slot without a step.
+    slots: number of sequences that one instance holds.
+    padded: True if rows stand at the numbers of their slots, with rows that are not ready between them.
+    iterative: True if a request is executed again and again until the model releases it.
     """
 
     idle_s: float

@@ -145,7 +145,7 @@ def test_callers_who_leave_end_their_sequences() -> None:
     bench.settle()
     assert bench.replies[gone] == [] and bench.ended() == {"left": 2, "end": 1}
     assert bench.statistics.failures[CallerLeft.outcome] == 2
-    assert not bench.scheduler.leave(bench.calls[gone])
+    assert not bench.scheduler.caller_left(bench.calls[gone])
 
 
 def test_a_failed_step_ends_its_sequence_and_no_other() -> None:

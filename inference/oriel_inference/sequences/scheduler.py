@@ -179,7 +179,7 @@ class SequenceScheduler:
         if self._expiry is None or ticket.deadline < self._expiry_at:
             self._arm_expiry(ticket.deadline)
 
-    def leave(self, call: Call) -> bool:
+    def caller_left(self, call: Call) -> bool:
         """Remove a call whose caller went away; its reply is not called. Its sequence ends. Returns False if the call
         had its reply before.
         """
@@ -189,7 +189,7 @@ class SequenceScheduler:
         sequence, runs = step.sequence, step.runs
         del self._steps[call]
         if runs:
-            self._batchers[sequence.instance].leave(call)
+            self._batchers[sequence.instance].caller_left(call)
         else:
             call.finished = True
             self.statistics.failed(CallerLeft.outcome, self._clock.now() - call.arrived_s)

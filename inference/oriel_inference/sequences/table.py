@@ -47,7 +47,7 @@ class OpenSequence(Generic[S]):
     instance, row: its slot; -1 without one.
     steps: the steps that wait. running: the step that was taken and has not ended.
     state: the tensors that are kept for its next step.
-    ends: how it ends when its steps have run; None while further steps may come.
+    ends: the way in which it ends when its steps have run; None while further steps may come.
     following: the sequence of the same key that begins when this one has ended.
     """
 
@@ -69,9 +69,9 @@ class SequenceTable(Generic[S]):
     """The sequences of one model.
 
     slots: slots of each instance. Free ones with low rows are taken first, so that instances fill evenly.
-    ended: counts the sequences that have ended.
-    exclusive: an id belongs to one tenant at a time.
-    size_bytes: the bytes of all states. holding: the sequences that hold a slot.
+    ended: counter of the sequences that have ended, by way.
+    exclusive: True if an id belongs to one tenant at a time.
+    size_bytes: the bytes of all states. holding: the number of sequences that hold a slot.
     """
 
     def __init__(
