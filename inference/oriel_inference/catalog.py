@@ -9,6 +9,7 @@ from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.errors import ModelNotReady, NotLoaded, NoVersion, UnknownModel
 from oriel_inference.fitting import RequestFitter
 from oriel_inference.model import ModelSpec, ModelState, is_version
+from oriel_inference.sequences.scheduler import SequenceScheduler
 from oriel_policies.artefacts.lifecycle import ArtefactLife
 from oriel_wire.v2.datatypes import quoted
 from oriel_wire.v2.metadata import ModelMetadata, describe
@@ -71,8 +72,10 @@ class ServingModel:
 
     @property
     def is_leased(self) -> bool:
-        """Return whether calls wait for it, run on it, or are on their way to it."""
-        return bool(self.batcher.pending or self.batcher.running or self.holds)
+        """Return whether calls wait for it, run on it, or are on their way to it, or it holds states of sequences."""
+        batcher = self.batcher
+        holds = self.holds or (isinstance(batcher, SequenceScheduler) and batcher.table.holding)
+        return bool(holds or batcher.pending or batcher.running)
 
     @property
     def untried(self) -> bool:

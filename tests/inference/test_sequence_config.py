@@ -6,11 +6,18 @@ import numpy as np
 import pytest
 
 from oriel_inference.backends import find_backend
-from oriel_inference.errors import LoadFailed
-from oriel_inference.model import SequenceRules
+from oriel_inference.catalog import ServingModel
+from oriel_inference.errors import InvalidRequest, LoadFailed
+from oriel_inference.model import ModelSpec, SequenceRules
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model
+from oriel_inference.repository.sequences import with_sequences
+from oriel_inference.sequences.controls import Controls, first_step
+from oriel_inference.sequences.flags import Flags
 from oriel_inference.stores.local import LocalStore
+from oriel_wire.v2.metadata import parse_config_text
+from oriel_wire.v2.proto import model_config_pb2 as pb
 
+from .sequence_bench import SequenceBench
 from .sequence_models import STATE, put
 
 START = 'control_input { name: "START" control { kind: CONTROL_SEQUENCE_START %s } }'
@@ -119,3 +126,46 @@ def test_a_compiler_does_not_go_with_sequences(tmp_path: Path) -> None:
     refused = load(tmp_path)
     assert isinstance(refused, LoadFailed)
     assert "sequence_batching: does not go with a compiler" in refused.reason
+
+
+def test_controls_have_the_types_and_values_that_the_configuration_gives() -> None:
+    config = parse_config_text("""
+        name: "m" max_batch_size: 2
+        sequence_batching {
+          control_input { name: "s" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ -1, 0.5 ] } }
+          control_input { name: "e" control { kind: CONTROL_SEQUENCE_END bool_false_true: [ true, false ] } }
+          control_input { name: "c" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_STRING } }
+          state { input_name: "in" output_name: "out" data_type: TYPE_STRING dims: [ -1, 2 ] }
+        }""")
+    plain = ModelSpec(
+        name="m", version=1, platform="", backend="", max_batch_size=2, inputs=(), outputs=(), bounds=None
+    )
+    spec = with_sequences(plain, config, "m/config.pbtxt", read=lambda _: b"")
+    assert spec.sequences is not None
+    controls = Controls(spec.sequences, batched=True)
+    found = {name: array.tolist() for name, array in controls.of(Flags("me", True, False)).items()}
+    assert found == {"s": [[0.5]], "e": [[True]], "c": [[b"me"]]}
+    assert {each.tensor.datatype for each in spec.sequences.controls} == {"FP32", "BOOL", "BYTES"}
+    first = {name: array.tolist() for name, array in first_step(spec, 2).items()}
+    assert first == {"s": [[0.5]] * 2, "e": [[True]] * 2, "c": [[b""]] * 2, "in": [[[b"", b""]]] * 2}
+    with pytest.raises(InvalidRequest, match="must be text for this model"):
+        controls.of(Flags(7, True, False))
+
+
+def test_a_warm_up_runs_the_first_step_of_a_sequence(tmp_path: Path) -> None:
+    sample = 'inputs { key: "INPUT" value { data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } }'
+    put(tmp_path, "sum", STATE % "", more=f'model_warmup {{ name: "two" batch_size: 2 {sample} }}')
+    found = load(tmp_path)
+    assert isinstance(found, LoadedVersion) and found.tried and found.run_s is not None
+
+
+def test_states_keep_a_model_in_memory() -> None:
+    """It was taken out of memory for another model between two steps."""
+    bench = SequenceBench()
+    serving = ServingModel(bench.scheduler.spec, pb.ModelConfig(), bench.scheduler, (), 0.0)
+    bench.send(1, start=True)
+    bench.settle()
+    assert serving.is_leased
+    bench.send(1, end=True)
+    bench.settle()
+    assert not serving.is_leased

@@ -44,6 +44,7 @@ def sequence_unit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Unit]:
     started = FLAGS[: FLAGS.index("control_input", 1)]
     config = f'backend: "python" max_batch_size: 4 {TENSORS} sequence_batching {{ {OLDEST} {started} {long} }}'
     python_calls.put(root, "remember", "remember", config)
+    python_calls.put(root, "passes_on", "remember", config)
     into, out = {"INPUT": "INPUT"}, {"OUTPUT": "OUTPUT"}
     ensembles.put(
         root, "steps", f"{HEAD} {TENSORS} ensemble_scheduling {{ {ensembles.scheduled([('sum', into, out)])} }}"
@@ -119,9 +120,11 @@ def test_clients_see_only_the_tensors_that_they_send_and_get(client: Client) -> 
         assert "sequence" in server.extensions
 
 
-@pytest.mark.parametrize("model", ["alone", "seen", "remember", "steps"])
+@pytest.mark.parametrize("model", ["alone", "seen", "remember", "passes_on", "steps"])
 def test_every_kind_of_model_remembers(client: Client, model: str) -> None:
-    """Without a batch dimension, with a state that clients get, in Python, and as a step of an ensemble."""
+    """Without a batch dimension, with a state that clients get, in Python, called from there, and as a step of an
+    ensemble.
+    """
     client.name = model
     assert [client.step(5, 1, start=True), client.step("t", 10, start=True)] == [1, 10]
     assert [client.step(5, 2), client.step("t", 20, end=True), client.step(5, 3, end=True)] == [3, 30, 6]
@@ -143,6 +146,17 @@ def test_a_model_with_controls_gets_them_at_the_row_of_its_slot(client: Client) 
     assert client.row(12, 9, end=True) == [1, 2, 2, 0, 1, 1, 12, 9]
     with pytest.raises(InferenceServerException, match="sequence_id 'text' must be a number for this model"):
         client.row("text", 1, start=True)
+
+
+def test_generate_sends_steps(sequence_unit: Unit) -> None:
+    with httpx.Client(base_url=f"http://127.0.0.1:{sequence_unit.http_port}", trust_env=False, timeout=60) as http:
+        for value, expected in ((1, 1), (2, 3)):
+            body = {"INPUT": [value], "sequence_id": 301, "sequence_start": value == 1, "sequence_end": value == 2}
+            found = http.post("/v2/models/alone/generate", json=body)
+            assert (found.status_code, found.json().get("OUTPUT")) == (200, expected)
+        for wrong in ({"sequence_id": 1.5}, {"sequence_id": True}, {"sequence_id": "x" * 129}, {"sequence_start": 1}):
+            found = http.post("/v2/models/alone/generate", json={"INPUT": [1], "sequence_id": 1, **wrong})
+            assert found.status_code == 400 and f"parameter {next(iter(wrong))!r} must" in found.json()["error"]
 
 
 def test_an_idle_sequence_is_told_so(client: Client) -> None:

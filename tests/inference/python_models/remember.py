@@ -7,11 +7,25 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     def initialize(self, args):
         self.sums = {}
+        self.passes_on = args["model_name"] == "passes_on"
 
     def execute(self, requests):
         return [self.respond(request) for request in requests]
 
+    def pass_on(self, request):
+        """Send the step to the model `sum`, as a step of a sequence there."""
+        step = pb_utils.InferenceRequest(
+            model_name="sum",
+            requested_output_names=["OUTPUT"],
+            inputs=[pb_utils.get_input_tensor_by_name(request, "INPUT")],
+            correlation_id=request.correlation_id(),
+            flags=request.flags(),
+        )
+        return step.exec()
+
     def respond(self, request):
+        if self.passes_on:
+            return self.pass_on(request)
         sequence, flags = request.correlation_id(), request.flags()
         start = bool(flags & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START)
         end = bool(flags & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END)

@@ -36,6 +36,7 @@ from oriel_wire.process.messages import Buffer, FrameError
 from oriel_wire.v2.messages import ParameterValue
 
 RESPONSE_COMPLETE_FINAL = 1
+SEQUENCE_START, SEQUENCE_END = 1, 2
 RELEASE_ALL = 1
 _runtime: Runtime | None = None
 
@@ -219,6 +220,8 @@ class InferenceRequest:
         parameters = dict(self._parameters)
         if self._correlation_id:
             parameters["sequence_id"] = self._correlation_id
+            parameters["sequence_start"] = bool(self._flags & SEQUENCE_START)
+            parameters["sequence_end"] = bool(self._flags & SEQUENCE_END)
         body: list[Buffer] = []
         try:
             heads = tensor_parts([each.part() for each in self._inputs], body)
