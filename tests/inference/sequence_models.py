@@ -90,7 +90,7 @@ class Client:
     """Sends the steps of sequences with tritonclient, over HTTP or gRPC."""
 
     def __init__(self, module: Any, address: str, name: str = "sum") -> None:
-        self.module = module
+        self.module, self.address = module, address
         self.client = module.InferenceServerClient(address)
         self.name = name
 

@@ -82,7 +82,7 @@ def test_what_is_not_there_says_so() -> None:
         pb_utils.InferenceRequest(model_name="m").exec()
     with pytest.raises(pb_utils.TritonModelException, match="CPU's memory"):
         pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_GPU, 0)
-    with pytest.raises(pb_utils.TritonModelException, match="cannot be rescheduled"):
+    with pytest.raises(pb_utils.TritonModelException, match="only requests that execute was given"):
         pb_utils.InferenceRequest().set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
 
 

@@ -2,6 +2,7 @@
 
 import queue
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -45,6 +46,11 @@ def sequence_unit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Unit]:
     config = f'backend: "python" max_batch_size: 4 {TENSORS} sequence_batching {{ {OLDEST} {started} {long} }}'
     python_calls.put(root, "remember", "remember", config)
     python_calls.put(root, "passes_on", "remember", config)
+    iterative = f"{TENSORS} sequence_batching {{ oldest {{ max_candidate_sequences: 4 }} iterative_sequence: true }}"
+    python_calls.put(root, "iterate", "iterate", f'backend: "python" max_batch_size: 4 {iterative}')
+    stream = f'backend: "python" model_transaction_policy {{ decoupled: true }} max_batch_size: 1 {iterative}'
+    python_calls.put(root, "iterate_stream", "iterate", stream)
+    python_calls.put(root, "once", "iterate", f'backend: "python" max_batch_size: 4 {TENSORS}')
     into, out = {"INPUT": "INPUT"}, {"OUTPUT": "OUTPUT"}
     ensembles.put(
         root, "steps", f"{HEAD} {TENSORS} ensemble_scheduling {{ {ensembles.scheduled([('sum', into, out)])} }}"
@@ -213,3 +219,28 @@ def test_statistics_and_metrics_count_steps_and_sequences(client: Client, sequen
     metrics = httpx.get(f"http://127.0.0.1:{sequence_unit.metrics_port}/metrics", trust_env=False).text
     assert 'oriel_sequences_ended_total{model="sum",version="1",how="end"}' in metrics
     assert 'oriel_sequences{model="same"' not in metrics
+
+
+def test_a_model_executes_an_iterative_request_until_it_releases_it(client: Client) -> None:
+    """Requests are executed together, however many executions each of them needs."""
+
+    def ask(value: int) -> int:
+        with Client(client.module, client.address, "iterate") as own:
+            return int(own.client.infer("iterate", own.inputs(value)).as_numpy("OUTPUT").item())
+
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(ask, (40, 1, 60)))
+    assert len(found) == 3 and max(found) <= 3
+    with pytest.raises(InferenceServerException, match="rescheduling needs sequence_batching"):
+        client.client.infer("once", client.inputs(3), sequence_id=1, sequence_start=True)
+
+
+def test_an_iterative_request_of_a_decoupled_model_streams(grpc: Client) -> None:
+    answers: Any = queue.SimpleQueue()
+    grpc.client.start_stream(lambda result, error: answers.put((result, error)))
+    grpc.client.async_stream_infer("iterate_stream", grpc.inputs(5), enable_empty_final_response=True)
+    found = [answers.get(timeout=60) for _ in range(6)]
+    grpc.client.stop_stream()
+    assert [error for _, error in found] == [None] * 6
+    assert [int(result.as_numpy("OUTPUT").item()) for result, _ in found[:5]] == [4, 3, 2, 1, 0]
+    assert found[5][0].get_response().parameters["triton_final_response"].bool_param

@@ -104,9 +104,10 @@ class Outputs(list[Any]):
     parameters: parameters of the response itself.
     plain: no output is missing and there are no parameters, so it can be handled like the response of any other model.
     last: the model marked it as the last response of a decoupled request.
+    again: there is no response yet, because the model wants to execute the request once more.
     """
 
-    __slots__ = ("last", "parameters", "plain")
+    __slots__ = ("again", "last", "parameters", "plain")
 
     def __init__(
         self,
@@ -114,10 +115,12 @@ class Outputs(list[Any]):
         parameters: Mapping[str, ParameterValue] | None = None,
         *,
         last: bool = False,
+        again: bool = False,
     ):
         super().__init__(arrays)
         self.parameters = dict(parameters or {})
         self.last = last
+        self.again = again
         self.plain = not parameters and not any(array is None for array in arrays)
 
 

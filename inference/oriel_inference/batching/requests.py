@@ -165,7 +165,7 @@ class RequestBatch:
             None if array is None else reshaped_if_it_fits(array, spec, batched=self._spec.batched)
             for array, spec in zip(outputs, self._spec.outputs, strict=True)
         ]
-        return Outputs(arrays, outputs.parameters, last=outputs.last)
+        return Outputs(arrays, outputs.parameters, last=outputs.last, again=outputs.again)
 
     def _all(self) -> Results:
         """Return the results: the calls that have rows are one batch, the others fail one by one."""
@@ -190,7 +190,7 @@ class RequestBatch:
         if isinstance(result, InferenceError):
             return (call,), result
         self._computed = self._clock.now()
-        return (call,), ([[]], self._times(call.rows, self._charges[self._calls.index(call)]))
+        return (call,), ([result or []], self._times(call.rows, self._charges[self._calls.index(call)]))
 
     def _times(self, rows: int, device_ns: int) -> BatchTimes:
         return BatchTimes(self._started, self._began, self._computed, self._clock.now(), rows, device_ns)

@@ -16,10 +16,12 @@ Owner and single writer: the loop.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import count
 
 import numpy as np
 from msgspec.structs import replace
 
+from oriel_inference.backends import Outputs
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Answer, Call, deliver, lateness
 from oriel_inference.batching.device import Accounts
@@ -38,24 +40,29 @@ from oriel_inference.errors import (
 )
 from oriel_inference.model import ModelSpec, SequenceRules
 from oriel_inference.sequences.controls import SLOT, Controls
-from oriel_inference.sequences.flags import Flags, read_flags
+from oriel_inference.sequences.flags import END as SEQUENCE_END
+from oriel_inference.sequences.flags import ID, Flags, read_flags
+from oriel_inference.sequences.flags import START as SEQUENCE_START
 from oriel_inference.sequences.table import End, Id, Key, OpenSequence, SequenceTable
 from oriel_policies.waiting.queue import SlaQueue
-from oriel_wire.v2.messages import Array
+from oriel_wire.v2.messages import Array, ParameterValue
 
 MAX_STEPS = 256  # of one sequence that wait
 _EXPIRED = (DeadlineExceeded, DeadlineTooShort, QueueTimeout)
 
 
 class _Step:
-    """A step of `sequence`. controls: the tensors that tell the model about it. reply: the call's own reply."""
+    """A step of `sequence`. controls: the tensors that tell the model about it. reply: the call's own reply.
 
-    __slots__ = ("call", "controls", "flags", "key", "reply", "sequence")
+    inner: the call that the batcher gets, which is another one for each execution of an iterative request.
+    """
+
+    __slots__ = ("call", "controls", "flags", "inner", "key", "reply", "sequence")
 
     sequence: "OpenSequence[_Step]"
 
     def __init__(self, call: Call, key: Key, flags: Flags, controls: Mapping[str, Array]) -> None:
-        self.call = call
+        self.call = self.inner = call
         self.key = key
         self.flags = flags
         self.controls = controls
@@ -107,6 +114,7 @@ class SequenceScheduler:
         self._outputs = [(state.tensor.name, names.index(state.output.name)) for state in rules.states]
         self._visible = len(spec.outputs) if len(names) > len(spec.outputs) else None
         self._varies = [state.tensor.name for state in rules.states if -1 in state.tensor.dims]
+        self._numbers = count(1)  # the ids of iterative requests
         self._placing = False
         self._closed = False
         self._expiry: Timer | None = None
@@ -189,7 +197,8 @@ class SequenceScheduler:
         sequence, runs = step.sequence, step.runs
         del self._steps[call]
         if runs:
-            self._batchers[sequence.instance].caller_left(call)
+            self._batchers[sequence.instance].caller_left(step.inner)
+            call.finished = True
         else:
             call.finished = True
             self.statistics.failed(CallerLeft.outcome, self._clock.now() - call.arrived_s)
@@ -217,7 +226,10 @@ class SequenceScheduler:
         if self._closed:
             raise ServerStopping()
         name = self.spec.name
-        flags = read_flags(call.source[0].parameters if call.source is not None else {}, name)
+        if self._rules.iterative:
+            flags = Flags(next(self._numbers), True, True)
+        else:
+            flags = read_flags(call.source[0].parameters if call.source is not None else {}, name)
         if call.rows != 1:
             raise InvalidRequest(
                 f"inference request to model {name!r} must specify batch-size 1 due to requirements of sequence batcher"
@@ -228,7 +240,8 @@ class SequenceScheduler:
                 f"sequence {_shown(flags.id)} of model {name!r} is in use by another tenant, and this model tells "
                 "sequences apart by their ids alone: use another id, such as a random number"
             )
-        return _Step(call, key, flags, self._controls.of(flags))
+        told = flags._replace(end=False) if self._rules.iterative else flags
+        return _Step(call, key, flags, self._controls.of(told))
 
     def _not_open(self, key: Key) -> InvalidRequest:
         text = (
@@ -275,11 +288,35 @@ class SequenceScheduler:
         if self._varies:
             call.signature = (call.signature, *[state[name].shape for name in self._varies])
         call.inputs = inputs
+        if self._rules.iterative:
+            self._iterate(step, start=True)
+            return
         call.reply = partial(self._replied, step)
         self._batchers[sequence.instance].submit(call)
 
+    def _iterate(self, step: _Step, *, start: bool) -> None:
+        """Execute an iterative request: for the first time with START, then until the model releases it."""
+        call, flags = step.call, step.flags
+        assert call.source is not None
+        request, context = call.source
+        told: dict[str, ParameterValue] = {ID: flags.id, SEQUENCE_START: start, SEQUENCE_END: False}
+        request = replace(request, parameters=request.parameters | told)
+        inputs = call.inputs if start else {**call.inputs, **self._controls.of(Flags(flags.id, False, False))}
+        step.inner = replace(
+            call,
+            inputs=inputs,
+            deadline=step.inner.deadline,  # the responses of a decoupled model extend it
+            source=(request, context),
+            reply=partial(self._replied, step),
+        )
+        self._batchers[step.sequence.instance].submit(step.inner)
+
     def _replied(self, step: _Step, result: Answer | InferenceError) -> None:
         """Take the answer of a step from its batcher, run the next step, and pass the answer on."""
+        if isinstance(result, Answer) and type(result.outputs) is Outputs and result.outputs.again:
+            if step.call in self._steps:
+                self._iterate(step, start=False)
+            return
         if self._steps.pop(step.call, None) is not None:
             sequence = step.sequence
             if isinstance(result, Answer):
@@ -287,6 +324,9 @@ class SequenceScheduler:
             if isinstance(result, InferenceError):
                 self._lose(sequence, result)
             self._ended(sequence)
+        if step.inner is not step.call:
+            step.call.finished = True
+            step.call.forget()
         step.reply(result)
 
     def _kept(self, step: _Step, answer: Answer) -> Answer | InferenceError:

@@ -34,6 +34,7 @@ from oriel_inference.backends.python.messages import (
     Load,
     Loaded,
     Ready,
+    Respond,
     ResultHead,
     Returned,
 )
@@ -116,6 +117,8 @@ class Instance:
 
     def initialize(self, message: Initialize) -> None:
         self._decoupled = message.decoupled
+        batching = json.loads(message.args["model_config"]).get("sequence_batching", {})
+        self._runtime.iterative = bool(batching.get("iterative_sequence"))
         self._model = self._class()
         if hasattr(self._model, "initialize"):
             self._model.initialize(message.args)
@@ -166,6 +169,8 @@ class Instance:
                 raise TritonModelException(
                     "execute of a decoupled model must return None and send its responses with get_response_sender()"
                 )
+            else:
+                self._reschedule(requests)
         except _USER_ERRORS as error:
             self._end(requests, error)
         del requests  # requests that the model has not kept end here
@@ -174,8 +179,16 @@ class Instance:
     async def _watched(self, work: Coroutine[Any, Any, Any], requests: Sequence[ServedRequest]) -> None:
         try:
             await work
+            self._reschedule(requests)
         except _USER_ERRORS as error:
             self._end(requests, error)
+
+    def _reschedule(self, requests: Sequence[ServedRequest]) -> None:
+        for request in requests:
+            pending = request.pending
+            if pending.again and not pending.final:
+                pending.final = True
+                self._runtime.send(Respond(pending.head.id, ResultHead(again=True), True))
 
     def _end(self, requests: Sequence[ServedRequest], error: BaseException) -> None:
         head = self._failure(error)
@@ -236,6 +249,8 @@ def _results(requests: Sequence[ServedRequest], responses: Any) -> list[Result]:
 
 def _result(request: ServedRequest, response: Any) -> Result:
     pending = request.pending
+    if response is None and pending.again:
+        return ResultHead(again=True), []
     if response is None and pending.reply is not None:
         return pending.reply
     if isinstance(response, InferenceResponse):

@@ -132,6 +132,9 @@ class Executions:
                     self._process.tell(Cancel(message.request))
                 self._answer(opened, index, result)
                 return
+            if result.again:
+                self._answer(opened, index, result)
+                return
             result.last = message.final
             opened.execution.respond(index, result, lambda: self._consumed(message.request))
         if message.final:
@@ -149,6 +152,8 @@ class Executions:
             return BackendFailed(f"the model's answer cannot be read: {error}"), after
         if head.error is not None:
             return error_of(*head.error), at
+        if head.again:
+            return Outputs([None] * len(self._launch.outputs), again=True), at
         found = {name: (datatype, array) for name, datatype, array in parts}
         arrays: list[Array | None] = []
         for info in self._launch.outputs:

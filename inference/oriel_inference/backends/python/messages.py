@@ -32,11 +32,12 @@ class RequestHead(msgspec.Struct, array_like=True):
 
 
 class ResultHead(msgspec.Struct, array_like=True):
-    """One result. error: a code of TritonError and an error text."""
+    """One result. error: a code of TritonError and an error text. again: the request is to be executed once more."""
 
     tensors: list[TensorHead] = []
     parameters: dict[str, ParameterValue] = {}
     error: tuple[int, str] | None = None
+    again: bool = False
 
 
 class Load(msgspec.Struct, array_like=True, tag=1):

@@ -37,7 +37,7 @@ from oriel_wire.v2.messages import ParameterValue
 
 RESPONSE_COMPLETE_FINAL = 1
 SEQUENCE_START, SEQUENCE_END = 1, 2
-RELEASE_ALL = 1
+RELEASE_ALL, RELEASE_RESCHEDULE = 1, 2
 _runtime: Runtime | None = None
 
 
@@ -173,7 +173,7 @@ class InferenceRequest:
 
     def set_release_flags(self, flags: int) -> None:
         if flags != RELEASE_ALL:
-            raise TritonModelException("set_release_flags: requests cannot be rescheduled on this server")
+            raise TritonModelException("set_release_flags: only requests that execute was given can be rescheduled")
 
     def is_cancelled(self) -> bool:
         """Return whether the caller no longer waits: it left, or the deadline has passed."""
@@ -302,6 +302,15 @@ class ServedRequest(InferenceRequest):
             parameters=head.parameters,
         )
         self.pending = pending
+
+    def set_release_flags(self, flags: int) -> None:
+        """Choose what becomes of the request when `execute` returns: its end, or one more execution."""
+        if flags not in (RELEASE_ALL, RELEASE_RESCHEDULE):
+            raise TritonModelException(f"set_release_flags: unknown flags {flags}")
+        if flags == RELEASE_RESCHEDULE and not self.pending.runtime.iterative:
+            text = "rescheduling needs sequence_batching { iterative_sequence: true } in the configuration"
+            raise TritonModelException(f"set_release_flags: {text}")
+        self.pending.again = flags == RELEASE_RESCHEDULE
 
     def is_cancelled(self) -> bool:
         return self.pending.cancelled()

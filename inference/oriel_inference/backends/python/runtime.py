@@ -46,6 +46,7 @@ class Pending:
         self.head = head
         self.decoupled = decoupled
         self.final = False
+        self.again = False  # the model wants to execute it once more
         self.reply: tuple[ResultHead, list[Buffer]] | None = None  # used unless the model is decoupled
         self._left = False
         self._deadline = head.deadline
@@ -114,6 +115,7 @@ class Runtime:
         self._asks = 0
         self.max_body_bytes = 1 << 30
         self.executing = False
+        self.iterative = False  # requests may be executed more than once
         self.abandoned: SimpleQueue[Respond | Cancel] = SimpleQueue()
         threading.Thread(target=self._listen, name="oriel-control", daemon=True).start()
         threading.Thread(target=self._bury, name="oriel-abandoned", daemon=True).start()
