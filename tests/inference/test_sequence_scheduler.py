@@ -29,8 +29,8 @@ def test_the_model_is_told_what_a_step_is() -> None:
     bench.send(7)
     bench.send(7, end=True)
     bench.settle()
-    told = [(b["START"][0], b["END"][0], b["READY"][0], b["CORRID"][0]) for b in bench.sessions[0].batches]
-    assert told == [(1, -1, 1, 7), (-1, -1, 1, 7), (-1, 1, 1, 7)]
+    seen = [(b["START"][0], b["END"][0], b["READY"][0], b["CORRID"][0]) for b in bench.sessions[0].batches]
+    assert seen == [(1, -1, 1, 7), (-1, -1, 1, 7), (-1, 1, 1, 7)]
     wrong = [bench.send("text", start=True), bench.send(1 << 31, start=True)]
     assert "sequence_id 'text' must be a number for this model" in bench.text(wrong[0])
     assert "must lie between -2147483648 and 2147483647" in bench.text(wrong[1])

@@ -1,1 +1,1 @@
-"""Models whose requests are steps of sequences: who holds which slot, what the model is told, what is kept for it."""
+"""Models whose requests are steps of sequences: their slots, the tensors that describe a step, and the kept states."""

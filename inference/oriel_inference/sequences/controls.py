@@ -47,7 +47,7 @@ class Controls:
 
     @property
     def shows_id(self) -> bool:
-        """Return whether the model is told the id."""
+        """Return whether the model gets the id."""
         return self._corrid is not None
 
     def of(self, flags: Flags) -> Mapping[str, Array]:

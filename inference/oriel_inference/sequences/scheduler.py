@@ -5,7 +5,7 @@ Rules.
    sequence is in a batcher. `table` decides which sequence has a slot and which step is next.
 2. All other steps wait here, in a queue that bounds them as a batcher bounds its calls, and in which they expire.
 3. Every call that `submit` accepts is finished exactly once. A step that is not executed ends its sequence: the waiting
-   steps fail, and later steps are told why.
+   steps fail, and the errors of later steps give the reason.
 4. The state of a sequence is kept here between its steps, in memory of its own. The states of a model together are
    bounded like the requests that wait for it.
 5. Tenants with the same id have sequences of their own. A model that sees the id itself would mix them up, so there an
@@ -240,8 +240,8 @@ class SequenceScheduler:
                 f"sequence {_shown(flags.id)} of model {name!r} is in use by another tenant, and this model tells "
                 "sequences apart by their ids alone: use another id, such as a random number"
             )
-        told = flags._replace(end=False) if self._rules.iterative else flags
-        return _Step(call, key, flags, self._controls.of(told))
+        shown = flags._replace(end=False) if self._rules.iterative else flags
+        return _Step(call, key, flags, self._controls.of(shown))
 
     def _not_open(self, key: Key) -> InvalidRequest:
         text = (
@@ -299,8 +299,8 @@ class SequenceScheduler:
         call, flags = step.call, step.flags
         assert call.source is not None
         request, context = call.source
-        told: dict[str, ParameterValue] = {ID: flags.id, SEQUENCE_START: start, SEQUENCE_END: False}
-        request = replace(request, parameters=request.parameters | told)
+        shown: dict[str, ParameterValue] = {ID: flags.id, SEQUENCE_START: start, SEQUENCE_END: False}
+        request = replace(request, parameters=request.parameters | shown)
         inputs = call.inputs if start else {**call.inputs, **self._controls.of(Flags(flags.id, False, False))}
         step.inner = replace(
             call,

@@ -7,7 +7,7 @@ latest sequence of its tenant and id. A START while that one is open closes it: 
 sequence waits for a slot like any other.
 
 A step that was accepted and is not executed is lost, and its sequence with it: what follows would be computed on a
-state that lacks a step. Why a sequence was lost is remembered for a while, because later steps are told.
+state that lacks a step. The reason is remembered for a while, for the errors of later steps.
 """
 
 from collections import Counter, OrderedDict, deque
