@@ -67,7 +67,8 @@ class ServingModel:
         self.provider = sessions[0].provider if sessions else ""
         self.takes_requests = isinstance(next(iter(sessions), None), RequestSession)
         self.wants_source = self.takes_requests or bool(spec.steps) or spec.sequences is not None
-        self.recognises = not spec.decoupled and not self.takes_requests
+        # The id makes the text of each sequence another one, and learning it costs more than it saves.
+        self.recognises = not spec.decoupled and not self.takes_requests and spec.sequences is None
         self.fitter = RequestFitter(spec)
 
     @property
