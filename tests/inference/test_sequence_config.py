@@ -88,7 +88,11 @@ def test_a_first_state_comes_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "batching, text",
     [
-        ("oldest { max_candidate_sequences: -1 }", "oldest.max_candidate_sequences: must lie between 0 and"),
+        ("oldest { max_candidate_sequences: -1 }", "oldest.max_candidate_sequences: must not be negative"),
+        (
+            f"oldest {{ max_candidate_sequences: 65537 }} {STATE % ''}",
+            "asks for 65537 sequences on each of 1 instances, at most 65536",
+        ),
         ("oldest { preferred_batch_size: 5 }", "5 does not lie between 1 and max_batch_size 4"),
         ("direct { minimum_slot_utilization: 1.5 }", "must lie between 0 and 1"),
         (START % "", "needs two values, for false and true"),

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -194,7 +195,7 @@ def test_steps_that_wait_are_bounded_and_urgent_ones_take_the_room_of_others() -
     bench.send(1, end=True)
     bench.settle()
     assert bench.replies[waits[0]] == [] or bench.value(urgent) is not None
-    assert "found no place in the queue" in bench.text(bench.send(3))
+    assert "the queue had no place for a step of it" in bench.text(bench.send(3))
 
 
 def test_one_sequence_has_a_bounded_number_of_waiting_steps() -> None:
@@ -203,7 +204,7 @@ def test_one_sequence_has_a_bounded_number_of_waiting_steps() -> None:
     bench.clock.run()
     steps = [bench.send(1) for _ in range(257)]
     assert isinstance(bench.error(steps[-1]), QueueFull)
-    assert all("found no place in the queue" in bench.text(each) for each in steps[:-1])
+    assert all("the queue had no place for a step of it" in bench.text(each) for each in steps[:-1])
 
 
 def test_states_are_bounded_together() -> None:
@@ -211,7 +212,31 @@ def test_states_are_bounded_together() -> None:
     one, two = bench.send(1, start=True), bench.send(2, start=True)
     bench.settle()
     assert bench.value(one) == bits(one) and "no memory left for another state" in bench.text(two)
-    assert bench.scheduler.table.size_bytes == 8
+    assert bench.scheduler.table.states.held == 8
+
+
+def test_a_tenant_without_state_displaces_one_of_the_tenant_with_most() -> None:
+    bench = SequenceBench(slots=4, max_bytes=24)
+    ours = [bench.send(each, start=True, tenant="a") for each in (1, 2, 3)]
+    bench.settle()
+    theirs = bench.send(4, start=True, tenant="b")
+    bench.settle()
+    assert bench.value(theirs) == bits(theirs) and bench.ended() == {"refused": 1}
+    more = [bench.send(each, tenant="a") for each in (1, 2, 3)]
+    bench.settle()
+    assert [bench.value(each) for each in more[:2]] == [bits(ours[0], more[0]), bits(ours[1], more[1])]
+    assert "or the memory none for its state" in bench.text(more[2])
+
+
+def test_padding_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oriel_inference.sequences.controls.MAX_PADDED_BYTES", 60)
+    bench = SequenceBench(slots=4, padded=True)
+    for each in (1, 2, 3):
+        bench.send(each, start=True)
+    bench.settle()
+    first, third = bench.send(2), bench.send(3)
+    bench.settle()
+    assert bench.value(first) == bits(1, first) and "a batch of 3 slots needs 0 MiB" in bench.text(third)
 
 
 def test_hopeless_sequences_do_not_nest() -> None:
@@ -304,5 +329,5 @@ def test_no_step_sees_another_state_and_each_is_answered_once(
     for number, replies in bench.replies.items():
         assert len(replies) == (number not in left)
     table = bench.scheduler.table
-    assert (table.holding, table.waiting, table.size_bytes, bench.scheduler.pending) == (0, 0, 0, 0)
+    assert (table.holding, table.waiting, table.states.held, bench.scheduler.pending) == (0, 0, 0, 0)
     assert bench.scheduler._steps == {} and sum(bench.ended().values()) == len(every)

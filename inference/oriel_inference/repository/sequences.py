@@ -25,7 +25,7 @@ from oriel_wire.v2.datatypes import CONFIG_DATATYPES, DATATYPES, from_config_nam
 from oriel_wire.v2.messages import Array
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-MAX_SEQUENCES = 1 << 16  # per instance
+MAX_SEQUENCES = 1 << 16
 MAX_STATE_BYTES = 256 << 20
 IDLE_US = 1_000_000
 INITIAL_STATES = "initial_state"  # the folder beside the versions
@@ -99,6 +99,11 @@ def with_sequences(spec: ModelSpec, config: pb.ModelConfig, file: str, *, read: 
         controls=controls,
         states=states,
     )
+    if rules.slots * spec.instances > MAX_SEQUENCES:
+        reason = (
+            f"asks for {rules.slots} sequences on each of {spec.instances} instances, at most {MAX_SEQUENCES} in all"
+        )
+        raise ConfigInvalid(file, f"{_SECTION}.{'direct' if direct else 'oldest'}", reason)
     return replace(
         spec,
         sequences=rules,
@@ -121,8 +126,8 @@ def _bounds(batching: pb.ModelSequenceBatching, rows: int) -> BatchBounds:
 
 def _check_strategy(batching: pb.ModelSequenceBatching, rows: int, refuse: _Refuse) -> None:
     oldest, direct = batching.oldest, batching.direct
-    if not 0 <= oldest.max_candidate_sequences <= MAX_SEQUENCES:
-        raise refuse(f"{_SECTION}.oldest.max_candidate_sequences", f"must lie between 0 and {MAX_SEQUENCES}")
+    if oldest.max_candidate_sequences < 0:
+        raise refuse(f"{_SECTION}.oldest.max_candidate_sequences", "must not be negative")
     for index, size in enumerate(oldest.preferred_batch_size):
         if not 1 <= size <= rows:
             reason = f"{size} does not lie between 1 and max_batch_size {rows}"

@@ -13,6 +13,7 @@ from oriel_inference.sequences.table import Id
 from oriel_wire.v2.datatypes import DATATYPES, quoted
 from oriel_wire.v2.messages import Array
 
+MAX_PADDED_BYTES = 256 << 20
 SLOT = TensorSpec(name="\0slot", datatype="INT64", dims=())  # no model has an input of this name
 
 
@@ -124,6 +125,9 @@ class PaddedSession(Session):
             raise BackendFailed("two steps of a batch have the same slot")
         if total == len(rows) and (rows[:-1] < rows[1:]).all():
             return self._session.run(found, outputs)
+        size = total * sum([array[:1].nbytes for array in found.values()])
+        if size > MAX_PADDED_BYTES:
+            raise BackendFailed(f"a batch of {total} slots needs {size >> 20} MiB, at most {MAX_PADDED_BYTES >> 20}")
         padded = {name: self._padded(name, array, rows, total) for name, array in found.items()}
         return [array[rows] for array in self._session.run(padded, outputs)]
 

@@ -6,8 +6,8 @@ Rules.
 2. All other steps wait here, in a queue that bounds them as a batcher bounds its calls, and in which they expire.
 3. Every call that `submit` accepts is finished exactly once. A step that is not executed ends its sequence: the waiting
    steps fail, and the errors of later steps give the reason.
-4. The state of a sequence is kept here between its steps, in memory of its own. The states of a model together are
-   bounded like the requests that wait for it.
+4. The state of a sequence is kept in `table` between its steps, in memory of its own. The states of a model together
+   are bounded like the requests that wait for it.
 5. Tenants with the same id have sequences of their own. A model that sees the id itself would mix them up, so there an
    id belongs to the tenant that uses it first.
 
@@ -99,12 +99,12 @@ class SequenceScheduler:
         self._rules = rules
         self._batchers = batchers
         self._clock = machine.clock
-        self._max_state_bytes = machine.max_bytes
         self._controls = Controls(rules, batched=spec.batched)
         self.table: SequenceTable[_Step] = SequenceTable(
             instances=len(batchers),
             slots=rules.slots,
             idle_s=rules.idle_s,
+            max_bytes=machine.max_bytes,
             ended=statistics.sequences,
             exclusive=exclusive or self._controls.shows_id,
         )
@@ -256,7 +256,7 @@ class SequenceScheduler:
             End.IDLE: f"no step came for {self._rules.idle_s:g} s",
             End.EXPIRED: "a step of it was not done by its deadline",
             End.LEFT: "the caller of a step left",
-            End.REFUSED: "a step of it found no place in the queue",
+            End.REFUSED: "the queue had no place for a step of it, or the memory none for its state",
             End.STOPPED: "the server stops",
         }.get(how, "a step of it failed")
 
@@ -335,10 +335,12 @@ class SequenceScheduler:
         if self._outputs and not step.flags.end:
             # Copies, because the outputs of a step are views that would keep the whole batch in memory.
             state: dict[str, Array] = {name: outputs[index].copy() for name, index in self._outputs}
-            self.table.keep(step.sequence, state)
-            if self.table.size_bytes > self._max_state_bytes:
-                text = f"the sequences of model {self.spec.name!r} have no memory left for another state"
+            displaced = self.table.keep(step.sequence, state)
+            text = f"the sequences of model {self.spec.name!r} have no memory left for another state"
+            if displaced is None:
                 return QueueFull(text)
+            for loser in displaced:
+                self._lose(loser, QueueFull(text))
         return answer if self._visible is None else replace(answer, outputs=outputs[: self._visible])
 
     def _ended(self, sequence: OpenSequence[_Step]) -> None:

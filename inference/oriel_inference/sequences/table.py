@@ -8,6 +8,9 @@ sequence waits for a slot like any other.
 
 A step that was accepted and is not executed is lost, and its sequence with it: what follows would be computed on a
 state that lacks a step. The reason is remembered for a while, for the errors of later steps.
+
+The bytes of all states are one budget by the rule of `oriel_policies.waiting.shares`: a tenant that needs room
+displaces the state of one that has most, whose sequence is lost then.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -18,6 +21,7 @@ from typing import Generic, TypeVar
 
 from oriel_policies.waiting.flows import Ticket
 from oriel_policies.waiting.queue import SlaQueue
+from oriel_policies.waiting.shares import Holding, Shares
 from oriel_wire.v2.messages import Array
 
 MAX_REMEMBERED = 4096
@@ -46,20 +50,20 @@ class OpenSequence(Generic[S]):
 
     instance, row: its slot; -1 without one.
     steps: the steps that wait. running: the step that was taken and has not ended.
-    state: the tensors that are kept for its next step.
+    state: the tensors that are kept for its next step. room: their part of the budget of bytes.
     ends: the way in which it ends when its steps have run; None while further steps may come.
     following: the sequence of the same key that begins when this one has ended.
     """
 
-    __slots__ = ("ends", "following", "instance", "key", "row", "running", "size_bytes", "state", "steps", "ticket")
+    __slots__ = ("ends", "following", "instance", "key", "room", "row", "running", "state", "steps", "ticket")
 
-    def __init__(self, key: Key) -> None:
+    def __init__(self, key: Key, like: Ticket) -> None:
         self.key = key
+        self.room = Holding(like.band, like.tenant, like.weight, self)
         self.instance = self.row = -1
         self.steps: deque[S] = deque()
         self.running: S | None = None
         self.state: Mapping[str, Array] = {}
-        self.size_bytes = 0
         self.ends: End | None = None
         self.following: OpenSequence[S] | None = None
         self.ticket: Ticket | None = None
@@ -71,11 +75,18 @@ class SequenceTable(Generic[S]):
     slots: slots of each instance. Free ones with low rows are taken first, so that instances fill evenly.
     ended: counter of the sequences that have ended, by way.
     exclusive: True if an id belongs to one tenant at a time.
-    size_bytes: the bytes of all states. holding: the number of sequences that hold a slot.
+    states: the budget of bytes of all states. holding: the number of sequences that hold a slot.
     """
 
     def __init__(
-        self, *, instances: int, slots: int, idle_s: float, ended: Counter[str], exclusive: bool = False
+        self,
+        *,
+        instances: int,
+        slots: int,
+        idle_s: float,
+        max_bytes: int,
+        ended: Counter[str],
+        exclusive: bool = False,
     ) -> None:
         self._idle_s = idle_s
         self._ended = ended
@@ -85,7 +96,7 @@ class SequenceTable(Generic[S]):
         self._line = SlaQueue(max_items=0, max_bytes=0)
         self._idle: dict[OpenSequence[S], float] = {}  # in the order in which they become too old
         self._lost: OrderedDict[Key, tuple[End, float]] = OrderedDict()
-        self.size_bytes = 0
+        self.states = Shares(max_bytes)
         self.holding = 0
 
     @property
@@ -113,7 +124,7 @@ class SequenceTable(Generic[S]):
         """
         found = self._latest.get(key)
         if start:
-            before, found = found, OpenSequence(key)
+            before, found = found, OpenSequence(key, like)
             self._latest[key] = found
             if self._users is not None:
                 self._users[key[1]] = key[0]
@@ -151,11 +162,19 @@ class SequenceTable(Generic[S]):
         sequence.running = sequence.steps.popleft()
         return sequence.running
 
-    def keep(self, sequence: OpenSequence[S], state: Mapping[str, Array]) -> None:
-        """Keep the state that the running step has left."""
-        self.size_bytes -= sequence.size_bytes
-        sequence.state, sequence.size_bytes = state, sum([_size_bytes(array) for array in state.values()])
-        self.size_bytes += sequence.size_bytes
+    def keep(self, sequence: OpenSequence[S], state: Mapping[str, Array]) -> list[OpenSequence[S]] | None:
+        """Keep the state that the running step has left. Return the sequences whose states were displaced for it; None
+        if there is no room.
+        """
+        room = sequence.room
+        grown = sum([_size_bytes(array) for array in state.values()]) - (room.units if room.held else 0)
+        if grown < 0:
+            self.states.release(room, -grown)
+        displaced = self.states.acquire(room, grown)
+        if displaced is None:
+            return None
+        sequence.state = state
+        return [each.payload for each in displaced]
 
     def finished(self, sequence: OpenSequence[S], now: float) -> None:
         """End the running step."""
@@ -193,7 +212,8 @@ class SequenceTable(Generic[S]):
             return
         self._ended[sequence.ends.value] += 1
         self._idle.pop(sequence, None)
-        self.keep(sequence, {})
+        self.states.release(sequence.room)
+        sequence.state, sequence.room.payload = {}, None
         if sequence.row >= 0:
             heappush(self._free, (sequence.row, sequence.instance))
             self.holding -= 1
