@@ -201,7 +201,7 @@ class SequenceScheduler:
             call.finished = True
         else:
             call.finished = True
-            self.statistics.failed(CallerLeft.outcome, self._clock.now() - call.arrived_s)
+            self.statistics.count_failure(CallerLeft.outcome, self._clock.now() - call.arrived_s)
         self._lose(sequence, CallerLeft())
         if runs:
             self._ended(sequence)
@@ -381,7 +381,7 @@ class SequenceScheduler:
             call.forget()
             return
         call.finished = True
-        self.statistics.failed(error.outcome, self._clock.now() - call.arrived_s)
+        self.statistics.count_failure(error.outcome, self._clock.now() - call.arrived_s)
         deliver(call, error, self.spec.name)
 
     # Timers -----------------------------------------------------------------------------------------------------
