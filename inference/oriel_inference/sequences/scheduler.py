@@ -348,8 +348,8 @@ class SequenceScheduler:
         self.table.finished(sequence, self._clock.now())
         self._advance(sequence)
         self._place()
-        if self._idle is None and (at_s := self.table.next_idle_s()) is not None:
-            self._idle = self._clock.call_at(at_s, self._on_idle)
+        if self._idle is None and not self._closed:
+            self._arm_idle()
 
     # Ends -------------------------------------------------------------------------------------------------------
 
@@ -390,7 +390,11 @@ class SequenceScheduler:
         self._idle = None
         self.table.expire(self._clock.now())
         self._place()
-        if (at_s := self.table.next_idle_s()) is not None:
+        self._arm_idle()
+
+    def _arm_idle(self) -> None:
+        at_s = self.table.next_idle_s()
+        if at_s is not None:
             self._idle = self._clock.call_at(at_s, self._on_idle)
 
     def _arm_expiry(self, at_s: float) -> None:
