@@ -286,13 +286,14 @@ OTHER = st.one_of(
 @given(
     actions=st.lists(st.one_of(SEND, SEND, SEND, OTHER), max_size=40),
     shape=st.sampled_from([(1, 1, False), (1, 2, False), (2, 1, False), (1, 4, True), (2, 2, True)]),
+    max_bytes=st.sampled_from([16, 1 << 20]),
 )
 def test_no_step_sees_another_state_and_each_is_answered_once(
-    actions: list[Action], shape: tuple[int, int, bool]
+    actions: list[Action], shape: tuple[int, int, bool], max_bytes: int
 ) -> None:
     """The reference knows only the order in which steps were sent, per tenant and id."""
     instances, slots, padded = shape
-    bench = SequenceBench(instances=instances, slots=slots, padded=padded, max_items=6)
+    bench = SequenceBench(instances=instances, slots=slots, padded=padded, max_items=6, max_bytes=max_bytes)
     runs: dict[tuple[str, int | str], Run] = {}
     every: list[Run] = []
     left: set[int] = set()
