@@ -208,7 +208,7 @@ def test_one_sequence_has_a_bounded_number_of_waiting_steps() -> None:
 
 
 def test_states_are_bounded_together() -> None:
-    bench = SequenceBench(max_bytes=8)
+    bench = SequenceBench(max_bytes=2)
     one, two = bench.send(1, start=True), bench.send(2, start=True)
     bench.settle()
     assert bench.value(one) == bits(one) and "no memory left for another state" in bench.text(two)
@@ -216,7 +216,7 @@ def test_states_are_bounded_together() -> None:
 
 
 def test_a_tenant_without_state_displaces_one_of_the_tenant_with_most() -> None:
-    bench = SequenceBench(slots=4, max_bytes=24)
+    bench = SequenceBench(slots=4, max_bytes=6)
     ours = [bench.send(each, start=True, tenant="a") for each in (1, 2, 3)]
     bench.settle()
     theirs = bench.send(4, start=True, tenant="b")
@@ -286,7 +286,7 @@ OTHER = st.one_of(
 @given(
     actions=st.lists(st.one_of(SEND, SEND, SEND, OTHER), max_size=40),
     shape=st.sampled_from([(1, 1, False), (1, 2, False), (2, 1, False), (1, 4, True), (2, 2, True)]),
-    max_bytes=st.sampled_from([16, 1 << 20]),
+    max_bytes=st.sampled_from([4, 1 << 20]),
 )
 def test_no_step_sees_another_state_and_each_is_answered_once(
     actions: list[Action], shape: tuple[int, int, bool], max_bytes: int

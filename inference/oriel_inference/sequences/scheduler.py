@@ -7,7 +7,7 @@ Rules.
 3. Every call that `submit` accepts is finished exactly once. A step that is not executed ends its sequence: the waiting
    steps fail, and the errors of later steps give the reason.
 4. The state of a sequence is kept in `table` between its steps, in memory of its own. The states of a model together
-   are bounded like the requests that wait for it.
+   may have STATE_SHARE times the bytes of the requests that may wait for it.
 5. Tenants with the same id have sequences of their own. A model that sees the id itself would mix them up, so there an
    id belongs to the tenant that uses it first.
 
@@ -48,6 +48,7 @@ from oriel_policies.waiting.queue import SlaQueue
 from oriel_wire.v2.messages import Array, ParameterValue
 
 MAX_STEPS = 256  # of one sequence that wait
+STATE_SHARE = 4  # states of a model beside the bytes that may wait for it: a stream of speech keeps megabytes
 _EXPIRED = (DeadlineExceeded, DeadlineTooShort, QueueTimeout)
 
 
@@ -104,7 +105,7 @@ class SequenceScheduler:
             instances=len(batchers),
             slots=rules.slots,
             idle_s=rules.idle_s,
-            max_bytes=machine.max_bytes,
+            max_bytes=STATE_SHARE * machine.max_bytes,
             ended=statistics.sequences,
             exclusive=exclusive or self._controls.shows_id,
         )
