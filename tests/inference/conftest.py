@@ -1,7 +1,7 @@
 """An inference server in this process, with small real models and on free ports."""
 
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 
 import httpx
@@ -29,12 +29,18 @@ class LeavingPool(CheckPool):
     left: list[Helper] = []
 
     def check(
-        self, path: Path, shown: str, backend: str, options: EngineOptions, wanted: Callable[[], bool] = lambda: True
+        self,
+        path: Path,
+        shown: str,
+        backend: str,
+        options: EngineOptions,
+        wanted: Callable[[], bool] = lambda: True,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> bool:
         with self._lock:
             if not self._idle and self.left:
                 self._idle.append(self.left.pop())
-        return super().check(path, shown, backend, options, wanted)
+        return super().check(path, shown, backend, options, wanted, shapes)
 
     def close_idle(self) -> None:
         with self._lock:

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from oriel_inference.errors import LoadFailed
@@ -180,3 +181,18 @@ def test_a_check_that_a_stop_ends_is_no_crash(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(Helper, "_wait_for_answer", lambda *_: check.close())
     with pytest.raises(LoadFailed, match="the server is shutting down"):
         check.check(path, "m", "onnxruntime", OPTIONS)
+
+
+def test_a_first_state_has_the_shape_that_the_configuration_gives(tmp_path: Path) -> None:
+    """A state of a variable size was tried with one element, which not every model takes."""
+    weight = models.numpy_helper.from_array(np.ones((3, 1), np.float32), "w")
+    nodes = [
+        models.helper.make_node("MatMul", ["state", "w"], ["sum"]),
+        models.helper.make_node("Add", ["x", "sum"], ["y"]),
+    ]
+    inputs = [("x", models.FLOAT, ["n", 1]), ("state", models.FLOAT, ["n", "m"])]
+    path = put(tmp_path, models.graph(nodes, inputs, [("y", models.FLOAT, ["n", 1])], [weight]))
+    check = CheckPool(60)
+    assert not check.check(path, "m", "onnxruntime", OPTIONS)
+    assert check.check(path, "m", "onnxruntime", OPTIONS, shapes={"state": (1, 3)})
+    check.close()

@@ -114,9 +114,7 @@ class Swap:
         self.do = do
         self.seen: list[bytes] = []
 
-    def check(
-        self, path: Path, shown: str, backend: str, options: EngineOptions, wanted: Callable[[], bool] = lambda: True
-    ) -> bool:
+    def check(self, path: Path, *_: object) -> bool:
         self.do()
         self.seen.append(path.read_bytes())
         return True

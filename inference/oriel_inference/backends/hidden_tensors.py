@@ -32,6 +32,13 @@ def hidden_inputs(config: pb.ModelConfig) -> list[pb.ModelInput]:
     return controls + states
 
 
+def first_shapes(config: pb.ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the states that a configuration begins with, for one row."""
+    rows = (1,) if config.max_batch_size > 0 else ()
+    states = [state for state in config.sequence_batching.state if state.initial_state]
+    return {state.input_name: (*rows, *state.initial_state[0].dims) for state in states}
+
+
 def hidden_outputs(config: pb.ModelConfig) -> list[pb.ModelOutput]:
     """Return the outputs that the server keeps, without those that clients get too."""
     visible = {output.name for output in config.output}

@@ -7,7 +7,7 @@ while without checks. It has a low priority, and a check is given up when its fi
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -62,11 +62,18 @@ class CheckPool:
         return [pid for each in self._idle if (pid := each.pid) is not None]
 
     def check(
-        self, path: Path, shown: str, backend: str, options: EngineOptions, wanted: Callable[[], bool] = _always
+        self,
+        path: Path,
+        shown: str,
+        backend: str,
+        options: EngineOptions,
+        wanted: Callable[[], bool] = _always,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> bool:
         """Judge a model file before the server opens it. Blocks.
 
         Returns False if the model opens but does not run with zeros, so that the server must not try that.
+        shapes: shapes of inputs that must not be guessed.
         wanted: returns whether the check is still of use; it is given up if not. Raises LoadFailed.
         """
         with self._lock:
@@ -76,7 +83,7 @@ class CheckPool:
             self._busy.add(helper)
         keep = False
         try:
-            reason, runs = self._ask(helper, _request(path, shown, backend, options), wanted)
+            reason, runs = self._ask(helper, _request(path, shown, backend, options) | {"shapes": shapes or {}}, wanted)
             # A child that has opened a plan keeps memory of the GPU as long as it lives.
             keep = runs and not reason and helper.answered < MAX_CHECKS and backend != "tensorrt"
         finally:

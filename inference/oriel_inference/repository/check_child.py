@@ -6,6 +6,7 @@ It holds no secrets and no sockets: the author of a hostile model file can at mo
 
 import gc
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,8 @@ def _judge(request: dict[str, Any]) -> tuple[str, bool]:
         session = backend.open(path, EngineOptions(**request["options"]))
         runs = True
         try:
-            session.run(row_of_zeros(session.inputs), [info.name for info in session.outputs])
+            shaped = [replace(info, shape=request["shapes"].get(info.name, info.shape)) for info in session.inputs]
+            session.run(row_of_zeros(shaped), [info.name for info in session.outputs])
         except InferenceError:
             runs = False
         session.close()

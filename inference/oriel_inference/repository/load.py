@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from oriel_inference.backends import Backend, ConfiguredBackend, RequestSession, Session
+from oriel_inference.backends.hidden_tensors import first_shapes
 from oriel_inference.batching.device import Device, Devices
 from oriel_inference.errors import ConfigInvalid, InferenceError, LoadFailed
 from oriel_inference.model import EngineOptions, ModelSpec
@@ -355,7 +356,8 @@ def _open_version(
     if (check := one.of.check) is not None and not backend.apart:
         for place in _distinct(found):
             path, shown = paths[place.filename], f"{one.of.model}/{one.version}/{place.filename}"
-            executed = check.check(path, shown, config.backend, place.options, one.unchanged) and executed
+            runs = check.check(path, shown, config.backend, place.options, one.unchanged, first_shapes(config))
+            executed = runs and executed
         if not one.unchanged():
             raise LoadFailed(f"the files of {one.of.model} changed while they were being checked")
     open_one = opener(backend, found, paths, partial(one.of.reserve, one.version))
