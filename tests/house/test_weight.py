@@ -15,11 +15,11 @@ CODE_LINES = {
     "policies": 6_450,
     "gateway": 17_450,
     "logic": 10_900,
-    "inference": 19_450,
-    "cli": 4_600,
+    "inference": 21_450,
+    "cli": 4_620,
     "tools": 4_450,
     "benchmarks": 5_000,
-    "tests": 89_300,
+    "tests": 91_700,
 }
 MOST = {"long": 0, "wide": 27, "wider": 3, "unpacked": 0, "protocols": 42, "headless": 0}
 SAMPLE = '''"""Counts.
