@@ -4,6 +4,9 @@ import asyncio
 import os
 import shutil
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -115,14 +118,18 @@ async def test_models_load_at_the_same_time_and_one_model_one_load_at_a_time(
     most = 0
 
     def slowly(loading: Loading) -> Any:
-        nonlocal most
-        model = loading.model
-        assert model not in under_way
-        under_way.append(model)
-        most = max(most, len(under_way))
-        together.wait(120)
-        under_way.remove(model)
-        return load_model(loading)
+        @contextmanager
+        def slot() -> Iterator[float]:
+            nonlocal most
+            with loading.slot() as waited_s:
+                assert loading.model not in under_way
+                under_way.append(loading.model)
+                most = max(most, len(under_way))
+                together.wait(120)
+                under_way.remove(loading.model)
+                yield waited_s
+
+        return load_model(replace(loading, slot=slot))
 
     monkeypatch.setattr("oriel_inference.models.rollout.load_model", slowly)
     # On a busy machine a load would count as slow and leave its slot to another one.
