@@ -10,8 +10,10 @@ from typing import Any, NoReturn
 class Parser(argparse.ArgumentParser):
     """argparse without abbreviated flags; an unknown flag is named before anything else, with the nearest known one.
 
-    Ends the process with code 2 and one line on stderr. Sub-parsers are of this class too.
+    Ends the process with code `usage_code` and one line on stderr. Sub-parsers are of this class too.
     """
+
+    usage_code = 2
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "allow_abbrev": False})
@@ -29,7 +31,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         line = " ".join(message.removeprefix("argument ").split())
-        self.exit(2, f"{self.prog}: {line} ('{self.prog} --help' lists what there is)\n")
+        self.exit(self.usage_code, f"{self.prog}: {line} ('{self.prog} --help' lists what there is)\n")
 
     def _flags(self) -> Iterator[str]:
         for action in self._actions:

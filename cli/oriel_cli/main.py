@@ -33,7 +33,9 @@ COMMANDS = {
     "logic dev": _Entry("oriel_logic.dev_command", "run a service while you write it: reloads when you save"),
     "logic build": _Entry("oriel_logic.dev.build", "make a folder from which an image of your services is built"),
     "inference": _Entry("oriel_inference.command", "run an inference server alone"),
-    "models": _Entry("oriel_cli.models.models", "list, load and unload a server's models, and how they do"),
+    # `tritonserver`, also as the first word behind the image's entry point.
+    "inference tritonserver": _Entry("oriel_cli.tritonserver", "run one as tritonserver, with Triton's defaults"),
+    "models": _Entry("oriel_cli.models.models", "list, load and unload a server's models, and check a repository"),
     "engines": _Entry("oriel_cli.models.engines", "list, build, verify and remove the compiled artefacts of models"),
     "policies": _Entry("oriel_cli.policies.policies", "check the documents that promise service levels"),
     "usage": _Entry("oriel_cli.usage.command", "export what tenants used, with prices; check that nothing is missing"),

@@ -9,6 +9,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add no flags: `version` has none."""
 
 
+def text() -> str:
+    """Return the line that names this version."""
+    return f"oriel {installed_version()} ({build()})"
+
+
 def run(args: argparse.Namespace) -> int:
-    print(f"oriel {installed_version()} ({build()})")
+    print(text())
     return 0

@@ -49,6 +49,8 @@ from oriel_wire.usage.ledger import UsageLedger, open_ledger
 _log = logging.getLogger(__name__)
 
 POLL_S = 0.05
+# Triton's names of the ports, in the log lines that tell scripts that it has started.
+TRITON_PORTS = {"HTTP": "HTTPService", "gRPC": "GRPCInferenceService", "metrics": "Metrics Service"}
 # Young objects before a collection, and collections before the middle and the old generation are collected too. One of
 # the middle generation takes 10 ms at most.
 COLLECTOR_THRESHOLDS = (20_000, 5, 20)
@@ -85,12 +87,14 @@ def _report(settings: Settings, unit: Unit) -> None:
         ("gRPC", "{}", settings.grpc_host, unit.grpc_port),
         ("metrics", "http://{}/metrics", settings.metrics_host, unit.metrics_port),
     )
-    open_ports = [
-        (what, form.format(f"[{host}]:{port}" if ":" in host else f"{host}:{port}"))
+    addresses = {
+        what: (form, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         for what, form, host, port in ports
         if port
-    ]
-    _log.info(ports_table(open_ports), extra=PLAIN)
+    }
+    _log.info(ports_table([(what, form.format(at)) for what, (form, at) in addresses.items()]), extra=PLAIN)
+    for what, (_, at) in addresses.items() if settings.as_triton else ():
+        _log.info("Started %s at %s", TRITON_PORTS[what], at)
     if settings.without_effect:
         _log.warning("these settings have no effect: %s", "; ".join(settings.without_effect))
     ready, why = unit.surface.readiness()

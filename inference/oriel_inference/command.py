@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the unit's flags; tritonserver's spellings are accepted where the meaning is the same."""
     add_flags(parser, Settings)
     add_foreign(parser)
+    parser.set_defaults(as_triton=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
         "log": {name: value for name, value in wanted.items() if value is not None},
         "load_defaults": defaults,
         "usage_folder": usage_folder(args.usage),
+        "as_triton": args.as_triton,
         "without_effect": (*warnings, *without_effect),
     }
     settings = Settings(**chosen)

@@ -91,6 +91,7 @@ class Settings:
     check_timeout_s: time to open one model file in the process that tries it first.
     usage_folder: folder for usage records; None records none. usage_store, artefact_store: URLs; None for none.
     without_effect: one sentence for each flag that is accepted and does nothing.
+    as_triton: True if the log also has the lines by which scripts see that Triton has started.
     young_s, young_loads: a model stays in memory for the longer of young_s and that many times its load.
     """
 
@@ -352,6 +353,7 @@ class Settings:
     usage_folder: Path | None = field(default=None, metadata=usage_flag(USAGE))
     usage_store: Location | None = field(default=None, metadata=usage_store_flag(USAGE))
     without_effect: tuple[str, ...] = ()
+    as_triton: bool = False
     check_timeout_s: float = 60.0
     young_s: float = YOUNG_S
     young_loads: float = YOUNG_LOADS

@@ -51,7 +51,8 @@ def test_an_unknown_flag_is_one_line(capsys: pytest.CaptureFixture[str], command
     with pytest.raises(SystemExit) as ended:
         main([*command.split(), "--helpp"])
     said = capsys.readouterr()
-    assert ended.value.code == 2 and said.out == "" and said.err.count("\n") == 1
+    code = 1 if command == "inference tritonserver" else 2  # as Triton's own
+    assert ended.value.code == code and said.out == "" and said.err.count("\n") == 1
     assert said.err.startswith(f"oriel {command}: unknown flag --helpp, did you mean --help?")
 
 

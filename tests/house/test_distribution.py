@@ -99,7 +99,7 @@ def test_the_sdist_can_be_tested_and_built(sdist: list[str]) -> None:
 def test_the_distribution_has_a_name_of_its_own(built: Path) -> None:
     assert sorted(path.name.partition("-")[0] for path in built.iterdir()) == ["oriel_serving", "oriel_serving"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["name"] == NAME and project["scripts"] == {"oriel": "oriel_cli.main:main"}
+    assert project["name"] == NAME and project["scripts"]["oriel"] == "oriel_cli.main:main"
 
 
 def test_the_installed_version_is_the_projects() -> None:

@@ -69,7 +69,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "oriel_inference": (
         "command",
-        "app assembly flags settings",
+        "app assembly flags repository_check settings",
         "servers host log_settings metrics",
         "models",
         "artefacts",

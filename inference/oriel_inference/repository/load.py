@@ -231,11 +231,9 @@ def _load_versions(
 ) -> dict[int, LoadedVersion | LoadFailed | None]:
     store, model, file = loading.store, loading.model, loading.file
     available = store.versions(model)
-    for warning in validate(config, model, file, _files_naming_engine(loading, config, available)):
+    versions, warnings = choose_versions(loading, config, available)
+    for warning in warnings:
         _log.warning("%s: %s", file, warning)
-    versions, missing = select_versions(config, available, file)
-    if missing:
-        _log.warning("%s: version_policy.specific: %s", file, no_folder(missing))
     try:
         backend = None if is_ensemble(config) else loading.find_backend(config.backend)
     except LoadFailed as failure:
@@ -268,6 +266,15 @@ def _load_versions(
                 each.close()
         raise LoadFailed(f"the files of {model} changed while they were being loaded")
     return loaded
+
+
+def choose_versions(loading: Loading, config: pb.ModelConfig, available: Sequence[int]) -> tuple[list[int], list[str]]:
+    """Validates a configuration, and completes it with what the names of the files say. Returns the versions to load,
+    and one warning for each setting that has no effect. Raises LoadFailed.
+    """
+    warnings = validate(config, loading.model, loading.file, _files_naming_engine(loading, config, available))
+    versions, missing = select_versions(config, available, loading.file)
+    return versions, [*warnings, *([f"version_policy.specific: {no_folder(missing)}"] if missing else [])]
 
 
 def _files_naming_engine(loading: Loading, config: pb.ModelConfig, available: Sequence[int]) -> Sequence[str]:
