@@ -45,7 +45,7 @@ def documented() -> tuple[dict[str, str], set[str]]:
     tritons, _, own = DOCS.read_text().partition("## Oriel's own")
     rows = [line.split("|") for line in tritons.splitlines() if line.startswith("| `--")]
     return (
-        {row[1].strip(" `"): row[2].strip() for row in rows},
+        {name.strip(" `"): row[2].strip() for row in rows for name in row[1].split(",")},
         {line.split("`")[1] for line in own.splitlines() if line.startswith("| `--")},
     )
 
