@@ -14,3 +14,9 @@ def columns(heading: Sequence[str], rows: Sequence[Sequence[object]], *, right: 
         ).rstrip()
         for row in cells
     ]
+
+
+def printable(value: object) -> str:
+    """Make a text from elsewhere fit for a terminal: one line of printable characters, at most 600."""
+    text = " ".join(str(value if value is not None else "").split())[:600]
+    return "".join(each if each.isprintable() else "?" for each in text)

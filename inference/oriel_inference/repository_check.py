@@ -63,7 +63,8 @@ async def check_repositories(repositories: Sequence[Path | str], scratch: Path, 
         await starting
         names = sorted(control.repositories.names())
         if not opens:
-            return [await asyncio.to_thread(_judge_files, control.repositories, name) for name in names]
+            judged: dict[str, Verdict] = {}
+            return [await asyncio.to_thread(_judge_files, control.repositories, name, judged) for name in names]
         return [await _judge(control, models.catalog.entries, name) for name in names]
     except LoadFailed as failure:
         raise StartFailed(failure.reason) from failure
@@ -96,11 +97,14 @@ async def _judge(control: ModelControl, entries: Callable[[str], Sequence[Entry]
     return verdict
 
 
-def _judge_files(repositories: Repositories, name: str, above: tuple[str, ...] = ()) -> Verdict:
+def _judge_files(repositories: Repositories, name: str, judged: dict[str, Verdict]) -> Verdict:
     """Load a model from its only repository up to the point where an engine would open its files.
 
-    above: the ensembles that have it as a step, the outermost first.
+    judged: the verdicts so far, so that a step of many ensembles is judged once; those below an ensemble are added.
     """
+    if name in judged:
+        return judged[name]
+    judged[name] = Verdict(model=name)  # stays so for an ensemble that is a step of itself
     try:
         where = repositories.where(name)
         if len(where) > 1:
@@ -109,21 +113,19 @@ def _judge_files(repositories: Repositories, name: str, above: tuple[str, ...] =
         for part in part_names(loading.configuration()):
             if not repositories.where(part):
                 raise LoadFailed(f"needs model {part!r}, which is in none of the repositories: add its folder")
-            if part not in (*above, name) and not _judge_files(repositories, part, (*above, name)).versions:
+            if not _judge_files(repositories, part, judged).versions:
                 raise LoadFailed(f"needs model {part!r}, which is refused: see its own line")
         found, notes = load_model(loading), _differences(loading)
+        refused = {
+            version: each.reason
+            for version, each in found.items()
+            if isinstance(each, LoadFailed) and not isinstance(each, _Unopened)
+        }
+        notes += [f"version {version}: {reason}" for version, reason in refused.items()]
+        judged[name] = Verdict(model=name, versions=tuple(sorted(found.keys() - refused)), notes=tuple(notes))
     except LoadFailed as failure:
-        return Verdict(model=name, notes=(failure.reason,))
-    refused = {
-        version: each.reason
-        for version, each in found.items()
-        if isinstance(each, LoadFailed) and not isinstance(each, _Unopened)
-    }
-    return Verdict(
-        model=name,
-        versions=tuple(version for version in found if version not in refused),
-        notes=(*notes, *(f"version {version}: {reason}" for version, reason in refused.items())),
-    )
+        judged[name] = Verdict(model=name, notes=(failure.reason,))
+    return judged[name]
 
 
 def _loading(store: ModelStore, name: str) -> Loading:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from memory_objects import MemoryObjects
 
 from oriel_cli.main import main
 
@@ -35,6 +36,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     models.put(root, "lost", None, None)
     models.put(root, "steps", None, STEP % "good" + TENSORS)
     models.put(root, "broken_steps", None, STEP % "torch" + TENSORS)
+    models.put(root, "ring", None, STEP % "ring" + TENSORS)
     folder = models.put(root, "code", None, 'backend: "python"\n' + TENSORS)
     (folder / "1/model.py").write_text(f"open({str(root.parent / 'ran')!r}, 'w')\nclass TritonPythonModel: pass\n")
     return root
@@ -55,7 +57,7 @@ def test_each_folder_has_the_verdict_of_a_start(repository: Path, capsys: pytest
         "steps": "loads",
         "tuned": "loads with differences",
         "older": "loads with differences",
-        **dict.fromkeys(("gpu", "torch", "lost", "broken_steps", "code"), "refused"),
+        **dict.fromkeys(("gpu", "torch", "lost", "broken_steps", "ring", "code"), "refused"),
     }
     assert found["good"] == {**found["good"], "versions": [1], "runs_on": "CPU", "notes": []}
     assert found["tuned"]["notes"] == ["optimization.priority has no effect here"]
@@ -77,7 +79,7 @@ def test_files_alone_are_judged_without_engines_or_code(
     ran.unlink(missing_ok=True)
     found = checked(capsys, str(repository), "--no-open")
     refused = {name for name, each in found.items() if each["verdict"] == "refused"}
-    assert refused == {"torch", "lost", "broken_steps"}, "the machine that serves may have GPUs"
+    assert refused == {"torch", "lost", "broken_steps", "ring"}, "the machine that serves may have GPUs"
     assert found["older"]["versions"] == [1] and "not a whole ONNX file" in found["older"]["notes"][0]
     assert found["broken_steps"]["notes"] == ["needs model 'torch', which is refused: see its own line"]
     assert not any(each["runs_on"] for each in found.values()) and not ran.exists()
@@ -88,6 +90,21 @@ def test_a_good_repository_ends_with_0_and_a_table(tmp_path: Path, capsys: pytes
     assert main(["models", "check", str(tmp_path)]) == 0
     head, line = capsys.readouterr().out.splitlines()
     assert head.split()[:2] == ["MODEL", "VERDICT"] and line.split() == ["good", "loads", "CPU"]
+
+
+@pytest.mark.parametrize("opens", [[], ["--no-open"]])
+def test_a_bucket_is_judged_as_a_server_would_and_its_code_does_not_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, opens: list[str]
+) -> None:
+    files = {
+        "r/good/1/model.onnx": models.double().SerializeToString(),
+        "r/code/config.pbtxt": f'backend: "python"\n{TENSORS}'.encode(),
+        "r/code/1/model.py": b"raise SystemExit",
+    }
+    monkeypatch.setattr("oriel_inference.stores.opening.open_client", lambda location: MemoryObjects(files))
+    found = checked(capsys, "s3://bucket/r", *opens)
+    assert {name: each["verdict"] for name, each in found.items()} == {"good": "loads", "code": "refused"}
+    assert "Python models run only from a folder of this machine" in found["code"]["notes"][0]
 
 
 @pytest.mark.parametrize("opens", [[], ["--no-open"]])

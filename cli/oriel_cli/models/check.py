@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from oriel_cli.errors import CommandFailed
-from oriel_cli.table import columns
+from oriel_cli.table import columns, printable
 
 Actions = Any  # argparse gives its class no public name
 
@@ -24,7 +24,10 @@ def add_action(actions: Actions) -> None:
     text = "say for each folder of a model repository if it loads, what differs from Triton, and what to do if not"
     made: argparse.ArgumentParser = actions.add_parser("check", help=text, description=f"{text}.")
     made.add_argument(
-        "repositories", nargs="+", metavar="DIR|URL", help="folder of models, or the same in an object store"
+        "repositories",
+        nargs="+",
+        metavar="DIR|URL",
+        help="folder of models, or the same in an object store, which is fetched into a temporary folder",
     )
     made.add_argument(
         "--no-open", action="store_true", help="judge the files alone: no engine opens them and no model's code runs"
@@ -48,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         print("no models")
     else:
         rows = [
-            [each["model"], each["verdict"], each["runs_on"] or "-", " ".join("; ".join(each["notes"]).split())]
+            [each["model"], each["verdict"], each["runs_on"] or "-", "; ".join(map(printable, each["notes"]))]
             for each in lines
         ]
         print("\n".join(columns(("MODEL", "VERDICT", "RUNS ON", "DIFFERENCES, OR WHY NOT AND WHAT TO DO"), rows)))

@@ -21,7 +21,7 @@ from oriel_cli import state
 from oriel_cli.admin import token_headers
 from oriel_cli.errors import CommandFailed
 from oriel_cli.models import check, compare
-from oriel_cli.table import columns
+from oriel_cli.table import columns, printable
 
 URL = "http://127.0.0.1:8000"
 ADMIN_URL = "http://127.0.0.1:8082"
@@ -134,7 +134,7 @@ def _ls(client: httpx.Client, args: argparse.Namespace) -> None:
         print("no models")
         return
     keys = ("name", "version", "state")
-    rows = [[*(_text(each.get(key)) or "-" for key in keys), _text(each.get("reason"))] for each in models]
+    rows = [[*(printable(each.get(key)) or "-" for key in keys), printable(each.get("reason"))] for each in models]
     print("\n".join(columns(("MODEL", "VERSION", "STATE", "REASON"), rows)))
 
 
@@ -170,16 +170,16 @@ def _placement(client: httpx.Client, args: argparse.Namespace) -> None:
     if not pools:
         print("no pool with place_models = true" if not args.name else f"pool {args.name} does not place models")
     for name, pool in pools.items():
-        print(f"{_text(name)}:")
+        print(f"{printable(name)}:")
         heading = ("MODEL", "IN USE", "WORK", "BYTES", "LOADED ON", "BELONGS ON")
         rows = [
             [
-                _text(each["name"]),
+                printable(each["name"]),
                 "yes" if each["in_use"] else "no",
                 f"{each['work']:.2f}",
                 each["bytes"] or "-",
-                _text(" ".join(each["loaded"])) or "-",
-                _text(" ".join(each["servers"])) or "-",
+                printable(" ".join(each["loaded"])) or "-",
+                printable(" ".join(each["servers"])) or "-",
             ]
             for each in pool["models"]
         ]
@@ -205,7 +205,7 @@ def _quality(client: httpx.Client, args: argparse.Namespace) -> None:
         return
     lacks = "" if found["reference"] else ", no reference to compare them with"
     counted = found["rows"]["counted"]
-    print(f"{_text(found['name'])} version {_text(found['version'])}: {counted} rows were sampled{lacks}")
+    print(f"{printable(found['name'])} version {printable(found['version'])}: {counted} rows were sampled{lacks}")
     if not found["tensors"]:
         print("there are no samples yet")
         return
@@ -216,12 +216,12 @@ def _quality(client: httpx.Client, args: argparse.Namespace) -> None:
     for name, sampled in found["tensors"].items():
         values = {**sampled, **(sampled["odd"] or {})}
         shown = ["-" if values.get(key) is None else f"{values[key]:.3g}" for key in keys]
-        lines.append([_text(name), sampled["rows"], *shown])
+        lines.append([printable(name), sampled["rows"], *shown])
     print("\n".join(columns(heading, lines, right=range(1, len(heading)))))
     for name, sampled in found["tensors"].items():
         if sampled["classes"]:
-            common = ", ".join(f"{_text(index)} {share:.1%}" for index, share in sampled["classes"].items())
-            print(f"{_text(name)} classes: {common}")
+            common = ", ".join(f"{printable(index)} {share:.1%}" for index, share in sampled["classes"].items())
+            print(f"{printable(name)} classes: {common}")
 
 
 def _reference(client: httpx.Client, args: argparse.Namespace) -> None:
@@ -245,7 +245,7 @@ def _reference(client: httpx.Client, args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps({"path": str(path), "tensors": sorted(found["tensors"])}))
         return
-    print(f"{path} is written: {', '.join(map(_text, sorted(found['tensors'])))}")
+    print(f"{path} is written: {', '.join(map(printable, sorted(found['tensors'])))}")
 
 
 def _quality_path(args: argparse.Namespace, end: str = "") -> str:
@@ -275,8 +275,8 @@ def _stats_row(model: dict[str, Any]) -> list[object]:
     if ran := sum(count for _, count in sizes):
         executions, rows = ran, sum(size * count for size, count in sizes)
     return [
-        _text(model.get("name")),
-        _text(model.get("version")),
+        printable(model.get("name")),
+        printable(model.get("version")),
         read("success", "count"),
         read("fail", "count"),
         mean_ms("queue"),
@@ -302,7 +302,7 @@ def _ask(client: httpx.Client, method: str, path: str, body: Any = None) -> Any:
         )
     if "explicit model load" in refusal and "--model-control-mode explicit" not in refusal:
         refusal += " (start the server with --model-control-mode explicit)"
-    raise CommandFailed(_text(refusal))
+    raise CommandFailed(printable(refusal))
 
 
 def _done(args: argparse.Namespace, word: str) -> None:
@@ -327,9 +327,3 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as refused:
         raise CommandFailed(f"{path} cannot be read: {refused.strerror}") from refused
-
-
-def _text(value: Any) -> str:
-    """Make a server's text fit for a terminal: one line of printable characters."""
-    text = " ".join(str(value if value is not None else "").split())[:600]
-    return "".join(each if each.isprintable() else "?" for each in text)
