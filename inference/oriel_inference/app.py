@@ -33,6 +33,7 @@ from oriel_inference.servers.grpc import GrpcFrontend, serve_grpc
 from oriel_inference.servers.http import HttpFrontend
 from oriel_inference.servers.large_json import LargeJson
 from oriel_inference.servers.meter import Meter
+from oriel_inference.servers.regions import Regions
 from oriel_inference.servers.surface import Surface
 from oriel_inference.settings import Settings
 from oriel_wire.engine.buffered import serve as serve_http
@@ -140,11 +141,14 @@ async def open_unit(
         default_timeout_s=settings.default_timeout_s,
         strict_readiness=settings.strict_readiness,
         server_id=settings.server_id,
+        regions=Regions(settings.max_body_bytes) if settings.client_shm else None,
     )
     with ExitStack() as cleanup:
         for store in models.remote:
             cleanup.callback(store.close)
         cleanup.callback(log.close)
+        if surface.regions is not None:
+            cleanup.callback(surface.regions.unregister, "")
         cleanup.callback(surface.meter.close)
         log.change(settings.log)
         ports = await _open_ports(settings, surface, models.machine.clock, cleanup)

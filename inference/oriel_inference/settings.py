@@ -266,6 +266,13 @@ class Settings:
         type=switch,
         help="false: the metrics port does not show the load of GPUs (default true)",
     )
+    client_shm: bool = PORTS.setting(
+        False,
+        "--allow-client-shm",
+        type=switch,
+        help="true: clients on this machine may exchange tensors through files under /dev/shm that the server's user "
+        "may read and write (default false)",
+    )
     grpc_max_age_ms: int | None = PORTS.setting(
         None,
         "--grpc-max-connection-age",

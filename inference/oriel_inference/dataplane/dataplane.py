@@ -262,11 +262,13 @@ def respond(
 
 
 def positions(serving: ServingModel, request: InferRequest) -> list[int] | None:
-    """Return the positions of the requested outputs; None if they are not the model's own (classification)."""
+    """Return the positions of the requested outputs; None if not all of them are in the answer as the model made them:
+    classes, shared memory.
+    """
     order = [output.name for output in serving.spec.outputs]
     if request.outputs is None:
         return list(range(len(order)))
-    if any(output.classification for output in request.outputs):
+    if any(output.classification or output.shared is not None for output in request.outputs):
         return None
     return [order.index(output.name) for output in request.outputs]
 

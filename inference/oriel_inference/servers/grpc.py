@@ -15,11 +15,12 @@ from oriel_inference.servers.grpc_infer import GrpcInfer
 from oriel_inference.servers.grpc_plans import CallPlans
 from oriel_inference.servers.not_served import METHODS_NOT_SERVED, SHARED_MEMORY
 from oriel_inference.servers.reflection import Reflection
+from oriel_inference.servers.region_api import grpc_handlers
 from oriel_inference.servers.repository_api import GrpcRepository
 from oriel_inference.servers.request_record import keep_traces
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.stream import StreamFrontend
-from oriel_inference.servers.surface import SERVER_VERSION, Surface, extensions
+from oriel_inference.servers.surface import SERVER_VERSION, Surface
 from oriel_wire.engine.grpc_port import Http2Front
 from oriel_wire.engine.health import NOT_SERVING, SERVICE_UNKNOWN, SERVING, Watch, Watches
 from oriel_wire.engine.limits import HttpLimits
@@ -66,6 +67,9 @@ class GrpcFrontend:
             status = partial(_no_regions, why)
             found[f"{kind}Status"] = self._answered(status, METHODS[f"{kind}Status"][0])
             found[f"{kind}Unregister"] = Method(start=lambda call, data: call.answer(b""))
+        if (regions := self._surface.regions) is not None:
+            for name, handler in grpc_handlers(regions).items():
+                found[name] = _unless_of_tenant(self._answered(handler, METHODS[name][0]), found[name])
         found["ServerMetadata"] = Method(start=self._server_metadata)
         found["ModelInfer"] = Method(start=self._infer.start)
         found["ModelStreamInfer"] = Method(open=self._streams.open)
@@ -136,7 +140,7 @@ class GrpcFrontend:
 
     def _server_metadata(self, call: GrpcCall, data: Body) -> None:
         parse(v2_pb2.ServerMetadataRequest, data)
-        name, listed = self._surface.server_id, extensions(of_tenant=call.plan.of_tenant)
+        name, listed = self._surface.server_id, self._surface.extensions(of_tenant=call.plan.of_tenant)
         answer = v2_pb2.ServerMetadataResponse(name=name, version=SERVER_VERSION, extensions=listed)
         call.answer(answer.SerializeToString())
 
@@ -236,6 +240,17 @@ async def serve_grpc(
 
     await server.open(lambda: Http2Front(server, connection, refuse_http1), sock)
     return server
+
+
+def _unless_of_tenant(method: Method, otherwise: Method) -> Method:
+    """Return a method that calls `otherwise` for a call that a gateway sent for a tenant."""
+
+    def start(call: GrpcCall, data: Body) -> None:
+        chosen = otherwise.start if call.plan.of_tenant else method.start
+        assert chosen is not None
+        chosen(call, data)
+
+    return Method(start=start)
 
 
 def _no_regions(why: str, request: Any) -> Message:

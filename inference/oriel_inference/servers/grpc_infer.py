@@ -24,7 +24,7 @@ from oriel_wire.context import CallContext
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.grpc import decode_infer, encode_infer
 from oriel_wire.v2.grpc_messages import InferMessages, Pieces, RawAnswers, RequestHead, read
-from oriel_wire.v2.messages import InferRequest
+from oriel_wire.v2.messages import InferRequest, RequestedOutput
 
 
 class _Known:
@@ -67,7 +67,7 @@ class GrpcInfer:
         self._start(call, data, ctx, record)
 
     def _start(self, call: GrpcCall, data: Body, ctx: CallContext, record: RequestRecord) -> None:
-        surface = self._surface
+        surface, size = self._surface, len(data)
         model = ""
         try:
             found = self._messages.find(data)
@@ -81,10 +81,14 @@ class GrpcInfer:
                 else:
                     message, raw = read(data)
                     model = message.model_name[:128]
-                    request = decode_infer(message, raw)
+                    shared = surface.shared_inputs(of_tenant=call.plan.of_tenant)
+                    request = decode_infer(message, raw, shared)
                     del message, raw  # not to be held in memory until the answer
+                    if shared is not None:
+                        shared.check(request.outputs)
+                        size += shared.size_bytes
                     self._messages.remember(data, request)
-                _InferCall(surface, call, record).run(request, data, ctx)
+                _InferCall(surface, call, record).run(request, size, ctx)
                 self._learn(request, data)
             except NotLoaded as missing:
                 again = partial(self._start, call, data, ctx, record)
@@ -117,7 +121,7 @@ class _InferCall:
     The call knows this object through `on_client_left`, and its end clears that.
     """
 
-    __slots__ = ("_call", "_known", "_record", "_submitted", "_surface")
+    __slots__ = ("_call", "_known", "_record", "_requested", "_submitted", "_surface")
 
     _known: _Known
     _submitted: Call
@@ -126,6 +130,7 @@ class _InferCall:
         self._surface = surface
         self._call = call
         self._record = record
+        self._requested: Sequence[RequestedOutput] | None = None
 
     # Requests with a known head ---------------------------------------------------------------------------------
 
@@ -174,10 +179,11 @@ class _InferCall:
 
     # Other requests ---------------------------------------------------------------------------------------------
 
-    def run(self, request: InferRequest, data: Body, ctx: CallContext) -> None:
-        """Queue a request. Raises InferenceError, BadMessage."""
+    def run(self, request: InferRequest, size_bytes: int, ctx: CallContext) -> None:
+        """Queue a request. size_bytes: memory that it occupies. Raises InferenceError, BadMessage."""
+        self._requested = request.outputs
         caller_left = self._surface.dataplane.infer(
-            request, ctx, size_bytes=len(data), reply=self._finish, on_caller_left=self._record.caller_left
+            request, ctx, size_bytes=size_bytes, reply=self._finish, on_caller_left=self._record.caller_left
         )
         if not self._call.over:
             self._call.on_client_left = caller_left
@@ -187,8 +193,10 @@ class _InferCall:
         message = b""
         if completion.response is not None:
             try:
+                if (regions := self._surface.regions) is not None:
+                    regions.write(completion.response, self._requested)
                 message = encode_infer(completion.response).SerializeToString()
-            except BadMessage as bad:
+            except (BadMessage, InferenceError) as bad:
                 completion.error = as_inference_error(bad)
         if completion.error is None:
             assert completion.answer is not None

@@ -12,7 +12,7 @@ import msgspec
 
 from oriel_inference.errors import InferenceError, Outcome, UnknownModel
 from oriel_inference.model import is_model_name
-from oriel_inference.servers import repository_api
+from oriel_inference.servers import region_api, repository_api
 from oriel_inference.servers.encoding import ACCEPTED, Encodings, is_encoded, is_known
 from oriel_inference.servers.generate import generate
 from oriel_inference.servers.http_call import answer, hinted, json_object, refuse
@@ -22,7 +22,7 @@ from oriel_inference.servers.memory_report import memory_report
 from oriel_inference.servers.not_served import why_not_served, without_regions
 from oriel_inference.servers.request_record import keep_traces
 from oriel_inference.servers.statuses import as_inference_error, head_outcome, head_refusal, http_status, identity
-from oriel_inference.servers.surface import SERVER_VERSION, Surface, extensions
+from oriel_inference.servers.surface import SERVER_VERSION, Surface
 from oriel_wire.context import ARTEFACT, LOOP_US, PROVIDER, TENANT
 from oriel_wire.engine.buffered import Body, Exchange, Refusal
 from oriel_wire.engine.kernel import thread_busy_s
@@ -45,7 +45,8 @@ _SERVER_PATHS = {
 _MODEL_PATHS = {"": "model_metadata", "ready": "model_ready", "config": "config", "stats": "stats", "infer": "infer"}
 _MODEL_PATHS |= {"generate": "generate", "generate_stream": "generate_stream"}
 _CALLS = frozenset({"infer", "generate", "generate_stream"})
-_POSTED = _CALLS | {"keep", "regions_unregister"} | repository_api.POSTED
+_REGIONS = frozenset({"region_status", "region_register", "region_unregister"})  # of shared memory that is served
+_POSTED = _CALLS | {"keep", "regions_unregister", "region_register", "region_unregister"} | repository_api.POSTED
 _NOT_FOUND = (404, "Not Found")
 
 
@@ -147,6 +148,8 @@ class HttpFrontend:
                 generate(self._surface, exchange, route.model, route.version, bytes(body), stream=stream)
             elif kind in repository_api.POSTED:
                 self._repository.start(exchange, kind, route.version, route.model)
+            elif kind in _REGIONS and self._surface.regions is not None:
+                region_api.answer_http(self._surface.regions, exchange, kind.removeprefix("region_"), route.version)
             else:
                 self._plain[kind](exchange, route)
         except Exception as failure:
@@ -175,7 +178,7 @@ class HttpFrontend:
             answer(exchange, msgspec.json.encode(document), 503 if self._surface.stopping else 400, name)
 
     def _server_metadata(self, exchange: Exchange, _: _Route) -> None:
-        listed = extensions(of_tenant=TENANT in exchange.head.by_name())
+        listed = self._surface.extensions(of_tenant=TENANT in exchange.head.by_name())
         document = {"name": self._surface.server_id, "version": SERVER_VERSION, "extensions": listed}
         answer(exchange, msgspec.json.encode(document))
 
@@ -223,17 +226,24 @@ class HttpFrontend:
         found = self._routes.get(key)
         if found is not None:
             return found
-        route = _resolve(line.path)
+        route = self._resolve_region(head) or _resolve(line.path)
         if route is None:
             why = why_not_served(line.path)
             return _NOT_FOUND if why is None else (501, why, Outcome.NOT_SUPPORTED)
         allowed = ("POST",) if route.kind in _POSTED else ("GET", "HEAD", "POST")[: 3 if route.kind == "logging" else 2]
         if line.method not in allowed:
             return 405, f"use {allowed[0]} for this path"
-        # Only routes of existing models are cached, because their number is known.
-        if len(self._routes) < _MAX_ROUTES and (not route.model or self._exists(route)):
+        # Only routes of existing models are cached, because their number is known. Those of regions depend on the head.
+        cached = self._exists(route) if route.model else not route.version and not route.kind.startswith("region")
+        if len(self._routes) < _MAX_ROUTES and cached:
             self._routes[key] = route
         return route
+
+    def _resolve_region(self, head: RequestHead) -> _Route | None:
+        """Return the route of a request for regions of shared memory, if its sender may use any."""
+        may = self._surface.regions is not None and TENANT not in head.by_name()
+        found = region_api.resolve(head.line.path) if may else None
+        return _Route(f"region_{found[0]}", version=found[1]) if found else None
 
     def _exists(self, route: _Route) -> bool:
         try:

@@ -14,7 +14,7 @@ from oriel_inference.backends import Outputs
 from oriel_inference.batching.call import Answer, Call
 from oriel_inference.catalog import ServingModel
 from oriel_inference.dataplane.dataplane import Completion, positions, respond
-from oriel_inference.errors import CallerLeft, InferenceError, NotLoaded
+from oriel_inference.errors import CallerLeft, InferenceError, InvalidRequest, NotLoaded
 from oriel_inference.fitting import Fitted
 from oriel_inference.servers.encoding import MIN_BYTES, Encodings, negotiate
 from oriel_inference.servers.http_call import JSON, HeadPlan, begin, check_expanded, refuse, wait
@@ -22,7 +22,7 @@ from oriel_inference.servers.large_json import Converted, LargeJson, Task, Then
 from oriel_inference.servers.request_record import RequestRecord
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.surface import Surface
-from oriel_wire.context import CallContext
+from oriel_wire.context import TENANT, CallContext
 from oriel_wire.engine.buffered import Body, Exchange
 from oriel_wire.errors import BadMessage, TooLarge
 from oriel_wire.v2.answers import MAX_NUMBERS, BinaryAnswers, JsonAnswers
@@ -184,10 +184,15 @@ class _HttpCall:
         Raises TooLarge for more JSON than the event loop has time for.
         """
         serving = self._serving
-        request = decode_request(serving.spec.name, serving.version, body, length)
+        surface, size = self._front.surface, len(body)
+        shared = surface.shared_inputs(of_tenant=TENANT in self._exchange.head.by_name())
+        request = decode_request(serving.spec.name, serving.version, body, length, read=shared)
+        if shared is not None:
+            shared.check(request.outputs)
+            size += shared.size_bytes
         self._request = replace(request, inputs=[])  # the answer does not need the numbers
-        self._exchange.on_abort = self._front.surface.dataplane.infer(
-            request, self._ctx, size_bytes=len(body), reply=self._finish, on_caller_left=self._record.caller_left
+        self._exchange.on_abort = surface.dataplane.infer(
+            request, self._ctx, size_bytes=size, reply=self._finish, on_caller_left=self._record.caller_left
         )
         # The request fits the model: `infer` would have refused it otherwise.
         if serving.recognises and (answers := _answers(serving, request)) is not None:
@@ -237,6 +242,8 @@ class _HttpCall:
         response = completion.response
         if response is not None:
             try:
+                if (regions := self._front.surface.regions) is not None:
+                    regions.write(response, self._request.outputs)
                 size = sum([output.array.size for output in response.outputs])
                 if size > MAX_NUMBERS and _is_numbers(response, self._request):
                     self._encode_elsewhere(completion, response)
@@ -249,7 +256,9 @@ class _HttpCall:
         refuse(self._exchange, completion.error, self._record.finished(completion, self._serving.spec.name))
 
     def _encode_elsewhere(self, completion: Completion, response: InferResponse) -> None:
-        """Has a helper process write the numbers of a large JSON answer. Raises BadMessage, QueueFull."""
+        """Has a helper process write the numbers of a large JSON answer. Raises BadMessage, InferenceError."""
+        if response.in_shared_memory:
+            raise InvalidRequest("more numbers than JSON is written for beside shared memory: ask for binary data")
         self._completion = completion
         request = InferRequest(model_name=response.model_name, binary_default=True)
         parts, length = encode_response(response, request)

@@ -4,7 +4,7 @@ import re
 
 _WHERE = "the server's metadata (GET /v2, ServerMetadata) lists the extensions it has"
 _REASONS = {
-    "system": f"system shared memory is not served, send tensors in the request: {_WHERE}",
+    "system": f"system shared memory is not served (see --allow-client-shm), send tensors in the request: {_WHERE}",
     "cuda": f"CUDA shared memory is not served, send tensors in the request: {_WHERE}",
     "trace": f"trace settings are not served, traces are exported over OTLP as configured at the start: {_WHERE}",
 }

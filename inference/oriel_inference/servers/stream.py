@@ -10,7 +10,7 @@ client holds them back. A refusal is an `error_message`, and the stream goes on,
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 
@@ -29,7 +29,7 @@ from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import quoted
 from oriel_wire.v2.grpc import decode_infer, encode_infer
 from oriel_wire.v2.grpc_messages import read
-from oriel_wire.v2.messages import InferRequest, InferResponse
+from oriel_wire.v2.messages import InferRequest, InferResponse, RequestedOutput
 from oriel_wire.v2.proto import v2_pb2
 
 MAX_IN_FLIGHT = 64
@@ -80,8 +80,10 @@ class _Slot:
         "ordered",
         "placed",
         "request_id",
+        "requested",
         "sent_bytes",
         "sent_final",
+        "shared_bytes",
         "version",
         "wants_final",
     )
@@ -93,6 +95,8 @@ class _Slot:
         self.ordered = True
         self.placed = False
         self.request_id = ""
+        self.requested: Sequence[RequestedOutput] | None = None
+        self.shared_bytes = 0
         self.version = ""
         self.sent_bytes = 0
         self.sent_final = False  # set with a response that has outputs
@@ -220,7 +224,8 @@ class _Stream:
         def begin() -> None:
             if now >= self._last_s:
                 raise ServerStopping
-            self._start(slot, self._decode(data, slot), ctx, record, len(data))
+            request = self._decode(data, slot)
+            self._start(slot, request, ctx, record, len(data) + slot.shared_bytes)
 
         self._attempt(slot, record, begin)
 
@@ -265,7 +270,7 @@ class _Stream:
         def emit(response: InferResponse, consumed: Callable[[], None], last: bool) -> None:
             response.parameters[FINAL] = last
             slot.sent_final = last
-            self._put(_encode(response, slot), consumed)
+            self._put(self._encode(response, slot), consumed)
 
         slot.caller_left = self._surface.dataplane.infer(
             request, ctx, size_bytes=size_bytes, reply=reply, on_caller_left=record.caller_left, emit=emit
@@ -275,7 +280,11 @@ class _Stream:
         message, raw = read(data)
         slot.model = message.model_name[:128]
         slot.request_id = message.id
-        request = decode_infer(message, raw)
+        shared = self._surface.shared_inputs(of_tenant=self._call.plan.of_tenant)
+        request = decode_infer(message, raw, shared)
+        if shared is not None:
+            shared.check(request.outputs)
+            slot.requested, slot.shared_bytes = request.outputs, shared.size_bytes
         wants_final = request.parameters.pop(WANTS_FINAL, False)
         if type(wants_final) is not bool:
             raise InvalidRequest(f"parameter {quoted(WANTS_FINAL)} must be true or false")
@@ -308,7 +317,7 @@ class _Stream:
             return
         response.parameters[FINAL] = True
         try:
-            slot.ended = _encode(response, slot)
+            slot.ended = self._encode(response, slot)
         except InferenceError as error:
             completion.error = error
             self._refuse(slot, error)
@@ -354,12 +363,13 @@ class _Stream:
         if not self._slots:
             self._send()
 
-
-def _encode(response: InferResponse, slot: _Slot) -> _Response:
-    response.id = slot.request_id
-    try:
-        message = encode_infer(response)
-    except BadMessage as bad:
-        raise as_inference_error(bad) from bad
-    slot.sent_bytes += message.ByteSize()
-    return _Response(infer_response=message)
+    def _encode(self, response: InferResponse, slot: _Slot) -> _Response:
+        response.id = slot.request_id
+        try:
+            if (regions := self._surface.regions) is not None:
+                regions.write(response, slot.requested)
+            message = encode_infer(response)
+        except BadMessage as bad:
+            raise as_inference_error(bad) from bad
+        slot.sent_bytes += message.ByteSize()
+        return _Response(infer_response=message)

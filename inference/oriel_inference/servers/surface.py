@@ -12,6 +12,7 @@ from oriel_inference.log_settings import LogSettings
 from oriel_inference.models.control import ModelControl
 from oriel_inference.quality.sampler import Quality
 from oriel_inference.servers.meter import Meter
+from oriel_inference.servers.regions import Regions, SharedInputs
 from oriel_wire.distribution import installed_version
 from oriel_wire.engine.peers import TrustedPeers
 from oriel_wire.observe.semantics import NOWHERE
@@ -35,18 +36,13 @@ EXTENSIONS = (
 OPERATOR_EXTENSIONS = ("model_repository", "model_repository(unload_dependents)", "logging")
 
 
-def extensions(*, of_tenant: bool) -> tuple[str, ...]:
-    """Return the extensions that a caller may use. of_tenant: True if a gateway sent the call for a tenant."""
-    return EXTENSIONS if of_tenant else EXTENSIONS + OPERATOR_EXTENSIONS
-
-
 @dataclass(slots=True, kw_only=True)
 class Surface:
     """The server's state. Single writer: the app, which sets `stopping` when the drain begins.
 
     under_way: returns the requests of all servers that have begun and are not answered.
     usage: counts of the usage ledger, if there is one. grpc_address: address and port of the gRPC listener.
-    quality: samples of what the models get and answer.
+    quality: samples of what the models get and answer. regions: shared memory; None if its use is not allowed.
     """
 
     catalog: Catalog
@@ -65,6 +61,18 @@ class Surface:
     under_way: Callable[[], int] = lambda: 0
     usage: LedgerCounts = field(default_factory=LedgerCounts)
     grpc_address: tuple[str, int] = NOWHERE
+    regions: Regions | None = None
+
+    def extensions(self, *, of_tenant: bool) -> tuple[str, ...]:
+        """Return the extensions that a caller may use. of_tenant: True if a gateway sent the call for a tenant."""
+        if of_tenant:
+            return EXTENSIONS
+        shared = ("system_shared_memory",) if self.regions is not None else ()
+        return EXTENSIONS + OPERATOR_EXTENSIONS + shared
+
+    def shared_inputs(self, *, of_tenant: bool) -> SharedInputs | None:
+        """Return the reader of one request's inputs in shared memory; None if the caller may not use any."""
+        return None if of_tenant or self.regions is None else SharedInputs(self.regions)
 
     def readiness(self) -> tuple[bool, str]:
         """Return whether requests are accepted, and if not, why."""

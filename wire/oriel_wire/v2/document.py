@@ -14,9 +14,12 @@ from oriel_wire.v2.messages import (
     MAX_PARAMETERS,
     MAX_TENSORS,
     ParameterValue,
+    ReadShared,
     RequestedOutput,
     Tensor,
+    shared_array,
     take_classes,
+    take_shared,
     too_many,
 )
 
@@ -86,10 +89,17 @@ class DocumentDecoder(Generic[_Document]):
         self.decoder: msgspec.json.Decoder[_Document] = msgspec.json.Decoder(document)
 
     def decode(
-        self, body: bytes | memoryview, header_length: int | None, limit: int, most_bytes: int = 1 << 62
+        self,
+        body: bytes | memoryview,
+        header_length: int | None,
+        limit: int,
+        most_bytes: int = 1 << 62,
+        read: ReadShared | None = None,
     ) -> tuple[_Document, list[Tensor]]:
-        """Decode a body. Raises BadMessage; TooLarge if the JSON part is longer than `limit` bytes or has too many
-        values, or if the shapes of tensors in it announce more than `most_bytes` as binary data.
+        """Decode a body. read: reads tensors from shared memory; None refuses them.
+
+        Raises BadMessage; TooLarge if the JSON part is longer than `limit` bytes or has too many values, or if the
+        shapes of tensors in it announce more than `most_bytes` as binary data.
         """
         length = len(body) if header_length is None else header_length
         if not 0 <= length <= len(body):
@@ -114,7 +124,7 @@ class DocumentDecoder(Generic[_Document]):
                 raise BadMessage(f"the JSON part is not an infer message: {json_fault(head, error)[:200]}") from error
             document, lists = self._decode_loosely(head)
         found: list[TensorEntry] = getattr(document, self._member)
-        return document, self._tensors(found, lists, body, length, most_bytes)
+        return document, self._tensors(found, lists, body, length, most_bytes, read)
 
     def _decode_loosely(self, text: bytes) -> tuple[_Document, list[Any]]:
         """Decode with NaN and infinities, which are not JSON but are written by v2 servers; for answers only."""
@@ -141,7 +151,13 @@ class DocumentDecoder(Generic[_Document]):
             raise BadMessage(f"the JSON part is not an infer message: {str(error)[:200]}") from error
 
     def _tensors(
-        self, found: list[TensorEntry], lists: list[Any] | None, body: bytes | memoryview, offset: int, most_bytes: int
+        self,
+        found: list[TensorEntry],
+        lists: list[Any] | None,
+        body: bytes | memoryview,
+        offset: int,
+        most_bytes: int,
+        read: ReadShared | None,
     ) -> list[Tensor]:
         tensors: list[Tensor] = []
         announced = 0
@@ -156,15 +172,19 @@ class DocumentDecoder(Generic[_Document]):
             entry = lookup(each.datatype, what)
             shape = tuple(each.shape)
             parameters = each.parameters or {}
+            shared = None
             if parameters:
                 if len(parameters) > MAX_PARAMETERS:
                     raise too_many(parameters, MAX_PARAMETERS, f"{what}: parameters")
-                if "shared_memory_region" in parameters:
-                    raise BadMessage(f"{what}: shared memory is not supported, send the data in the body")
+                shared = take_shared(parameters, what, allowed=read is not None)
             data = each.data if lists is None else lists[index]
             absent = isinstance(data, msgspec.Raw) and not len(data)
             size = parameters.pop("binary_data_size", None)
-            if size is None:
+            if shared is not None:
+                if not absent or size is not None:
+                    raise BadMessage(f"{what}: has data in the body and in shared memory, use one of them")
+                array = shared_array(shared, read, entry, shape, what)
+            elif size is None:
                 if absent:
                     raise BadMessage(f"{what}: has neither data nor binary_data_size")
                 announced += element_count(shape, what) * entry.size
@@ -215,8 +235,10 @@ def _word(value: float) -> str:
     return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def requested_outputs(found: list[OutputEntry] | None, binary_default: bool) -> list[RequestedOutput] | None:
-    """The outputs that a request names; None, meaning all, if it names none."""
+def requested_outputs(
+    found: list[OutputEntry] | None, binary_default: bool, *, may_share: bool
+) -> list[RequestedOutput] | None:
+    """The outputs that a request names; None, meaning all, if it names none. may_share: accept shared memory."""
     if not found:
         return None
     outputs: dict[str, RequestedOutput] = {}
@@ -227,10 +249,10 @@ def requested_outputs(found: list[OutputEntry] | None, binary_default: bool) -> 
         parameters = each.parameters or {}
         if len(parameters) > MAX_PARAMETERS:
             raise too_many(parameters, MAX_PARAMETERS, f"{what}: parameters")
-        if "shared_memory_region" in parameters:
-            raise BadMessage(f"{what}: shared memory is not supported, leave it out")
         binary = take_flag(parameters, "binary_data", binary_default, what)
-        wanted = RequestedOutput(each.name, binary, take_classes(parameters, what), parameters)
+        classes = take_classes(parameters, what)
+        shared = take_shared(parameters, what, allowed=may_share, classes=classes)
+        wanted = RequestedOutput(each.name, binary, classes, parameters, shared)
         outputs.setdefault(each.name, wanted)  # requested again, it is still one output
     return list(outputs.values())
 

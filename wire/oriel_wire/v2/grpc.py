@@ -30,9 +30,12 @@ from oriel_wire.v2.messages import (
     InferRequest,
     InferResponse,
     ParameterValue,
+    ReadShared,
     RequestedOutput,
     Tensor,
+    shared_array,
     take_classes,
+    take_shared,
     too_many,
 )
 from oriel_wire.v2.proto import health_pb2, v2_pb2
@@ -75,10 +78,13 @@ RawPiece = tuple[bytes | memoryview, int, int]  # bytes, start of the tensor in 
 _INT64_MIN, _INT64_END, _UINT64_END = -(2**63), 2**63, 2**64
 
 
-def decode_infer(message: v2_pb2.ModelInferRequest, raw: Sequence[RawPiece] | None = None) -> InferRequest:
+def decode_infer(
+    message: v2_pb2.ModelInferRequest, raw: Sequence[RawPiece] | None = None, read: ReadShared | None = None
+) -> InferRequest:
     """Decode an infer request; its answer always has raw contents.
 
-    raw: the raw contents, if they are not in the message. Raises BadMessage.
+    raw: the raw contents, if they are not in the message. read: reads tensors from shared memory; None refuses requests
+    that name a region. Raises BadMessage.
     """
     parameters = _parameters(message.parameters, "request")
     for name in parameters:
@@ -89,8 +95,8 @@ def decode_infer(message: v2_pb2.ModelInferRequest, raw: Sequence[RawPiece] | No
         model_version=message.model_version,
         id=message.id,
         parameters=parameters,
-        inputs=_tensors("input", message.inputs, _pieces(message.raw_input_contents) if raw is None else raw),
-        outputs=_requested(message.outputs) if message.outputs else None,
+        inputs=_tensors("input", message.inputs, _pieces(message.raw_input_contents) if raw is None else raw, read),
+        outputs=_requested(message.outputs, may_share=read is not None) if message.outputs else None,
         binary_default=True,
     )
 
@@ -102,7 +108,11 @@ def encode_infer(response: InferResponse) -> v2_pb2.ModelInferResponse:
     )
     _set_parameters(message.parameters, response.parameters, "response")
     for output in response.outputs:
-        message.raw_output_contents.append(bytes(_add_tensor("output", output, message.outputs.add())))
+        if output.name in response.in_shared_memory:
+            message.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
+            message.raw_output_contents.append(b"")  # clients count raw contents by the position of the output
+        else:
+            message.raw_output_contents.append(bytes(_add_tensor("output", output, message.outputs.add())))
     return message
 
 
@@ -141,7 +151,7 @@ def decode_infer_response(message: v2_pb2.ModelInferResponse, raw: Sequence[RawP
         model_version=message.model_version,
         id=message.id,
         parameters=_parameters(message.parameters, "response"),
-        outputs=_tensors("output", message.outputs, _pieces(message.raw_output_contents) if raw is None else raw),
+        outputs=_tensors("output", message.outputs, _pieces(message.raw_output_contents) if raw is None else raw, None),
     )
 
 
@@ -149,16 +159,17 @@ def _pieces(contents: Sequence[bytes]) -> list[RawPiece]:
     return [(each, 0, len(each)) for each in contents]
 
 
-def _tensors(kind: str, found: Sequence[Any], raw: Sequence[RawPiece]) -> list[Tensor]:
-    if raw and len(raw) != len(found):
-        for each in found:
-            _refuse_shared_memory(each.parameters, f"{kind} {quoted(each.name)}")  # such a tensor has no raw contents
-        raise BadMessage(f"{len(found)} {kind}s have {len(raw)} raw contents, there must be one for each")
+def _tensors(kind: str, found: Sequence[Any], raw: Sequence[RawPiece], read: ReadShared | None) -> list[Tensor]:
+    # A tensor in shared memory has no raw contents.
+    in_message = len(found) - sum(["shared_memory_region" in each.parameters for each in found])
+    if raw and len(raw) != in_message:
+        raise BadMessage(f"{in_message} {kind}s have {len(raw)} raw contents, there must be one for each")
+    left = iter(raw)
     tensors: list[Tensor] = []
     names: set[str] = set()
     if len(found) > MAX_TENSORS:
         raise too_many(found, MAX_TENSORS, f"{kind}s")
-    for index, each in enumerate(found):
+    for each in found:
         name, datatype = each.name, each.datatype
         what = f"{kind} {quoted(name)}"
         check_dimensions(len(each.shape), what)
@@ -168,21 +179,19 @@ def _tensors(kind: str, found: Sequence[Any], raw: Sequence[RawPiece]) -> list[T
         names.add(name)
         entry = lookup(datatype, what)
         parameters = _parameters(each.parameters, what) if each.parameters else {}
-        _refuse_shared_memory(parameters, what)
-        if not raw:
+        shared = take_shared(parameters, what, allowed=read is not None) if parameters else None
+        if (raw or shared is not None) and each.HasField("contents") and each.contents.ListFields():
+            besides = "in a message with raw contents" if shared is None else "and a region of shared memory"
+            raise BadMessage(f"{what}: has typed contents {besides}, use one of them")
+        if shared is not None:
+            array = shared_array(shared, read, entry, shape, what)
+        elif not raw:
             array = _typed(each, entry, shape, what)
-        elif each.HasField("contents") and each.contents.ListFields():
-            raise BadMessage(f"{what}: has typed contents in a message with raw contents, use one of them")
         else:
-            data, start, size = raw[index]
+            data, start, size = next(left)
             array = decode_raw(data, start, size, entry, shape, what)
         tensors.append(Tensor(name, datatype, shape, array, parameters))
     return tensors
-
-
-def _refuse_shared_memory(parameters: Mapping[str, Any], what: str) -> None:
-    if "shared_memory_region" in parameters:
-        raise BadMessage(f"{what}: shared memory is not supported, send the data in the message")
 
 
 def _typed(each: Any, entry: Datatype, shape: tuple[int, ...], what: str) -> NDArray[Any]:
@@ -227,16 +236,16 @@ def _packed(contents: Any, entry: Datatype, count: int) -> NDArray[Any]:
     return np.frombuffer(data, entry.dtype, count, start + 1)
 
 
-def _requested(found: Sequence[Any]) -> list[RequestedOutput]:
+def _requested(found: Sequence[Any], *, may_share: bool) -> list[RequestedOutput]:
     outputs: dict[str, RequestedOutput] = {}
     if len(found) > MAX_TENSORS:
         raise too_many(found, MAX_TENSORS, "outputs")
     for each in found:
         what = f"output {quoted(each.name)}"
         parameters = _parameters(each.parameters, what)
-        if "shared_memory_region" in parameters:
-            raise BadMessage(f"{what}: shared memory is not supported, leave it out")
-        wanted = RequestedOutput(each.name, True, take_classes(parameters, what), parameters)
+        classes = take_classes(parameters, what)
+        shared = take_shared(parameters, what, allowed=may_share, classes=classes)
+        wanted = RequestedOutput(each.name, True, classes, parameters, shared)
         outputs.setdefault(each.name, wanted)  # requested again, it is still one output
     return list(outputs.values())
 

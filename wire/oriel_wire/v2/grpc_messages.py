@@ -108,9 +108,14 @@ class InferMessages:
         return None if head is None or len(head) != len(found[1]) else (head, found[1])
 
     def remember(self, data: Body, request: InferRequest) -> None:
-        """Cache the head of `request`, which was just decoded from `data`."""
+        """Cache the head of `request`, which was just decoded from `data`.
+
+        A request that names shared memory is not cached: not every sender of the same head may use it.
+        """
         found = None if request.id else cut(data)  # heads with an id are rarely repeated
-        if found is not None and found[1] and len(found[0]) <= MAX_HEAD_BYTES:
+        if any(each.shared is not None for each in request.outputs or ()):
+            return
+        if found and found[1] and len(found[1]) == len(request.inputs) and len(found[0]) <= MAX_HEAD_BYTES:
             if len(self._heads) >= MAX_HEADS:
                 self._heads.clear()
             self._heads[found[0]] = RequestHead(request)

@@ -22,6 +22,7 @@ from oriel_wire.v2.messages import (
     InferRequest,
     InferResponse,
     ParameterValue,
+    ReadShared,
     RequestedOutput,
     Tensor,
     too_many,
@@ -49,18 +50,25 @@ def parse_header_length(value: str | None) -> int | None:
 
 
 def decode_request(
-    model: str, version: str, body: bytes | memoryview, header_length: int | None, *, json_limit: int = JSON_LIMIT_BYTES
+    model: str,
+    version: str,
+    body: bytes | memoryview,
+    header_length: int | None,
+    *,
+    json_limit: int = JSON_LIMIT_BYTES,
+    read: ReadShared | None = None,
 ) -> InferRequest:
     """An infer request from its body.
 
     Binary tensors are views of `body`. A raw request (header_length 0) comes back with one input without
     name and datatype that holds the whole body as uint8: `resolve_raw` gives it the model's.
+    read: reads tensors from shared memory; None refuses requests that name a region.
     Raises BadMessage; TooLarge if the JSON part is longer than `json_limit` bytes or has too many values.
     """
     if header_length == 0:
         raw = Tensor("", "", (len(body),), np.frombuffer(body, np.uint8))
         return InferRequest(model_name=model, model_version=version, inputs=[raw], binary_default=True)
-    document, inputs = _requests.decode(body, header_length, json_limit)
+    document, inputs = _requests.decode(body, header_length, json_limit, read=read)
     parameters = document.parameters or {}
     if len(parameters) > MAX_PARAMETERS:
         raise too_many(parameters, MAX_PARAMETERS, "request: parameters")
@@ -74,7 +82,7 @@ def decode_request(
         id=document.id or "",
         parameters=parameters or {},  # an emptied dict keeps its table
         inputs=inputs,
-        outputs=requested_outputs(document.outputs, binary_default),
+        outputs=requested_outputs(document.outputs, binary_default, may_share=read is not None),
         binary_default=binary_default,
     )
 
@@ -124,7 +132,9 @@ def encode_response(response: InferResponse, request: InferRequest) -> tuple[Bod
     wanted = {output.name: output.binary for output in request.outputs or ()}
     binary: BodyParts = []
     document["outputs"] = [
-        _encode_tensor("output", output, wanted.get(output.name, request.binary_default), binary)
+        {"name": output.name, "datatype": output.datatype, "shape": output.shape}
+        if output.name in response.in_shared_memory
+        else _encode_tensor("output", output, wanted.get(output.name, request.binary_default), binary)
         for output in response.outputs
     ]
     return _body(document, binary)

@@ -1,6 +1,6 @@
 """The values of one inference, which every v2 transport decodes to and encodes from."""
 
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Collection, Sequence, Sized
 from typing import Any
 
 import msgspec
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oriel_wire.errors import BadMessage
-from oriel_wire.v2.datatypes import lookup, name_of, quoted, to_bytes_array
+from oriel_wire.v2.datatypes import Datatype, decode_raw, element_count, lookup, name_of, quoted, to_bytes_array
 
 Array = NDArray[Any]
 # More would block the loop, and no model needs more.
@@ -33,13 +33,28 @@ class Tensor(msgspec.Struct, gc=False):
     parameters: dict[str, ParameterValue] = {}
 
 
+class SharedBytes(msgspec.Struct, frozen=True, gc=False):
+    """The bytes of one tensor in shared memory. region: registered name. offset: in bytes from the region's start."""
+
+    region: str
+    offset: int
+    size_bytes: int
+
+
+# Returns a copy of such bytes. Raises BadMessage or an error of the server's own.
+ReadShared = Callable[[SharedBytes], bytes]
+
+
 class RequestedOutput(msgspec.Struct, gc=False):
-    """An output that the client requests. classification: number of top classes to return; 0 for the tensor."""
+    """An output that the client requests. classification: number of top classes to return; 0 for the tensor. shared:
+    the place in shared memory where the client wants it; None for the answer.
+    """
 
     name: str
     binary: bool = False
     classification: int = 0
     parameters: dict[str, ParameterValue] = {}
+    shared: SharedBytes | None = None
 
 
 class InferRequest(msgspec.Struct, kw_only=True, gc=False):
@@ -57,11 +72,14 @@ class InferRequest(msgspec.Struct, kw_only=True, gc=False):
 
 
 class InferResponse(msgspec.Struct, kw_only=True, gc=False):
+    """The answer of an inference. in_shared_memory: names of outputs that are described without their data."""
+
     model_name: str
     model_version: str = ""
     id: str = ""
     parameters: dict[str, ParameterValue] = {}
     outputs: list[Tensor] = []
+    in_shared_memory: Collection[str] = ()
 
 
 def tensor(name: str, array: Array | Sequence[Any], datatype: str = "") -> Tensor:
@@ -103,3 +121,36 @@ def take_classes(parameters: dict[str, ParameterValue], what: str) -> int:
     if type(classes) is not int or not 0 <= classes < 2**31:
         raise BadMessage(f"{what}: classification must be the number of classes wanted")
     return classes
+
+
+def take_shared(
+    parameters: dict[str, ParameterValue], what: str, *, allowed: bool, classes: int = 0
+) -> SharedBytes | None:
+    """Remove the parameters of shared memory from a tensor's, and return the bytes they name; None if there are none.
+
+    allowed: False refuses them. classes: number of top classes to return of an output. Raises BadMessage.
+    """
+    region = parameters.pop("shared_memory_region", None)
+    if region is None:
+        return None
+    size, offset = parameters.pop("shared_memory_byte_size", None), parameters.pop("shared_memory_offset", 0)
+    if not allowed:
+        raise BadMessage(f"{what}: shared memory is not supported, exchange the data in request and answer")
+    if classes:
+        raise BadMessage(f"{what}: classes are not written to shared memory, leave out one of the two")
+    if type(region) is not str or type(size) is not int or type(offset) is not int or size < 0 or offset < 0:
+        raise BadMessage(
+            f"{what}: shared_memory_region must be a name, shared_memory_byte_size and shared_memory_offset whole "
+            "numbers of bytes"
+        )
+    return SharedBytes(region, offset, size)
+
+
+def shared_array(
+    shared: SharedBytes, read: ReadShared | None, entry: Datatype, shape: tuple[int, ...], what: str
+) -> Array:
+    """Copy an input from shared memory. read: None if `take_shared` has refused it. Raises BadMessage."""
+    assert read is not None
+    if entry.size and (needed := element_count(shape, what) * entry.size) != shared.size_bytes:
+        raise BadMessage(f"unexpected total byte size {shared.size_bytes} for {what}, expecting {needed}")
+    return decode_raw(read(shared), 0, shared.size_bytes, entry, shape, what)

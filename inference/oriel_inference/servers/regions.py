@@ -1,0 +1,172 @@
+"""System shared memory: files under /dev/shm that clients register by name, to exchange tensors with.
+
+The files belong to the clients, who may change, shrink or remove them at any moment. So a region keeps a descriptor and
+is read and written by pread and pwrite: a file that became too short gives fewer bytes and an error. A mapping would
+end the process by SIGBUS, and a client could change a tensor after it was checked.
+
+All calls come from the event loop. The kernel's copies are as quick as those of a socket.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from oriel_inference.errors import InferenceError, InvalidRequest, RequestTooLarge
+from oriel_wire.v2.datatypes import quoted, raw_view
+from oriel_wire.v2.messages import InferResponse, RequestedOutput, SharedBytes, Tensor
+
+MAX_REGIONS = 256
+# The pages that the server is the first to write are counted as its own memory.
+MAX_BYTES = 4 << 30
+_FOLDER = "/dev/shm"
+_KEY = re.compile(r"/?([^/\0]{1,255})")
+_NO_DATA = np.empty(0)
+_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A registered range of a file. key: the file's name as the client gave it. offset: in bytes from its start."""
+
+    name: str
+    key: str
+    offset: int
+    size_bytes: int
+    descriptor: int
+
+
+class Regions:
+    """All registered regions, and the size limit of one request's inputs in them."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._regions: dict[str, Region] = {}
+
+    def register(self, name: str, key: str, offset: int, size_bytes: int) -> None:
+        """Open a file under /dev/shm. Raises InvalidRequest."""
+        if not 0 < len(name) <= 256:
+            raise InvalidRequest("the name of a shared memory region has 1 to 256 characters")
+        if name in self._regions:
+            raise InvalidRequest(f"shared memory region {quoted(name)} already in manager, unregister it first")
+        in_use = sum([each.size_bytes for each in self._regions.values()])
+        if len(self._regions) >= MAX_REGIONS or in_use + size_bytes > MAX_BYTES:
+            raise InvalidRequest(
+                f"shared memory region {quoted(name)}: at most {MAX_REGIONS} regions with {MAX_BYTES} bytes in all are "
+                "registered at once, unregister others first"
+            )
+        descriptor = _open(key)
+        if offset < 0 or size_bytes < 1 or offset + size_bytes > os.fstat(descriptor).st_size:
+            os.close(descriptor)
+            raise InvalidRequest(
+                f"failed to register shared memory region {quoted(name)}: invalid args, offset and byte_size must name "
+                "a part of the file"
+            )
+        self._regions[name] = Region(name, key, offset, size_bytes, descriptor)
+
+    def unregister(self, name: str) -> None:
+        """Close a region, or all of them if the name is empty. There may be none."""
+        for each in [name] if name else list(self._regions):
+            region = self._regions.pop(each, None)
+            if region is not None:
+                os.close(region.descriptor)
+
+    def status(self, name: str) -> list[Region]:
+        """Return the region of that name, or all regions if it is empty. Raises InvalidRequest."""
+        if name and name not in self._regions:
+            raise InvalidRequest(f"Unable to find system shared memory region: {quoted(name)}")
+        return [self._regions[name]] if name else list(self._regions.values())
+
+    def find(self, place: SharedBytes) -> tuple[int, int]:
+        """Return the descriptor and the offset in the file. Raises InvalidRequest for what is not in a region."""
+        region = self._regions.get(place.region)
+        if region is None:
+            raise InvalidRequest(f"Unable to find shared memory region: {quoted(place.region)}")
+        if place.offset >= region.size_bytes:
+            raise InvalidRequest(f"Invalid offset for shared memory region: {quoted(place.region)}")
+        if place.offset + place.size_bytes > region.size_bytes:
+            raise InvalidRequest(f"Invalid offset + byte size for shared memory region: {quoted(place.region)}")
+        return region.descriptor, region.offset + place.offset
+
+    def write(self, response: InferResponse, requested: Sequence[RequestedOutput] | None) -> None:
+        """Write the outputs for which the client has named regions, and take their data out of the response.
+
+        Raises InferenceError, BadMessage.
+        """
+        wanted = {each.name: each.shared for each in requested or () if each.shared is not None}
+        for index, output in enumerate(response.outputs if wanted else ()):
+            place = wanted.get(output.name)
+            if place is not None:
+                what = f"output {quoted(output.name)}"
+                self._write(place, raw_view(output.array, output.datatype, output.shape, what), what)
+                response.outputs[index] = Tensor(output.name, output.datatype, output.shape, _NO_DATA)
+        response.in_shared_memory = wanted.keys()
+
+    def _write(self, place: SharedBytes, data: bytes | memoryview, what: str) -> None:
+        size = len(data)
+        if size > place.size_bytes:
+            raise InvalidRequest(
+                f"shared memory size specified with the request for {what} ({place.size_bytes} bytes) should be at "
+                f"least {size} bytes to hold the results"
+            )
+        descriptor, offset = self.find(place)
+        if os.fstat(descriptor).st_size < offset + size:  # writing would make the file longer
+            raise _shrunk(place)
+        written = 0
+        try:
+            while written < size:
+                written += os.pwrite(descriptor, memoryview(data)[written:], offset + written)
+        except OSError as error:
+            raise InvalidRequest(
+                f"{what}: its shared memory cannot be written, {os.strerror(error.errno or 0)}"
+            ) from error
+
+
+class SharedInputs:
+    """Reads the inputs of one request; see `ReadShared`. size_bytes: bytes read so far."""
+
+    __slots__ = ("_regions", "size_bytes")
+
+    def __init__(self, regions: Regions) -> None:
+        self._regions = regions
+        self.size_bytes = 0
+
+    def __call__(self, place: SharedBytes) -> bytes:
+        descriptor, offset = self._regions.find(place)
+        self.size_bytes += place.size_bytes
+        if self.size_bytes > (limit := self._regions.limit_bytes):
+            raise RequestTooLarge(f"the inputs in shared memory are larger than {limit} bytes, send fewer rows at once")
+        data = os.pread(descriptor, place.size_bytes, offset)
+        if len(data) != place.size_bytes:
+            raise _shrunk(place)
+        return data
+
+    def check(self, outputs: Sequence[RequestedOutput] | None) -> None:
+        """Raise InvalidRequest for an output whose place is not in a region, before the model runs."""
+        for each in outputs or ():
+            if each.shared is not None:
+                self._regions.find(each.shared)
+
+
+def _open(key: str) -> int:
+    """Open a regular file of /dev/shm, and nothing that a link or another file system put there."""
+    found = _KEY.fullmatch(key)
+    if found is None or found[1] in (".", ".."):
+        raise InvalidRequest(f"the key {quoted(key)} is not the name of a file under {_FOLDER}")
+    try:
+        descriptor = os.open(f"{_FOLDER}/{found[1]}", _FLAGS)
+    except (OSError, UnicodeEncodeError) as error:
+        why = os.strerror(error.errno or 0) if isinstance(error, OSError) else "its name is not valid text"
+        raise InvalidRequest(f"Unable to open shared memory region: {quoted(key)}, {why}") from error
+    about = os.fstat(descriptor)
+    if not stat.S_ISREG(about.st_mode) or about.st_dev != os.stat(_FOLDER).st_dev:
+        os.close(descriptor)
+        raise InvalidRequest(f"Unable to open shared memory region: {quoted(key)}, it is not a file of {_FOLDER}")
+    return descriptor
+
+
+def _shrunk(place: SharedBytes) -> InferenceError:
+    return InvalidRequest(f"the file of shared memory region {quoted(place.region)} has become shorter")
