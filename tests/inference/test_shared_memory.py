@@ -1,6 +1,8 @@
 """Tensors in system shared memory, with unmodified clients against a server, and what hostile ones try."""
 
+import asyncio
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,13 +21,19 @@ from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 from tritonclient.utils import shared_memory as shm
 
+from oriel_gateway.core import Gateway
+from oriel_gateway.ingress.http import serve_public
+from oriel_gateway.limits import EmbeddedLimiter
 from oriel_inference.app import Unit
 from oriel_inference.errors import InferenceError, InvalidRequest, RequestTooLarge
 from oriel_inference.servers.regions import MAX_BYTES, MAX_REGIONS, Regions, SharedInputs
+from oriel_policies.documents import compile_documents
+from oriel_wire.observe.trace import ListSink
 from oriel_wire.v2.grpc import SERVICE
 from oriel_wire.v2.messages import SharedBytes
 from oriel_wire.v2.proto import v2_pb2
 
+from ..gateway.stack import GOLD, documents
 from .conftest import settings_of
 from .thread_unit import unit_in_thread
 
@@ -428,3 +436,34 @@ def test_calls_for_a_tenant_use_no_shared_memory(client: Client) -> None:
     listed = client.raw.get_system_shared_memory_status(headers=sent)
     assert listed == [] or not listed.regions
     assert client.names() == ["out"]
+
+
+async def test_tensors_through_a_gateway_use_no_shared_memory(sharing: Unit) -> None:
+    core = Gateway(compile_documents(documents([sharing.grpc_port])), limiter=EmbeddedLimiter(), sink=ListSink())
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    ingress = await serve_public(core, sock)
+
+    def ask() -> None:
+        direct, through = (Client(tritonclient.grpc, port) for port in (sharing.grpc_port, ingress.port))
+        key = {"authorization": f"Bearer {GOLD}"}
+        direct.region("out", 64)
+        x = tritonclient.grpc.InferInput("x", [1, 4], "FP32")
+        outputs = [direct.output("y", "out", 64)]
+        for _ in range(2):
+            x.set_data_from_numpy(np.ones((1, 4), np.float32))
+            direct.raw.infer("double", [x], outputs=outputs)
+            refused = through.refusal(through.raw.infer, "double", [x], outputs=outputs, headers=key)
+            assert "output 'y': shared memory is not supported" in refused
+            x.set_shared_memory("out", 16)
+            refused = through.refusal(through.raw.infer, "double", [x], headers=key)
+            assert "input 'x': shared memory is not supported" in refused
+        assert through.refusal(through.raw.register_system_shared_memory, "r", "/key", 8, headers=key)
+        direct.raw.unregister_system_shared_memory()
+        shm.destroy_shared_memory_region(direct.files[0])
+
+    try:
+        await asyncio.to_thread(ask)
+    finally:
+        await ingress.drain(0.0)
+        await core.close()

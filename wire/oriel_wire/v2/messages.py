@@ -42,7 +42,7 @@ class SharedBytes(msgspec.Struct, frozen=True, gc=False):
 
 
 # Returns a copy of such bytes. Raises BadMessage or an error of the server's own.
-ReadShared = Callable[[SharedBytes], bytes]
+ReadShared = Callable[[SharedBytes], bytes | memoryview]
 
 
 class RequestedOutput(msgspec.Struct, gc=False):
