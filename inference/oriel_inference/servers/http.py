@@ -19,7 +19,7 @@ from oriel_inference.servers.http_call import answer, hinted, json_object, refus
 from oriel_inference.servers.http_infer import HEADER_LENGTH, HttpInfer
 from oriel_inference.servers.large_json import LargeJson
 from oriel_inference.servers.memory_report import memory_report
-from oriel_inference.servers.not_served import why_not_served, without_regions
+from oriel_inference.servers.not_served import system_region, why_not_served, without_regions
 from oriel_inference.servers.request_record import keep_traces
 from oriel_inference.servers.statuses import as_inference_error, head_outcome, head_refusal, http_status, identity
 from oriel_inference.servers.surface import SERVER_VERSION, Surface
@@ -242,7 +242,7 @@ class HttpFrontend:
     def _resolve_region(self, head: RequestHead) -> _Route | None:
         """Return the route of a request for regions of shared memory, if its sender may use any."""
         may = self._surface.regions is not None and TENANT not in head.by_name()
-        found = region_api.resolve(head.line.path) if may else None
+        found = system_region(head.line.path) if may else None
         return _Route(f"region_{found[0]}", version=found[1]) if found else None
 
     def _exists(self, route: _Route) -> bool:

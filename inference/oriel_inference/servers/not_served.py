@@ -1,6 +1,7 @@
-"""Extensions of v2 that this server does not have: their clients get a sentence, not a bare "Not Found"."""
+"""Extensions of v2 that this server does not have, or not for a caller: clients get a sentence, not "Not Found"."""
 
 import re
+from urllib.parse import unquote
 
 _WHERE = "the server's metadata (GET /v2, ServerMetadata) lists the extensions it has"
 _REASONS = {
@@ -29,6 +30,16 @@ def without_regions(path: str) -> str:
     if found is None or not found[3] or found[3] == "register" or (found[3] == "status" and found[2]):
         return ""
     return found[3]
+
+
+def system_region(path: str) -> tuple[str, str] | None:
+    """Return the action of a path of system shared memory and the name of the region, "" for all of them; None for any
+    other path.
+    """
+    found = _PATH.match(path)
+    if found is None or found[1] != "system":
+        return None
+    return found[3], unquote((found[2] or "").removeprefix("/region/"), errors="replace")
 
 
 def why_not_served(path: str) -> str | None:

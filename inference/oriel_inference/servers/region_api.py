@@ -1,9 +1,7 @@
 """The shared memory extension over HTTP and gRPC: status, register and unregister of regions."""
 
-import re
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import unquote
 
 import msgspec
 from google.protobuf.message import Message
@@ -13,14 +11,6 @@ from oriel_inference.servers.http_call import answer, json_object
 from oriel_inference.servers.regions import Regions
 from oriel_wire.engine.buffered import Exchange
 from oriel_wire.v2.proto import v2_pb2
-
-_PATH = re.compile(r"/v2/systemsharedmemory(?:/region/([^/]+))?/(status|register|unregister)")
-
-
-def resolve(path: str) -> tuple[str, str] | None:
-    """Return the action of a path and the name of the region, "" for all of them; None for any other path."""
-    found = _PATH.fullmatch(path)
-    return (found[2], unquote(found[1] or "", errors="replace")) if found else None
 
 
 def answer_http(regions: Regions, exchange: Exchange, action: str, name: str) -> None:
