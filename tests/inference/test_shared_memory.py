@@ -25,7 +25,7 @@ from oriel_gateway.core import Gateway
 from oriel_gateway.ingress.http import serve_public
 from oriel_gateway.limits import EmbeddedLimiter
 from oriel_inference.app import Unit
-from oriel_inference.errors import InferenceError, InvalidRequest, RequestTooLarge
+from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest, RequestTooLarge
 from oriel_inference.servers.regions import MAX_BYTES, MAX_REGIONS, Regions, SharedInputs
 from oriel_policies.documents import compile_documents
 from oriel_wire.observe.trace import ListSink
@@ -144,7 +144,7 @@ def test_a_region_is_a_part_of_its_file(client: Client, offset: int, size: int) 
         ("{link}", "Too many levels of symbolic links"),
         ("{folder}", "Is a directory"),
         ("{pipe}", "it is not a file of /dev/shm"),
-        ("oriel-none-such", "Unable to open shared memory region: 'oriel-none-such'"),
+        ("oriel-none-such", "No such file or directory"),
         ("\ud800", "its name is not valid text"),
     ],
 )
@@ -155,7 +155,7 @@ def test_keys_name_regular_files_of_dev_shm(key: str, said: str) -> None:
     paths["folder"].mkdir()
     os.mkfifo(paths["pipe"])
     try:
-        with pytest.raises(InvalidRequest, match=said):
+        with pytest.raises(BackendFailed, match=f"Unable to open shared memory region: .*{said}"):
             Regions(1).register("r", key.format(**names), 0, 1)
     finally:
         paths["link"].unlink()
@@ -188,6 +188,12 @@ def test_regions_are_bounded_in_number_and_bytes_and_closed(sparse: tuple[str, P
             os.fstat(descriptor)
 
 
+@pytest.mark.parametrize("name", ["", "x" * 257])
+def test_names_of_regions_are_bounded(sparse: tuple[str, Path], name: str) -> None:
+    with pytest.raises(InvalidRequest, match="the name has 1 to 256 characters"):
+        Regions(1).register(name, sparse[0], 0, 1)
+
+
 def test_the_inputs_of_one_request_are_bounded(sparse: tuple[str, Path]) -> None:
     regions = Regions(100)
     regions.register("r", sparse[0], 0, 1000)
@@ -204,7 +210,7 @@ def test_a_file_of_another_user_is_refused(sparse: tuple[str, Path]) -> None:
     else:
         sparse[1].chmod(0)
     try:
-        with pytest.raises(InvalidRequest, match="Permission denied"):
+        with pytest.raises(BackendFailed, match="Permission denied"):
             Regions(1).register("r", sparse[0], 0, 1)
     finally:
         if root:
@@ -280,6 +286,15 @@ def test_regions_are_mixed_with_the_message_and_objects_used_again(client: Clien
     assert contents(results).tolist() == (A + B).tolist()
     b.set_shared_memory("b", 64)
     assert client.raw.infer("pair", [a, b]).as_numpy("sum").tolist() == (A + B).tolist()
+
+
+def test_tensors_without_elements_need_no_bytes(client: Client) -> None:
+    client.region("a", 64, A)
+    inputs = [client.kind.InferInput(name, [1, 0], "FP32") for name in "ab"]
+    for each in inputs:
+        each.set_shared_memory("a", 0)
+    answer = client.raw.infer("pair", inputs, outputs=[client.output("sum", "a", 0), client.output("difference")])
+    assert answer.as_numpy("difference").shape == (1, 0)
 
 
 def test_text_in_regions(client: Client) -> None:

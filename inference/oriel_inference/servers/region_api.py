@@ -14,7 +14,7 @@ from oriel_wire.v2.proto import v2_pb2
 
 
 def answer_http(regions: Regions, exchange: Exchange, action: str, name: str) -> None:
-    """Answer a request for regions. Raises InvalidRequest."""
+    """Answer a request for regions. Raises InferenceError."""
     if action == "status":
         listed = [
             {"name": each.name, "key": each.key, "offset": each.offset, "byte_size": each.size_bytes}
@@ -34,7 +34,7 @@ def answer_http(regions: Regions, exchange: Exchange, action: str, name: str) ->
 
 
 def grpc_handlers(regions: Regions) -> dict[str, Callable[[Any], Message]]:
-    """Return the methods of the extension by name. They raise InvalidRequest."""
+    """Return the methods of the extension by name. They raise InferenceError."""
 
     def status(request: v2_pb2.SystemSharedMemoryStatusRequest) -> Message:
         response = v2_pb2.SystemSharedMemoryStatusResponse()

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from oriel_inference.errors import InferenceError, InvalidRequest, RequestTooLarge
+from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest, RequestTooLarge
 from oriel_wire.v2.datatypes import quoted, raw_view
 from oriel_wire.v2.messages import InferResponse, RequestedOutput, SharedBytes, Tensor
 
-MAX_REGIONS = 256
+MAX_NAME = MAX_REGIONS = 256
 # The pages that the server is the first to write are counted as its own memory.
 MAX_BYTES = 4 << 30
 _FOLDER = "/dev/shm"
@@ -46,9 +46,7 @@ class Regions:
         self._regions: dict[str, Region] = {}
 
     def register(self, name: str, key: str, offset: int, size_bytes: int) -> None:
-        """Open a file under /dev/shm. Raises InvalidRequest."""
-        if not 0 < len(name) <= 256:
-            raise InvalidRequest("the name of a shared memory region has 1 to 256 characters")
+        """Open a file under /dev/shm. Raises InferenceError."""
         if name in self._regions:
             raise InvalidRequest(f"shared memory region {quoted(name)} already in manager, unregister it first")
         in_use = sum([each.size_bytes for each in self._regions.values()])
@@ -58,11 +56,12 @@ class Regions:
                 "registered at once, unregister others first"
             )
         descriptor = _open(key)
-        if offset < 0 or size_bytes < 1 or offset + size_bytes > os.fstat(descriptor).st_size:
+        within = offset >= 0 and size_bytes > 0 and offset + size_bytes <= os.fstat(descriptor).st_size
+        if not within or not 0 < len(name) <= MAX_NAME:
             os.close(descriptor)
             raise InvalidRequest(
                 f"failed to register shared memory region {quoted(name)}: invalid args, offset and byte_size must name "
-                "a part of the file"
+                f"a part of the file, the name has 1 to {MAX_NAME} characters"
             )
         self._regions[name] = Region(name, key, offset, size_bytes, descriptor)
 
@@ -152,19 +151,23 @@ class SharedInputs:
 
 
 def _open(key: str) -> int:
-    """Open a regular file of /dev/shm, and nothing that a link or another file system put there."""
+    """Open a regular file of /dev/shm, and nothing that a link or another file system put there.
+
+    Raises BackendFailed: the status is Triton's, which clients match on.
+    """
+    failed = f"Unable to open shared memory region: {quoted(key)}"
     name = key.removeprefix("/")
     if name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise InvalidRequest(f"the key {quoted(key)} is not the name of a file under {_FOLDER}")
+        raise BackendFailed(f"{failed}, it is not the name of a file under {_FOLDER}")
     try:
         descriptor = os.open(f"{_FOLDER}/{name}", _FLAGS)
     except (OSError, UnicodeEncodeError) as error:
         why = os.strerror(error.errno or 0) if isinstance(error, OSError) else "its name is not valid text"
-        raise InvalidRequest(f"Unable to open shared memory region: {quoted(key)}, {why}") from error
+        raise BackendFailed(f"{failed}, {why}") from error
     about = os.fstat(descriptor)
     if not stat.S_ISREG(about.st_mode) or about.st_dev != os.stat(_FOLDER).st_dev:
         os.close(descriptor)
-        raise InvalidRequest(f"Unable to open shared memory region: {quoted(key)}, it is not a file of {_FOLDER}")
+        raise BackendFailed(f"{failed}, it is not a file of {_FOLDER}")
     return descriptor
 
 
