@@ -173,6 +173,12 @@ def sparse() -> Iterator[tuple[str, Path]]:
     path.unlink()
 
 
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_memory_of_a_triton_server_beside_is_refused(slash: str) -> None:
+    with pytest.raises(InvalidRequest, match="as it contains the reserved prefix"):
+        Regions(1).register("r", f"{slash}triton_python_backend_shm_region_1", 0, 1)
+
+
 def test_regions_are_bounded_in_number_and_bytes_and_closed(sparse: tuple[str, Path]) -> None:
     regions = Regions(1 << 20)
     with pytest.raises(InvalidRequest, match="bytes in all"):

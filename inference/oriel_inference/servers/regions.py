@@ -23,6 +23,7 @@ MAX_NAME = MAX_REGIONS = 256
 # The pages that the server is the first to write are counted as its own memory.
 MAX_BYTES = 4 << 30
 _FOLDER = "/dev/shm"
+_RESERVED = "triton_python_backend_shm_region_"  # memory of Python models of a Triton server beside this one
 _NO_DATA = np.empty(0)
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -153,12 +154,14 @@ class SharedInputs:
 def _open(key: str) -> int:
     """Open a regular file of /dev/shm, and nothing that a link or another file system put there.
 
-    Raises BackendFailed: the status is Triton's, which clients match on.
+    Raises BackendFailed, because clients match on Triton's status for that, and InvalidRequest.
     """
     failed = f"Unable to open shared memory region: {quoted(key)}"
     name = key.removeprefix("/")
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise BackendFailed(f"{failed}, it is not the name of a file under {_FOLDER}")
+    if name.startswith(_RESERVED):
+        raise InvalidRequest(f"cannot register key {quoted(key)}, as it contains the reserved prefix {_RESERVED!r}")
     try:
         descriptor = os.open(f"{_FOLDER}/{name}", _FLAGS)
     except (OSError, UnicodeEncodeError) as error:
