@@ -31,11 +31,11 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     models.put(root, "older", None, None, version=2)
     (root / "older/2/model.onnx").write_bytes(b"not a model")
     models.put(root, "gpu", models.double(), unnamed("instance_group { kind: KIND_GPU }"))
-    models.put(root, "torch", None, 'platform: "pytorch_libtorch"')
-    (root / "torch/1/model.pt").write_bytes(b"not read")
+    models.put(root, "caffe", None, 'platform: "caffe2_netdef"')
+    (root / "caffe/1/model.netdef").write_bytes(b"not read")
     models.put(root, "lost", None, None)
     models.put(root, "steps", None, STEP % "good" + TENSORS)
-    models.put(root, "broken_steps", None, STEP % "torch" + TENSORS)
+    models.put(root, "broken_steps", None, STEP % "caffe" + TENSORS)
     models.put(root, "ring", None, STEP % "ring" + TENSORS)
     folder = models.put(root, "code", None, 'backend: "python"\n' + TENSORS)
     (folder / "1/model.py").write_text(f"open({str(root.parent / 'ran')!r}, 'w')\nclass TritonPythonModel: pass\n")
@@ -57,14 +57,14 @@ def test_each_folder_has_the_verdict_of_a_start(repository: Path, capsys: pytest
         "steps": "loads",
         "tuned": "loads with differences",
         "older": "loads with differences",
-        **dict.fromkeys(("gpu", "torch", "lost", "broken_steps", "ring", "code"), "refused"),
+        **dict.fromkeys(("gpu", "caffe", "lost", "broken_steps", "ring", "code"), "refused"),
     }
     assert found["good"] == {**found["good"], "versions": [1], "runs_on": "CPU", "notes": []}
     assert found["tuned"]["notes"] == ["optimization.priority has no effect here"]
     assert found["older"]["versions"] == [1] and "version 2: older/2/model.onnx" in found["older"]["notes"][0]
-    ways_out = {"gpu": "docs/gpus.md", "torch": "docs/convert-to-onnx.md", "lost": "docs/model-repository.md"}
+    ways_out = {"gpu": "docs/gpus.md", "caffe": "docs/convert-to-onnx.md", "lost": "docs/model-repository.md"}
     assert {name: path for name, path in ways_out.items() if path not in found[name]["notes"][0]} == {}
-    assert "'torch', which is not ready" in found["broken_steps"]["notes"][0]
+    assert "'caffe', which is not ready" in found["broken_steps"]["notes"][0]
     assert "the model's code failed" in found["code"]["notes"][0] and (repository.parent / "ran").exists()
 
 
@@ -79,9 +79,9 @@ def test_files_alone_are_judged_without_engines_or_code(
     ran.unlink(missing_ok=True)
     found = checked(capsys, str(repository), "--no-open")
     refused = {name for name, each in found.items() if each["verdict"] == "refused"}
-    assert refused == {"torch", "lost", "broken_steps", "ring"}, "the machine that serves may have GPUs"
+    assert refused == {"caffe", "lost", "broken_steps", "ring"}, "the machine that serves may have GPUs"
     assert found["older"]["versions"] == [1] and "not a whole ONNX file" in found["older"]["notes"][0]
-    assert found["broken_steps"]["notes"] == ["needs model 'torch', which is refused: see its own line"]
+    assert found["broken_steps"]["notes"] == ["needs model 'caffe', which is refused: see its own line"]
     assert not any(each["runs_on"] for each in found.values()) and not ran.exists()
 
 

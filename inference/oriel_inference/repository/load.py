@@ -11,7 +11,7 @@ from pathlib import Path
 from oriel_inference.backends import Backend, ConfiguredBackend, RequestSession, Session
 from oriel_inference.backends.hidden_tensors import first_shapes
 from oriel_inference.batching.device import Device, Devices
-from oriel_inference.errors import ConfigInvalid, InferenceError, LoadFailed
+from oriel_inference.errors import ConfigInvalid, LoadFailed
 from oriel_inference.model import EngineOptions, ModelSpec
 from oriel_inference.repository import forests, openvino
 from oriel_inference.repository.check import CheckPool
@@ -45,16 +45,12 @@ from oriel_inference.repository.python_model import check_python, instance_count
 from oriel_inference.repository.sequences import INITIAL_STATES, with_sequences
 from oriel_inference.repository.spec import build_spec, check_against_file, complete, fill_defaults, require_complete
 from oriel_inference.repository.version_files import private_files, read_reference
-from oriel_inference.repository.warmup import row_of_zeros, run_warmup
-from oriel_inference.sequences.controls import first_step
+from oriel_inference.repository.warmup import run_warmup, time_warm_run
 from oriel_inference.stores import Fingerprint, ModelStore
 from oriel_policies.quality.reference import Reference
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
 _log = logging.getLogger(__name__)
-
-WARM_UP_RUNS = 3
-WARM_UP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,7 +398,7 @@ def _open_version(
             sessions=tuple(sessions),
             compilation=None if wanted is None else _compilation(one, spec, found[0], wanted),
             units=max(place.options.intra_op_threads for place in found),
-            run_s=_time_warm_run(sessions[0], spec, devices[0]) if executed and not spec.decoupled else None,
+            run_s=time_warm_run(sessions[0], spec, devices[0]) if executed and not spec.decoupled else None,
             identity=one.identity,
             devices=tuple(devices),
             reference=read_reference(one.of.store, one.of.model, one.version),
@@ -476,29 +472,3 @@ def _copy(config: pb.ModelConfig) -> pb.ModelConfig:
     copy = pb.ModelConfig()
     copy.CopyFrom(config)
     return copy
-
-
-def _time_warm_run(session: Session, spec: ModelSpec, device: Device) -> float | None:
-    """Runs one row of zeros a few times, so that the first request does not pay for lazy set-up. Returns the seconds of
-    the last run, or None if the model refuses zeros.
-    """
-    inputs = row_of_zeros(session.inputs, first_step(spec, 1))
-    names = [output.name for output in spec.outputs]
-    began = time.monotonic()
-    duration: float | None = None
-    try:
-        for _ in range(WARM_UP_RUNS):
-            started, entered = time.monotonic(), device.start()
-            try:
-                session.run(inputs, names)
-            finally:
-                device.end(entered, "warmup")
-            ended = time.monotonic()
-            duration = ended - started
-            if ended - began > WARM_UP_S:
-                break
-    except InferenceError as error:
-        # Zeros need not be valid values for a model.
-        _log.debug("model %s: the warm-up failed: %s", spec.name, error)
-        return None
-    return duration
