@@ -36,6 +36,7 @@ class Outcome(StrEnum):
     DEADLINE_EXCEEDED = "deadline_exceeded"
     UPSTREAM_UNREACHABLE = "upstream_unreachable"
     UPSTREAM_BROKEN = "upstream_broken"
+    SEQUENCE_LOST = "sequence_lost"
     SERVER_STOPPING = "server_stopping"
     CALLER_LEFT = "client_left"
 

@@ -19,12 +19,15 @@ from oriel_gateway.call.attempts import (
 )
 from oriel_gateway.pools.endpoint_state import HttpEndpoint, Reach
 from oriel_gateway.pools.pool import PoolGate
+from oriel_gateway.pools.sequences import Stick
 from oriel_gateway.pools.upstream_answers import AnswerKind
+from oriel_policies.documents import compile_documents
 from oriel_policies.upstreams.budget import MAX_ATTEMPTS
 from oriel_wire.errors import UpstreamBroken, UpstreamError, UpstreamUnreachable, UpstreamUnread
 from oriel_wire.h1.response import ResponseHead, ResponseMemo, parse_response_head
 
 from .endpoint_pools import pool
+from .stack import documents
 
 NOW = 1.0
 MODEL = "digits"
@@ -80,6 +83,24 @@ async def test_after_a_failure(error: UpstreamError, given: dict[str, bool], exp
         assert decision.fresh is not isinstance(error, UpstreamUnreachable)
         assert decision.endpoint is second or isinstance(error, UpstreamUnread)
         assert attempts.count == (2 if decision.because is Because.IDEMPOTENT else 1)
+
+
+@pytest.mark.parametrize("kind", [AnswerKind.REFUSED, AnswerKind.NO_MEMORY, AnswerKind.ABSENT])
+async def test_a_step_of_a_sequence_goes_to_its_home_or_nowhere(kind: AnswerKind) -> None:
+    gate = gate_of(2)
+    full_budget(gate)
+    home, other = gate.endpoints
+    tenant = compile_documents(documents([1])).tenants["g"]
+    step = Stick("t m 1", tenant)
+    step.home = home
+    attempts = Attempts(gate.endpoints, gate.retries, MODEL, step)
+    refusal = attempts.after_answer(home, head_of(503), kind, NOW, kept=True)
+    assert reason(refusal) == (GiveUp, Because.STICKS)
+    again = failed(attempts, home, UpstreamUnread("closed"), twice=False)
+    assert isinstance(again, Send) and again.endpoint is home and again.fresh
+    note_failure(gate.endpoints, home, UpstreamUnreachable("down"), NOW, MODEL)
+    assert gate.endpoints.usable == [other]
+    assert reason(failed(attempts, home, UpstreamUnreachable("down"))) == (GiveUp, Because.LOST)
 
 
 async def test_a_request_that_was_not_read_is_sent_once_more_only() -> None:
@@ -187,7 +208,7 @@ async def test_after_an_answer_that_was_not_executed(
     gate = gate_of(2)
     full_budget(gate)
     first, second = gate.endpoints
-    attempts = Attempts(gate.endpoints, gate.retries, MODEL, stick)
+    attempts = Attempts(gate.endpoints, gate.retries, MODEL, Stick(stick) if stick else None)
     before(gate, attempts)
     if said is ABSENT:
         gate.endpoints.model_locations.note_denied(first, MODEL, NOW)

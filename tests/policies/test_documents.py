@@ -270,6 +270,14 @@ TIER = b"[tiers.gold]\nband = 0\ntarget_ms = 100\n"
         (POOL + ROUTE + b"pool = 'p'\nsplit_by = 'user'", "routes[0].split_by", "split_by is"),
         (POOL + ROUTE + b"pool = 'p'\nshadow = { pool = 'q' }", "routes[0].shadow.pool", "no pool is named 'q'"),
         (POOL + ROUTE + b"pool = 'p'\nsticky = 'cookie'", "routes[0].sticky", "sticky is"),
+        (POOL + b"[[routes]]\nservice = 's'\npool = 'p'\nsticky = 'sequence'", "routes[0].sticky", "only models keep"),
+        *(
+            (POOL + OTHER + ROUTE + b"sticky = 'sequence'\n" + other, "routes[0]", "steps of sequences run once and in")
+            for other in (
+                b"pool = 'p'\nidempotent = true", b"pool = 'p'\ndeterministic = true", b"pool = 'p'\nfallback = ['q']",
+                b"pool = 'p'\nshadow = { pool = 'q' }", b"split = [{ pool = 'p', weight = 1 }]",
+            )
+        ),
         *(
             (POOL + OTHER + ROUTE + b"pool = 'p'\nfallback = " + bad, f"routes[0]{field}", why)
             for bad, field, why in (

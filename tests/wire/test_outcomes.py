@@ -19,7 +19,8 @@ PUBLISHED = {
     "Gateway": "answered bad_request unauthenticated identity_unavailable tier_not_allowed not_ready "
     "ambiguous_credentials not_found method_not_allowed too_large encoding_unsupported rate_limited "
     "concurrency_limited tokens_limited quota_exceeded budget_spent queue_full displaced infeasible "
-    "deadline_too_short deadline_exceeded upstream_unreachable upstream_broken server_stopping client_left",
+    "deadline_too_short deadline_exceeded upstream_unreachable upstream_broken "
+    "sequence_lost server_stopping client_left",
     "Logic": "ok client_left bad_request input_refused media_unsupported not_acceptable input_too_large "
     "parameter_wrong model_unknown service_unknown service_broken deadline_exceeded saturated handler_failed "
     "worker_died handler_timed_out memory_exceeded model_input_wrong model_unavailable model_busy model_failed "

@@ -31,6 +31,7 @@ from typing import Any, TypeVar
 from oriel_gateway.errors import Outcome
 from oriel_gateway.pools.endpoint_state import EndpointState, HttpEndpoint, Reach
 from oriel_gateway.pools.endpoints import EndpointSet
+from oriel_gateway.pools.sequences import Stick
 from oriel_gateway.pools.upstream_answers import NO_ROOM, AnswerKind
 from oriel_policies.upstreams.budget import ABSENT_SHARE, MAX_ATTEMPTS, RetryBudget
 from oriel_wire.errors import UpstreamError, UpstreamUnreachable, UpstreamUnread
@@ -80,6 +81,7 @@ class Because(Enum):
     ATTEMPTS = "no attempt is left"
     BUDGET = "the retry budget is empty"
     NOBODY_ELSE = "no other endpoint can be asked"
+    LOST = "the endpoint with the state of the sequence cannot be asked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +159,20 @@ def and_this(tried: tuple[E, ...], endpoint: E) -> tuple[E, ...]:
 
 
 def sticky_endpoint(
-    endpoints: EndpointSet[HttpEndpoint], key: str, model: str, now: float, tried: tuple[HttpEndpoint, ...] = ()
+    endpoints: EndpointSet[HttpEndpoint], stick: Stick, model: str, now: float, tried: tuple[HttpEndpoint, ...] = ()
 ) -> HttpEndpoint | None:
-    """Return the endpoint that a call's key chooses among those that can be asked and were not tried."""
-    locations = endpoints.model_locations
-    if locations.unknown(model, now):
+    """Return the endpoint that a call's key chooses among those that can be asked and were not tried; a step of a
+    sequence goes to the endpoint that it is bound to, or nowhere.
+    """
+    locations, endpoint = endpoints.model_locations, stick.bound
+    if locations.unknown(model, now) if endpoint is None else endpoint.reach is Reach.UNREACHABLE:
         return None
-    endpoint = endpoints.sticky.pick(endpoints.usable, key, (*tried, *locations.lacking(model, now)))
+    if endpoint is None:
+        endpoint = endpoints.sticky.pick(endpoints.usable, stick.key, (*tried, *locations.lacking(model, now)))
     if endpoint is not None and not endpoint.outstanding:
         endpoint.record.heard_s = now
+    if endpoint is not None and stick.room is not None:
+        endpoints.sequences.place(stick, endpoint, now)
     return endpoint
 
 
@@ -183,12 +190,14 @@ class Attempts:
     """Records what one call has tried, and decides what comes next.
 
     count: requests of which bytes may have arrived somewhere. fresh: the next request needs a new connection.
-    stick: the key that chooses the endpoint, "" if any will do.
+    stick: its tie to one endpoint, None if any will do.
     """
 
     __slots__ = ("_endpoints", "_model", "_retries", "_stick", "count", "fresh", "tried")
 
-    def __init__(self, endpoints: EndpointSet[HttpEndpoint], retries: RetryBudget, model: str, stick: str = "") -> None:
+    def __init__(
+        self, endpoints: EndpointSet[HttpEndpoint], retries: RetryBudget, model: str, stick: Stick | None = None
+    ) -> None:
         self._endpoints = endpoints
         self._retries = retries
         self._model = model
@@ -204,6 +213,8 @@ class Attempts:
 
     def nobody(self, now: float) -> Decision:
         """Decide what to do when there was no endpoint to pick."""
+        if self._stick is not None and self._stick.bound is not None:
+            return GiveUp(Because.LOST)
         endpoints = self._endpoints
         if not endpoints.usable:
             return Wait(Because.NOBODY_USABLE)
@@ -236,7 +247,7 @@ class Attempts:
             return GiveUp(Because.BUDGET)
         self.count += 1
         self.fresh = True
-        other = None if self._stick else self._pick(now, (*self.tried, endpoint))
+        other = None if self._stick is not None else self._pick(now, (*self.tried, endpoint))
         return Send(other, Because.IDEMPOTENT, True) if other is not None else self.another(now, Because.IDEMPOTENT)
 
     def after_answer(
@@ -253,6 +264,8 @@ class Attempts:
 
         searched: all endpoints were asked for the model, or cannot be asked now: do not wait for that.
         """
+        if self._stick is not None and self._stick.bound is not None:
+            return GiveUp(Because.STICKS)
         locations, model = self._endpoints.model_locations, self._model
         if not kept:
             self.count = MAX_ATTEMPTS
@@ -269,7 +282,7 @@ class Attempts:
                 return GiveUp(Because.NOBODY_ELSE)
         elif kind not in NO_ROOM:
             return GiveUp(Because.ANSWER)
-        elif self._stick:
+        elif self._stick is not None:
             return GiveUp(Because.STICKS)
         if head.status == 503 and head.get(_SPENT) is not None:
             return GiveUp(Because.PASSED_ON)
@@ -287,6 +300,6 @@ class Attempts:
         return Send(other, Because.ABSENT if absent else Because.REFUSED, self.fresh)
 
     def _pick(self, now: float, tried: tuple[HttpEndpoint, ...]) -> HttpEndpoint | None:
-        if self._stick:
+        if self._stick is not None:
             return sticky_endpoint(self._endpoints, self._stick, self._model, now, tried)
         return self._endpoints.pick(now, tried, self._model)

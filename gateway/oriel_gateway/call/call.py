@@ -87,12 +87,12 @@ class GatewayCall(Call):
         self.status = self.bytes_in = self.bytes_out = 0
         self.cost_us = self.ahead = -1
         self.queued_s = self.permit_s = self.sent_s = self.response_s = self.limited_s = 0.0
-        self.stick = self.timing = self.used = ""
+        self.timing = self.used = ""
         self.tried = ()
         self.lines = self.receiver = self.grant = self.extras = self.endpoint = self.connection = self.holding = (
             self._body
         ) = None
-        self.stream = self.stream_slot = self.answer = self.record = None
+        self.stick = self.stream = self.stream_slot = self.answer = self.record = None
         self.slot = YOUNG
         clock = gateway.clock
         if not clock.young:
@@ -175,7 +175,7 @@ class GatewayCall(Call):
         if now >= self.deadline:
             self.expired()
             return
-        if not self.endpoints.usable:
+        if not self.endpoints.usable and (self.stick is None or self.stick.bound is None):
             self.park()
             return
         if gate.cold_start is not None:
@@ -266,7 +266,7 @@ class GatewayCall(Call):
             elif not trouble.counted:
                 trouble.counted = True
                 gate.retries.requested(now)
-            if self.stick:
+            if self.stick is not None:
                 endpoint = sticky_endpoint(self.endpoints, self.stick, target.sought, now)
             else:
                 endpoint = self.endpoints.pick(now, (), target.sought)

@@ -20,6 +20,7 @@ from oriel_gateway.pools.endpoint_state import HttpEndpoint
 from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.grpc_answers import GrpcAnswer
 from oriel_gateway.pools.pool import PoolGate, holding_of
+from oriel_gateway.pools.sequences import Stick
 from oriel_gateway.pools.stream_slots import StreamSlot
 from oriel_gateway.pools.upstream_answers import AnswerKind
 from oriel_gateway.routing.targets import Target
@@ -120,7 +121,7 @@ class Call(ABC):
     record: the record of the call, made when it ends, None before; a call without a client gets none.
     state: see `call.lifecycle`. slot: its place among the deadlines.
     gate, endpoints: its pool, and the endpoints there that speak its protocol. endpoint: the one asked last.
-    holding: its bytes of the pool's byte budget. stick: the key that chooses the endpoint, "" for the least busy.
+    holding: its bytes of the pool's byte budget. stick: its tie to one endpoint, None for the least busy.
     bytes_in: bytes of the body that have come, or had when it was sent.
     stream: the side of an answer that comes in parts and is more than its bytes. stream_slot: the slot of a streaming
     call.
@@ -151,7 +152,7 @@ class Call(ABC):
     endpoint: HttpEndpoint | None
     connection: Any
     holding: Holding | None
-    stick: str
+    stick: Stick | None
     tried: tuple[Address, ...]
     received_s: float
     limited_s: float

@@ -27,6 +27,7 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.observe.decisions import MAX_TRIED
 from oriel_gateway.observe.tracing import new_span
 from oriel_gateway.pools.endpoint_state import HttpEndpoint
+from oriel_gateway.pools.sequences import lost
 from oriel_gateway.pools.upstream_answers import NO_ROOM, AnswerKind
 from oriel_policies.upstreams.budget import MAX_ATTEMPTS
 from oriel_wire.engine.upstream import ResponseSink
@@ -200,8 +201,8 @@ class Trouble:
         if isinstance(decision, Send):
             call.send(now, decision.endpoint, decision.fresh)
         elif isinstance(decision, GiveUp):
-            message = "no server of this pool can be reached"
-            call.refuse(Refused(Outcome.UPSTREAM_UNREACHABLE, message, retry_after_s=1))
+            down = Refused(Outcome.UPSTREAM_UNREACHABLE, "no server of this pool can be reached", retry_after_s=1)
+            call.refuse(lost() if decision.because is Because.LOST else down)
         elif decision.because is Because.MODEL:
             if not self.endpoints.model_locations.probe(self.target.sought, self.probe_finished, now):
                 self.probe_finished()
@@ -222,7 +223,7 @@ class Trouble:
             return True
         kept, sent = call.kept, call.sent_s > 0.0
         decision = self.attempts.after_failure(endpoint, error, now, kept=kept, sent=sent, twice=call.may_run_twice)
-        if isinstance(decision, GiveUp) and decision.because is not Because.NOBODY_ELSE:
+        if isinstance(decision, GiveUp) and decision.because not in (Because.NOBODY_ELSE, Because.LOST):
             return False
         if isinstance(error, UpstreamUnread):
             self._attempted(endpoint, why_failed(error))
@@ -284,7 +285,7 @@ class Trouble:
     def second_endpoint(self, now: float) -> HttpEndpoint | None:
         """Pick where a second copy may go now, paid from the retry budget; None: nowhere."""
         call, first = self._call, self._call.endpoint
-        if not call.sending or first is None or self._attempts is not None or not call.kept or call.stick:
+        if not call.sending or first is None or self._attempts is not None or not call.kept or call.stick is not None:
             return None
         second: HttpEndpoint | None = self.endpoints.pick(now, (first,), self.target.sought)
         if second is None or not self.gate.retries.spend(now):

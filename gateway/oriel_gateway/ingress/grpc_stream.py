@@ -9,6 +9,7 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.ingress.grpc_incoming import Incoming
 from oriel_gateway.ingress.grpc_rules import GrpcLimits, bound_message, no_message
 from oriel_gateway.ingress.grpc_view import GrpcView
+from oriel_gateway.shared.sequence_steps import follow_sequence
 from oriel_wire.v2.grpc_names import append_model, peek_model
 
 __all__ = ["StreamIngress"]
@@ -52,6 +53,8 @@ class StreamIngress:
                 name, version = peek_model(message)
                 if not version and name == call.target.name:
                     version = call.target.version  # the side of a split
+                if call.target.plan.sequences:
+                    follow_sequence(call, message, f"{name}/versions/{version}" if version else name)
                 await stream.send_message(call, model, append_model(message, name, version))
         except Refused as refused:
             view.refuse(refused)

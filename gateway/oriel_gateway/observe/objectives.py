@@ -57,6 +57,7 @@ _PLACE_OF: Final = {
     Outcome.INFEASIBLE: "queue",
     Outcome.DEADLINE_TOO_SHORT: "queue",
     Outcome.UPSTREAM_UNREACHABLE: "endpoint",
+    Outcome.SEQUENCE_LOST: "endpoint",
     Outcome.UPSTREAM_BROKEN: UPSTREAM_ERROR,
 }
 

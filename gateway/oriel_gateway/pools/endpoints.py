@@ -22,6 +22,7 @@ from oriel_gateway.pools.demand import PoolDemand
 from oriel_gateway.pools.endpoint_state import EndpointState, HttpEndpoint, Reach
 from oriel_gateway.pools.grpc_endpoint import GrpcEndpoint
 from oriel_gateway.pools.model_locations import ABSENT_S, ModelLocations
+from oriel_gateway.pools.sequences import Sequences
 from oriel_policies.documents import Tenant
 from oriel_policies.upstreams.assignment import StickyChoice
 from oriel_policies.upstreams.ejection import ERROR_RATE, MIN_ANSWERS, SUSPECT_S, Cause, Record, most_ejected
@@ -82,6 +83,7 @@ class EndpointSet(Generic[E]):
         self.members: list[E] = []
         self.usable: list[E] = []
         self.sticky = StickyChoice[E](_name)
+        self.sequences = Sequences()
         self.leaving: list[E] = []
         self.ejections: dict[Cause, int] = {}
         self.named: Address | None = None  # the name that `health` looked up last
@@ -154,10 +156,13 @@ class EndpointSet(Generic[E]):
             member.probe_due_s = 0.0  # Kubernetes thinks otherwise: probe it soon
 
     def gone(self) -> list[E]:
-        """Remove and return the members that left and have nothing under way any more; the caller closes them."""
-        done = [member for member in self.leaving if not member.outstanding]
+        """Remove and return the members that left and have nothing under way any more, no call and no sequence; the
+        caller closes them.
+        """
+        homes = self.sequences.homes()
+        done = [member for member in self.leaving if not member.outstanding and member not in homes]
         if done:
-            self.leaving = [member for member in self.leaving if member.outstanding]
+            self.leaving = [member for member in self.leaving if member.outstanding or member in homes]
         return done
 
     def refresh(self) -> None:

@@ -396,6 +396,7 @@ def _target(
         tokens=tokens,
         stateless=stateless,
         special=bool(tokens or wanted.names or flex or keepable or shadowed or side or stateless)
+        or (route.sequences and executes)
         or route.sticky not in ("", "stream"),
     )
 

@@ -14,8 +14,10 @@ from oriel_gateway.clock import deadline_of
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity.named_models import judge_body, without_state
 from oriel_gateway.limits.error_text import token_headers
+from oriel_gateway.pools.sequences import Stick
 from oriel_gateway.routing.targets import Target
 from oriel_gateway.shared.answer_tokens import AnswerTokens
+from oriel_gateway.shared.sequence_steps import find_sequence
 from oriel_gateway.shared.shadow import Fingerprint, send_copy, share_of_copies
 from oriel_gateway.shared.single_flight import Member, answer_from, answer_key, join, operator_lines
 from oriel_gateway.shared.state import REPLAY_BYTES, RoutingState
@@ -31,15 +33,17 @@ _decode_body = msgspec.json.Decoder(msgspec.defstruct("Asked", [("service_tier",
 
 
 def attach(call: Call, routing: RoutingState, *, streaming: bool = False) -> None:
-    """Give a call of a special target its extras. A stream has none but its side of a split and a sticky key."""
+    """Give a call of a special target its extras. A stream has none but its side of a split and a sticky key, unless
+    it may be of sequences.
+    """
     target = call.target
-    if not streaming:
+    if not streaming or target.plan.sequences:
         call.extras = Extras(routing)
     elif target.side:
         routing.took_side(target.plan.name, target.side)
     sticky = target.plan.sticky
-    if sticky not in ("", "stream"):
-        call.stick = call.head.get(sticky) or ""
+    if sticky not in ("", "stream") and (key := call.head.get(sticky)):
+        call.stick = Stick(key)
 
 
 def asks_for_flex(call: Call) -> bool:
@@ -133,8 +137,10 @@ class Extras:
                 call.refuse(refused)
                 return False
         target, routing = call.target, self._routing
-        if target.stateless or target.names in ("json", "form"):
+        if target.stateless or target.plan.sequences or target.names in ("json", "form"):
             try:
+                if target.plan.sequences and call.stick is None:
+                    find_sequence(call)
                 if target.names:
                     self.model = judge_body(call.head, target.names, call.body(), call.tenant)[:MAX_NAME]
                 if target.stateless:
@@ -229,6 +235,8 @@ class Extras:
         """The call is over, however it ended."""
         routing, target, member, record = self._routing, call.target, self._member, call.record
         assert record is not None
+        if call.stick is not None and call.stick.end and record.outcome is Outcome.ANSWERED and record.status < 400:
+            call.endpoints.sequences.forget(call.stick.key)
         if target.side:
             routing.took_side(target.plan.name, target.side)
             if target.plan.rollback is not None:

@@ -321,8 +321,11 @@ def _route(
     if by not in ("tenant", "request"):
         by = _header_of(file, f"{path}.split_by", by, 'split_by is "tenant", "request" or "header:NAME"')
     sticky = route.sticky or ""
+    if sequences := sticky == "sequence":
+        _check_sequences(file, path, route)
+        sticky = ""
     if sticky not in ("", "stream"):
-        sticky = _header_of(file, f"{path}.sticky", sticky, 'sticky is "stream" or "header:NAME"')
+        sticky = _header_of(file, f"{path}.sticky", sticky, 'sticky is "stream", "sequence" or "header:NAME"')
     if (route.cache_s or route.cache_shared) and not route.deterministic:
         raise BadDocument(file, path, "only a deterministic route can be cached: add deterministic = true")
     if route.hedge_ms and not (route.idempotent or route.deterministic):
@@ -361,7 +364,17 @@ def _route(
         above_tenant=route.above_tenant,
         fallback=fallback,
         rollback=rollback(file, f"{path}.rollback", route, split),
+        sequences=sequences,
     )
+
+
+def _check_sequences(file: str, path: str, route: RouteTable) -> None:
+    """Refuse a route of sequences on which a step would run twice, or in another pool than its sequence."""
+    if route.service is not None:
+        raise BadDocument(file, f"{path}.sticky", "only models keep sequences")
+    if route.split or route.fallback or route.shadow or route.idempotent or route.deterministic:
+        message = "steps of sequences run once and in one pool: without split, fallback, shadow, "
+        raise BadDocument(file, path, message + "idempotent and deterministic")
 
 
 def _known_pool(file: str, path: str, name: str | None, pools: Mapping[str, Pool], bad_pools: set[str]) -> None:

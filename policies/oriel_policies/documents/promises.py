@@ -276,6 +276,7 @@ class Route:
     tier: the highest tier that serves its calls, with above_tenant the exact one; "" for the caller's.
     fallback: pools for calls that would be late in `pool` or find no server there, in this order.
     rollback: the rule by which one of the two sides of the split is rolled back; None: neither is.
+    sequences: the steps of one sequence reach the same endpoint, by the id in their requests.
     stored_state: calls of `/v1/responses` may name what earlier ones, of whatever tenant, have left on the servers.
     """
 
@@ -300,6 +301,7 @@ class Route:
     fallback: tuple[Fallback, ...] = ()
     rollback: Rollback | None = None
     stored_state: bool = False
+    sequences: bool = False
 
     @property
     def plain(self) -> bool:
@@ -309,6 +311,7 @@ class Route:
             or self.split
             or self.shadow_pool
             or self.sticky
+            or self.sequences
             or self.deterministic
             or self.idempotent
             or self.fallback

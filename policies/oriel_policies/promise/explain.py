@@ -238,6 +238,8 @@ def _route(route: Route) -> list[str]:
         sentences.append(f"copies of {route.shadow_share * 100:.3g} % go to pool {route.shadow_pool}")
     if route.sticky:
         sentences.append("one endpoint per " + ("stream" if route.sticky == "stream" else f"value of {route.sticky}"))
+    if route.sequences:
+        sentences.append("one endpoint per sequence, by the id in its requests")
     if route.stored_state:
         sentences.append("calls of /v1/responses may name what earlier ones have left on the servers")
     if route.deterministic:

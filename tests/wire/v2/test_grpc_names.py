@@ -22,6 +22,7 @@ from oriel_wire.v2.grpc_names import (
     append_schedule,
     peek_answer,
     peek_model,
+    peek_parameters,
 )
 
 
@@ -250,6 +251,24 @@ def test_no_message_has_another_priority_than_its_tier(message: bytes, priority:
 
 
 @settings(max_examples=300, deadline=None)
+@given(HOSTILE_PARAMETERS)
+def test_the_parameters_are_those_that_an_upstream_reads(message: bytes) -> None:
+    request = service_pb2.ModelInferRequest()
+    try:
+        peek_model(message)
+        request.ParseFromString(message)
+    except (BadMessage, DecodeError):
+        return
+    found = service_pb2.ModelInferRequest.FromString(peek_parameters(message))
+    assert dict(found.parameters) == dict(request.parameters) and not found.inputs
+
+
+def test_too_many_bytes_of_parameters_are_refused() -> None:
+    with pytest.raises(BadMessage, match="parameters have more than"):
+        peek_parameters(field(4, field(1, b"k" * MAX_PEEK)) + field(7, b"x"))
+    assert peek_parameters(field(7, bytes(2 * MAX_PEEK))) == b""
+
+
 @given(PIECES, st.lists(st.integers(0, 12_000), max_size=8), st.integers(0, 400))
 @example(field(7, bytes(9000)) + field(1, b"allowed") + field(2, b"1"), [4000, 9005, 9006], 0)
 @example(field(1, b"n" * 9000) + field(2, b"1" * 5000), [1, 3, 4100], 0)

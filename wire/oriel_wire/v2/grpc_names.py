@@ -114,6 +114,30 @@ def peek_model(message: bytes | list[bytes | memoryview]) -> tuple[str, str]:
         raise BadMessage("model_name and model_version are ASCII") from None
 
 
+def peek_parameters(message: bytes) -> bytes:
+    """Return the fields with the parameters of a message, as they are in it; `peek_model` has read it. Raises
+    BadMessage.
+    """
+    found: list[bytes] = []
+    position = size_bytes = 0
+    while position < len(message):
+        start = position
+        tag, position = read_varint(message, position)
+        if tag & 7 == 2:
+            size, position = read_varint(message, position)
+            position += size
+            if tag == _PARAMETERS_TAG:
+                found.append(message[start:position])
+                size_bytes += position - start
+        elif tag & 7 == 0:
+            _, position = read_varint(message, position)
+        else:
+            position += 8 if tag & 7 == 1 else 4
+    if size_bytes > MAX_PEEK:
+        raise BadMessage(f"the parameters have more than {MAX_PEEK} bytes")
+    return b"".join(found)
+
+
 class Beginning:
     """Reads the first model name and version of a message that is not complete, going on from where it stopped.
 
