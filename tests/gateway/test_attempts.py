@@ -16,6 +16,7 @@ from oriel_gateway.call.attempts import (
     decided_by_itself,
     mark_spent,
     note_failure,
+    sticky_endpoint,
 )
 from oriel_gateway.pools.endpoint_state import HttpEndpoint, Reach
 from oriel_gateway.pools.pool import PoolGate
@@ -101,6 +102,21 @@ async def test_a_step_of_a_sequence_goes_to_its_home_or_nowhere(kind: AnswerKind
     note_failure(gate.endpoints, home, UpstreamUnreachable("down"), NOW, MODEL)
     assert gate.endpoints.usable == [other]
     assert reason(failed(attempts, home, UpstreamUnreachable("down"))) == (GiveUp, Because.LOST)
+
+
+async def test_the_first_step_of_a_sequence_may_begin_at_another_endpoint() -> None:
+    gate = gate_of(2)
+    tenant = compile_documents(documents([1])).tenants["g"]
+    step, further = Stick("t m 1", tenant, start=True), Stick("t m 1", tenant)
+    first = sticky_endpoint(gate.endpoints, step, MODEL, NOW)
+    assert first is not None
+    (other,) = [each for each in gate.endpoints if each is not first]
+    note_failure(gate.endpoints, first, UpstreamUnreachable("down"), NOW, MODEL)
+    attempts = Attempts(gate.endpoints, gate.retries, MODEL, step)
+    decision = failed(attempts, first, UpstreamUnreachable("down"), sent=False)
+    assert isinstance(decision, Send) and decision.endpoint is other
+    gate.endpoints.sequences.find(further, NOW)
+    assert further.bound is other
 
 
 async def test_a_request_that_was_not_read_is_sent_once_more_only() -> None:
