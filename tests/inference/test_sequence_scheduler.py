@@ -252,6 +252,30 @@ def test_hopeless_sequences_do_not_nest() -> None:
     assert "shutting down" in bench.text(bench.send(3, start=True))
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_lost_restart_does_not_let_the_sequence_before_it_overlap_with_the_next(more: int) -> None:
+    """Steps of an older sequence still wait when the one that was to follow it is lost. more: a third START follows."""
+    bench = SequenceBench(instances=2, slots=1, corrid=True)
+    old = [bench.send(1, start=True, tenant="a"), bench.send(1, tenant="a")]
+    bench.clock.run()
+    lost = bench.send(1, start=True, tenant="a")
+    following = [bench.send(1, start=True, tenant="a") for _ in range(more)]
+    bench.leave(lost)
+    foreign = bench.send(1, start=True, tenant="b")
+    following.append(bench.send(1, start=True, tenant="a"))
+    bench.clock.run()
+    assert bench.scheduler.table.holding == 1, "two sequences with one id run at the same time"
+    assert "in use by another tenant" in bench.text(foreign)
+    bench.settle()
+    assert [bench.value(each) for each in (*old, *following)] == [bits(old[0]), bits(*old), *map(bits, following)]
+    bench.send(1, end=True, tenant="a")
+    bench.settle()
+    assert bench.scheduler.table.holding == 0
+    bench.send(1, start=True, tenant="b")
+    bench.settle()
+    assert bench.scheduler.table.holding == 1 and bench.scheduler.pending == 0
+
+
 @dataclass
 class Run:
     """The steps of one sequence as a client understands it."""

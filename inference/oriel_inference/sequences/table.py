@@ -52,10 +52,10 @@ class OpenSequence(Generic[S]):
     steps: the steps that wait. running: the step that was taken and has not ended.
     state: the tensors that are kept for its next step. room: their part of the budget of bytes.
     ends: the way in which it ends when its steps have run; None while further steps may come.
-    following: the sequence of the same key that begins when this one has ended.
+    before, following: the sequences of the same key around it; it waits in line when `before` has ended.
     """
 
-    __slots__ = ("ends", "following", "instance", "key", "room", "row", "running", "state", "steps", "ticket")
+    __slots__ = ("before", "ends", "following", "instance", "key", "room", "row", "running", "state", "steps", "ticket")
 
     def __init__(self, key: Key, like: Ticket) -> None:
         self.key = key
@@ -65,6 +65,7 @@ class OpenSequence(Generic[S]):
         self.running: S | None = None
         self.state: Mapping[str, Array] = {}
         self.ends: End | None = None
+        self.before: OpenSequence[S] | None = None
         self.following: OpenSequence[S] | None = None
         self.ticket: Ticket | None = None
 
@@ -132,7 +133,7 @@ class SequenceTable(Generic[S]):
             found.ticket = Ticket(band=like.band, tenant=like.tenant, deadline=like.deadline, payload=found)
             found.ticket.admitted = True  # its step takes the room
             if before is not None:
-                before.following = found
+                before.following, found.before = found, before
                 before.ends = before.ends or End.RESTARTED
                 self._settle(before)
             else:
@@ -222,13 +223,20 @@ class SequenceTable(Generic[S]):
             self._line.remove(sequence.ticket)
             sequence.ticket.payload = None
             sequence.ticket = None
-        following = sequence.following
-        if following is None:
+        before, following = sequence.before, sequence.following
+        if before is not None:
+            before.following = following
+        if following is not None:
+            following.before = before
+            if before is None and following.ticket is not None:
+                self._line.push(following.ticket)
+        elif before is not None:
+            self._latest[sequence.key] = before
+        else:
             del self._latest[sequence.key]
             if self._users is not None:
                 del self._users[sequence.key[1]]
-        elif following.ticket is not None:
-            self._line.push(following.ticket)
+        sequence.before = sequence.following = None
 
 
 def _size_bytes(array: Array) -> int:
