@@ -48,6 +48,8 @@ def sequence_unit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Unit]:
     config = f'backend: "python" max_batch_size: 4 {TENSORS} sequence_batching {{ {OLDEST} {started} {long} }}'
     python_calls.put(root, "remember", "remember", config)
     python_calls.put(root, "passes_on", "remember", config)
+    direct = f"sequence_batching {{ direct {{ }} {FLAGS} {long} }}"
+    python_calls.put(root, "remember_direct", "remember", f'backend: "python" max_batch_size: 4 {TENSORS} {direct}')
     iterative = f"{TENSORS} sequence_batching {{ oldest {{ max_candidate_sequences: 4 }} iterative_sequence: true }}"
     python_calls.put(root, "iterate", "iterate", f'backend: "python" max_batch_size: 4 {iterative}')
     stream = f'backend: "python" model_transaction_policy {{ decoupled: true }} max_batch_size: 1 {iterative}'
@@ -128,10 +130,10 @@ def test_clients_see_only_the_tensors_that_they_send_and_get(client: Client) -> 
         assert "sequence" in server.extensions
 
 
-@pytest.mark.parametrize("model", ["alone", "seen", "remember", "passes_on", "steps"])
+@pytest.mark.parametrize("model", ["alone", "seen", "remember", "remember_direct", "passes_on", "steps"])
 def test_every_kind_of_model_remembers(client: Client, model: str) -> None:
-    """Without a batch dimension, with a state that clients get, in Python, called from there, and as a step of an
-    ensemble.
+    """Without a batch dimension, with a state that clients get, in Python (also with controls at fixed slots), called
+    from there, and as a step of an ensemble.
     """
     client.name = model
     assert [client.step(5, 1, start=True), client.step("t", 10, start=True)] == [1, 10]

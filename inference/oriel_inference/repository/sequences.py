@@ -91,10 +91,11 @@ def with_sequences(spec: ModelSpec, config: pb.ModelConfig, file: str, *, read: 
         for index, (tensor, each) in enumerate(zip(tensors[count:], batching.state, strict=True))
     )
     direct = batching.HasField("direct")
+    ready = any(control.kind is ControlKind.READY for control in controls)
     rules = SequenceRules(
         idle_s=batching.max_sequence_idle_microseconds / 1e6,
         slots=max(1, rows if direct else batching.oldest.max_candidate_sequences),
-        padded=direct and rows > 0 and any(control.kind is ControlKind.READY for control in controls),
+        padded=direct and rows > 0 and ready and config.backend != "python",  # which gets requests, no rows
         iterative=batching.iterative_sequence,
         controls=controls,
         states=states,

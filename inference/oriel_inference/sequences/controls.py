@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from oriel_inference.backends import RequestSession, Session
+from oriel_inference.backends import Session
 from oriel_inference.errors import BackendFailed, InvalidRequest
 from oriel_inference.model import ControlKind, ModelSpec, SequenceControl, SequenceRules, TensorSpec
 from oriel_inference.sequences.flags import Flags
@@ -95,13 +95,8 @@ def first_step(spec: ModelSpec, rows: int) -> dict[str, Array]:
 
 
 def in_slots(sessions: Sequence[Session], rules: SequenceRules) -> list[Session]:
-    """Return the sessions as the batchers of a sequence model run them. A session that takes requests one by one has no
-    rows.
-    """
-    return [
-        PaddedSession(each, rules) if rules.padded and not isinstance(each, RequestSession) else each
-        for each in sessions
-    ]
+    """Return the sessions as the batchers of a sequence model run them."""
+    return [PaddedSession(each, rules) if rules.padded else each for each in sessions]
 
 
 class PaddedSession(Session):
