@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from oriel_inference.artefacts.folder import ArtefactFolder
@@ -183,7 +184,11 @@ def _schedulers(machine: Machine, ledger: Ledger, quality: Quality) -> Callable[
                 batcher.curve.observe(1, loaded.run_s)
         if rules is None:
             return batchers[0]
-        return SequenceScheduler(loaded.spec, rules, batchers, machine, statistics, exclusive=apart)
+        scheduler = SequenceScheduler(loaded.spec, rules, batchers, machine, statistics, exclusive=apart)
+        for number, session in enumerate(loaded.sessions):
+            if isinstance(session, RequestSession):
+                session.on_death = partial(scheduler.instance_died, number)
+        return scheduler
 
     return make
 

@@ -149,6 +149,23 @@ def test_callers_who_leave_end_their_sequences() -> None:
     assert not bench.scheduler.caller_left(bench.calls[gone])
 
 
+def test_an_instance_that_died_has_lost_its_sequences_and_no_others() -> None:
+    """A step that waits for the instance would be executed without what the model remembered."""
+    bench = SequenceBench(instances=2, slots=2)
+    first = [bench.send(each, start=True) for each in (1, 2, 3)]
+    closed = bench.send(1, start=True)
+    bench.clock.run()
+    bench.settle()
+    runs, waits, other = bench.send(1), bench.send(1), bench.send(2)
+    free = bench.send(4, start=True)
+    bench.scheduler.instance_died(0)
+    bench.settle()
+    assert [bench.value(each) for each in (*first, closed)] == [bits(each) for each in (*first, closed)]
+    assert isinstance(bench.error(runs), InferenceError) and "the model's process died" in bench.text(waits)
+    assert bench.value(other) == bits(first[1], other) and bench.value(free) == bits(free)
+    assert "because the model's process died" in bench.text(bench.send(3))
+
+
 def test_a_failed_step_ends_its_sequence_and_no_other() -> None:
     bench = SequenceBench()
     bench.bad.add(1)

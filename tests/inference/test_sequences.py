@@ -142,6 +142,17 @@ def test_every_kind_of_model_remembers(client: Client, model: str) -> None:
         client.step(5, 1)
 
 
+def test_sequences_end_with_the_process_that_remembers_them(grpc: Client) -> None:
+    grpc.name = "remember_direct"
+    assert [grpc.step(31, 1, start=True), grpc.step(32, 10, start=True)] == [1, 10]
+    with pytest.raises(InferenceServerException, match="died"):
+        grpc.step(32, -1)
+    for sequence in (31, 32):
+        with pytest.raises(InferenceServerException, match="was lost, because the model's process died"):
+            grpc.step(sequence, 1)
+    assert grpc.step(31, 2, start=True, end=True) == 2
+
+
 def test_a_state_may_be_an_output_too(client: Client) -> None:
     found = client.client.infer("seen", client.inputs(4), sequence_id=6, sequence_start=True, sequence_end=True)
     assert found.as_numpy("STATE_OUT").tolist() == [[4]]

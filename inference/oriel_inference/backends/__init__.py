@@ -170,7 +170,10 @@ class RequestSession(Session):
     the model is decoupled (`model_transaction_policy`). `close` may be called at any time.
 
     An execution whose callers have all left may be ended by force; the instance then recovers by itself.
+    on_death: called when it has lost what its model remembered, before the executions in progress fail.
     """
+
+    on_death: Callable[[], None] | None = None
 
     @abstractmethod
     def execute(self, execution: Execution) -> None:

@@ -29,6 +29,7 @@ from oriel_inference.batching.machine import Machine
 from oriel_inference.batching.statistics import Statistics
 from oriel_inference.clock import Timer
 from oriel_inference.errors import (
+    BackendFailed,
     CallerLeft,
     DeadlineExceeded,
     DeadlineTooShort,
@@ -50,6 +51,10 @@ from oriel_wire.v2.messages import Array, ParameterValue
 MAX_STEPS = 256  # of one sequence that wait
 STATE_SHARE = 4  # states of a model beside the bytes that may wait for it: a stream of speech keeps megabytes
 _EXPIRED = (DeadlineExceeded, DeadlineTooShort, QueueTimeout)
+
+
+class _InstanceDied(BackendFailed):
+    """The process of an instance has died, and what the model remembered with it."""
 
 
 class _Step:
@@ -208,6 +213,12 @@ class SequenceScheduler:
             self._ended(sequence)
         return True
 
+    def instance_died(self, instance: int) -> None:
+        """End the sequences of an instance whose process has died. What it had not begun fails when it was executed."""
+        error = _InstanceDied("the model's process died")
+        for sequence in self.table.of(instance):
+            self._lose(sequence, error)
+
     def close(self) -> None:
         """Fail the waiting steps and accept no more; running batches end on their own."""
         self._closed = True
@@ -259,6 +270,7 @@ class SequenceScheduler:
             End.LEFT: "the caller of a step left",
             End.REFUSED: "the queue had no place for a step of it, or the memory none for its state",
             End.STOPPED: "the server stops",
+            End.DIED: "the model's process died",
         }.get(how, "a step of it failed")
 
     def _place(self) -> None:
@@ -314,15 +326,16 @@ class SequenceScheduler:
 
     def _replied(self, step: _Step, result: Answer | InferenceError) -> None:
         """Take the answer of a step from its batcher, run the next step, and pass the answer on."""
-        if isinstance(result, Answer) and type(result.outputs) is Outputs and result.outputs.again:
+        died = step.sequence.ends is End.DIED
+        if isinstance(result, Answer) and type(result.outputs) is Outputs and result.outputs.again and not died:
             if step.call in self._steps:
                 self._iterate(step, start=False)
             return
         if self._steps.pop(step.call, None) is not None:
             sequence = step.sequence
             if isinstance(result, Answer):
-                result = self._kept(step, result)
-            if isinstance(result, InferenceError):
+                result = _InstanceDied("the model's process died") if died else self._kept(step, result)
+            if isinstance(result, InferenceError) and not died:
                 self._lose(sequence, result)
             self._ended(sequence)
         if step.inner is not step.call:
@@ -423,6 +436,8 @@ def _how(error: InferenceError) -> End:
         return End.REFUSED
     if isinstance(error, CallerLeft):
         return End.LEFT
+    if isinstance(error, _InstanceDied):
+        return End.DIED
     return End.STOPPED if isinstance(error, ServerStopping) else End.FAILED
 
 

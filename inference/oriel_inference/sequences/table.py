@@ -42,6 +42,7 @@ class End(Enum):
     LEFT = "left"
     REFUSED = "refused"
     FAILED = "failed"
+    DIED = "died"
     STOPPED = "stopped"
 
 
@@ -108,6 +109,17 @@ class SequenceTable(Generic[S]):
     def find(self, key: Key) -> OpenSequence[S] | None:
         """Return the latest sequence of a key, if it has not ended."""
         return self._latest.get(key)
+
+    def of(self, instance: int) -> list[OpenSequence[S]]:
+        """Return the sequences that hold a slot of an instance."""
+        found = []
+        for latest in self._latest.values():
+            each: OpenSequence[S] | None = latest
+            while each is not None:
+                if each.row >= 0 and each.instance == instance:
+                    found.append(each)
+                each = each.before
+        return found
 
     def is_foreign(self, key: Key) -> bool:
         """Return whether another tenant uses the id, where that is exclusive."""

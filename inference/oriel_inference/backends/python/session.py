@@ -214,6 +214,8 @@ class PythonSession(RequestSession):
         if executions is not None and self._closing:
             self._stuck += executions.fail_all(ServerStopping())
         elif executions is not None:
+            if self.on_death is not None:
+                self.on_death()
             error = BackendFailed(f"the process of model {model!r} died ({how}), it is being started again")
             self._stuck += executions.fail_all(error)
             _log.error("model %s: its process died (%s), it is started again", model, how)
