@@ -8,11 +8,11 @@ import pytest
 from oriel_inference.backends import find_backend
 from oriel_inference.catalog import ServingModel
 from oriel_inference.errors import InvalidRequest, LoadFailed
-from oriel_inference.model import ModelSpec, SequenceRules
+from oriel_inference.model import ControlKind, ModelSpec, SequenceControl, SequenceRules, TensorSpec
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.repository.sequences import with_sequences
-from oriel_inference.sequences.controls import Controls, first_step
-from oriel_inference.sequences.flags import Flags
+from oriel_inference.sequences.controls import Controls, corrid, first_step
+from oriel_inference.sequences.flags import Flags, read_flags
 from oriel_inference.stores.local import LocalStore
 from oriel_wire.v2.metadata import parse_config_text
 from oriel_wire.v2.proto import model_config_pb2 as pb
@@ -154,6 +154,15 @@ def test_controls_have_the_types_and_values_that_the_configuration_gives() -> No
     assert first == {"s": [[0.5]] * 2, "e": [[True]] * 2, "c": [[b""]] * 2, "in": [[[b"", b""]]] * 2}
     with pytest.raises(InvalidRequest, match="must be text for this model"):
         controls.of(Flags(7, True, False))
+
+
+@pytest.mark.parametrize("datatype", ["UINT64", "INT64"])
+def test_a_negative_id_is_a_number_of_the_upper_half(datatype: str) -> None:
+    tensor = TensorSpec(name="c", datatype=datatype, dims=(1,))
+    false = np.array([0], np.int64)
+    control = SequenceControl(tensor=tensor, kind=ControlKind.CORRID, false=false, true=false)
+    flags = read_flags({"sequence_id": -5, "sequence_start": True}, "m")
+    assert flags.id == 2**64 - 5 and corrid(flags.id, control).tolist() == [-5 if datatype == "INT64" else 2**64 - 5]
 
 
 def test_a_warm_up_runs_the_first_step_of_a_sequence(tmp_path: Path) -> None:

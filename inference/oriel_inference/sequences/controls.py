@@ -76,6 +76,8 @@ def corrid(sequence: Id, control: SequenceControl) -> Array:
     if isinstance(sequence, str):
         return np.array([sequence.encode()], dtype)
     bounds = np.iinfo(dtype)
+    if datatype == "INT64" and sequence > bounds.max:
+        sequence -= 1 << 64
     if not bounds.min <= sequence <= bounds.max:
         raise InvalidRequest(f"sequence_id {sequence} must lie between {bounds.min} and {bounds.max} for this model")
     return np.array([sequence], dtype)

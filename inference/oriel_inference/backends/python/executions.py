@@ -24,6 +24,7 @@ from oriel_inference.backends.python.messages import (
 from oriel_inference.backends.python.outcomes import error_of
 from oriel_inference.backends.python.process import ModelProcess
 from oriel_inference.errors import BackendFailed, InferenceError
+from oriel_inference.sequences.flags import unsigned
 from oriel_wire.errors import BadMessage
 from oriel_wire.observe.trace import format_traceparent
 from oriel_wire.process.messages import ALIGN, Buffer, FrameError
@@ -219,7 +220,7 @@ class Executions:
         return RequestHead(
             id=number,
             request_id=client_request.id if client_request is not None else "",
-            correlation=sequence if isinstance(sequence, int | str) else 0,
+            correlation=unsigned(sequence) if isinstance(sequence, int | str) else 0,
             flags=bool(parameters.get("sequence_start")) + 2 * bool(parameters.get("sequence_end")),
             timeout_us=timeout if isinstance(timeout, int) else 0,
             parameters={key: value for key, value in parameters.items() if key not in _RESERVED} if parameters else {},
