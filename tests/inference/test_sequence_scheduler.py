@@ -256,6 +256,29 @@ def test_padding_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.value(first) == bits(1, first) and "a batch of 3 slots needs 0 MiB" in bench.text(third)
 
 
+def test_a_scheduler_that_is_closed_keeps_no_states() -> None:
+    bench = SequenceBench()
+    bench.send(1, start=True)
+    bench.settle()
+    running = bench.send(2, start=True)
+    bench.clock.run()
+    bench.scheduler.close()
+    bench.settle()
+    assert bench.value(running) == bits(running)
+    assert (bench.scheduler.table.holding, bench.scheduler.table.states.held) == (0, 0)
+    assert bench.ended() == {"stopped": 2}
+
+
+def test_a_caller_who_leaves_before_its_step_runs_is_forgotten() -> None:
+    """Caller and call refer to each other, so that the garbage collector alone would find them."""
+    bench = SequenceBench(slots=1)
+    bench.send(1, start=True)
+    waits = bench.send(2, start=True)
+    bench.clock.run()
+    bench.leave(waits)
+    assert bench.calls[waits].ticket.payload is None
+
+
 def test_hopeless_sequences_do_not_nest() -> None:
     """Thousands that wait for a slot and fail at once were one call in another."""
     bench = SequenceBench(slots=1)

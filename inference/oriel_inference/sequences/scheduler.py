@@ -207,6 +207,7 @@ class SequenceScheduler:
             call.finished = True
         else:
             call.finished = True
+            call.forget()
             self.statistics.count_failure(CallerLeft.outcome, self._clock.now() - call.arrived_s)
         self._lose(sequence, CallerLeft())
         if runs:
@@ -216,15 +217,15 @@ class SequenceScheduler:
     def instance_died(self, instance: int) -> None:
         """End the sequences of an instance whose process has died. What it had not begun fails when it was executed."""
         error = _InstanceDied("the model's process died")
-        for sequence in self.table.of(instance):
-            self._lose(sequence, error)
+        for sequence in self.table.sequences():
+            if sequence.row >= 0 and sequence.instance == instance:
+                self._lose(sequence, error)
 
     def close(self) -> None:
         """Fail the waiting steps and accept no more; running batches end on their own."""
         self._closed = True
-        for step in list(self._steps.values()):
-            if not step.runs:
-                self._lose(step.sequence, ServerStopping())
+        for sequence in self.table.sequences():
+            self._lose(sequence, ServerStopping())
         for batcher in self._batchers:
             batcher.close()
         for timer in (self._expiry, self._idle):

@@ -110,14 +110,13 @@ class SequenceTable(Generic[S]):
         """Return the latest sequence of a key, if it has not ended."""
         return self._latest.get(key)
 
-    def of(self, instance: int) -> list[OpenSequence[S]]:
-        """Return the sequences that hold a slot of an instance."""
+    def sequences(self) -> list[OpenSequence[S]]:
+        """Return all sequences that have not ended."""
         found = []
         for latest in self._latest.values():
             each: OpenSequence[S] | None = latest
             while each is not None:
-                if each.row >= 0 and each.instance == instance:
-                    found.append(each)
+                found.append(each)
                 each = each.before
         return found
 
