@@ -343,6 +343,7 @@ OTHER = st.one_of(
     st.tuples(st.just("advance"), st.sampled_from([0.4, 1.1, IDLE_S + 0.1])),
     st.tuples(st.just("leave"), st.integers(0, 40)),
     st.tuples(st.just("bad"), st.integers(0, 40)),
+    st.tuples(st.just("die"), st.integers(0, 1)),
 )
 
 
@@ -383,6 +384,8 @@ def test_no_step_sees_another_state_and_each_is_answered_once(
             left.add(value)
         elif kind == "bad":
             bench.bad.add(value)
+        elif kind == "die":
+            bench.scheduler.instance_died(value)
     bench.settle()
     bench.clock.advance(100)
     bench.settle()
