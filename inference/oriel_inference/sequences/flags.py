@@ -31,12 +31,9 @@ def read_flags(parameters: Mapping[str, ParameterValue], model: str) -> Flags:
         )
     if isinstance(sequence, str) and len(sequence) > MAX_ID:
         raise InvalidRequest(f"parameter {ID!r} must have at most {MAX_ID} characters")
-    return Flags(unsigned(sequence), flag(parameters, START), flag(parameters, END))
-
-
-def unsigned(sequence: Id) -> Id:
-    """Return an id as it is meant: gRPC clients send the upper half of the 64-bit numbers as negative ones."""
-    return sequence + (1 << 64) if isinstance(sequence, int) and sequence < 0 else sequence
+    if isinstance(sequence, int):
+        sequence %= 1 << 64  # gRPC clients send the upper half of these numbers as negative ones
+    return Flags(sequence, flag(parameters, START), flag(parameters, END))
 
 
 def flag(parameters: Mapping[str, ParameterValue], name: str) -> bool:

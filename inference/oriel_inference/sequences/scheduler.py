@@ -215,7 +215,7 @@ class SequenceScheduler:
         return True
 
     def instance_died(self, instance: int) -> None:
-        """End the sequences of an instance whose process has died. What it had not begun fails when it was executed."""
+        """End the sequences of an instance whose process has died. Steps that wait for it fail when it has run."""
         error = _InstanceDied("the model's process died")
         for sequence in self.table.sequences():
             if sequence.row >= 0 and sequence.instance == instance:

@@ -24,7 +24,6 @@ from oriel_inference.backends.python.messages import (
 from oriel_inference.backends.python.outcomes import error_of
 from oriel_inference.backends.python.process import ModelProcess
 from oriel_inference.errors import BackendFailed, InferenceError
-from oriel_inference.sequences.flags import unsigned
 from oriel_wire.errors import BadMessage
 from oriel_wire.observe.trace import format_traceparent
 from oriel_wire.process.messages import ALIGN, Buffer, FrameError
@@ -217,10 +216,12 @@ class Executions:
         client_request = request.client_request
         parameters = client_request.parameters if client_request is not None else {}
         sequence, timeout = parameters.get("sequence_id", 0), parameters.get("timeout", 0)
+        if isinstance(sequence, int):
+            sequence %= 1 << 64  # gRPC clients send the upper half of these numbers as negative ones
         return RequestHead(
             id=number,
             request_id=client_request.id if client_request is not None else "",
-            correlation=unsigned(sequence) if isinstance(sequence, int | str) else 0,
+            correlation=sequence if isinstance(sequence, int | str) else 0,
             flags=bool(parameters.get("sequence_start")) + 2 * bool(parameters.get("sequence_end")),
             timeout_us=timeout if isinstance(timeout, int) else 0,
             parameters={key: value for key, value in parameters.items() if key not in _RESERVED} if parameters else {},
