@@ -19,6 +19,8 @@ from oriel_wire.v2.recognise import Templates
 UNLOADED = "unloaded"  # the reason of versions that were taken out of service on request
 ON_DEMAND = "available on demand: it is loaded by the first call for it"
 
+# Clients and gateways match on the beginning of the sentence, which is Triton's.
+_UNKNOWN = "Request for unknown model:"
 UNTRIED = "published untried: nothing has been executed yet, and no model_warmup is configured"
 
 
@@ -218,18 +220,19 @@ class Catalog:
         if entries is None and self.unseen:
             raise ModelNotReady("a model repository could not be read yet; it is not known whether it has this model")
         if entries is None:
-            raise UnknownModel(f"unknown model: {quoted(name)} is not found", requested=name, known=self._entries)
+            raise UnknownModel(f"{_UNKNOWN} {quoted(name)} is not found", requested=name, known=self._entries)
         if not version:
             needed = next((entry.needs for entry in entries.values() if entry.needs), "")
             states = [entry.state for entry in entries.values()]
             states += [ModelState.UNLOADING for each in self.leaving if each.spec.name == name]
             if not needed and all(state is ModelState.UNAVAILABLE for state in states):
-                raise NoVersion(f"model {quoted(name)} has no available version: the repository index says why")
+                raise NoVersion(f"{_UNKNOWN} {quoted(name)} has no available versions: the repository index says why")
             lacks = f": it needs model {quoted(needed)}, which is not ready" if needed else ""
             raise ModelNotReady(f"model {quoted(name)} has no version that is ready{lacks}")
         if is_version(version) and int(version) in entries:
-            raise ModelNotReady(f"model {quoted(name)} version {version[:18]} is not ready")
-        raise UnknownModel(f"unknown model: {quoted(name)} has no version {quoted(version)}")
+            raise ModelNotReady(f"{_UNKNOWN} {quoted(name)} version {version} is not at ready state")
+        number = version if is_version(version) else quoted(version)
+        raise UnknownModel(f"{_UNKNOWN} {quoted(name)} version {number} is not found")
 
     def config(self, name: str, version: str = "") -> pb.ModelConfig:
         """Return the configuration of the version that `get` returns, or else of one that failed to load. Raises as

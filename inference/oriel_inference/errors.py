@@ -248,6 +248,11 @@ class ModelError(InferenceError):
         self.outcome = outcome
 
 
+def not_polled(name: str) -> str:
+    """Return the beginning of Triton's sentence about a load for which there is nothing to try; clients match on it."""
+    return f"failed to load {name[:128]!r}, failed to poll from model repository"
+
+
 class LoadFailed(Exception):
     """A model version cannot serve; `reason` names what to fix, without absolute paths.
 

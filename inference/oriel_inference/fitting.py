@@ -83,7 +83,11 @@ class RequestFitter:
             rows = 1
         if batched and not 1 <= rows <= spec.max_batch_size:
             raise InvalidRequest(f"batch size {rows} for model {spec.name!r}: it takes 1 to {spec.max_batch_size}")
+        requested: set[str] = set()
         for output in request.outputs or ():
+            if output.name in requested:
+                raise InvalidRequest(f"Duplicate output name {quoted(output.name)} is not allowed in a request")
+            requested.add(output.name)
             if output.name not in self._outputs:
                 raise InvalidRequest(
                     f"unexpected output {quoted(output.name)} for model {spec.name!r}, it has {_listed(self._outputs)}"
@@ -99,7 +103,8 @@ class RequestFitter:
     def _resolve_raw(self, request: InferRequest) -> None:
         spec = self._spec
         if len(spec.inputs) != 1:
-            raise InvalidRequest(f"a raw request is for models with one input, {spec.name!r} has {len(spec.inputs)}")
+            reason = f"got {len(spec.inputs)} inputs in {spec.name!r} model configuration"
+            raise InvalidRequest(f"Raw request must only have 1 input (found 1) to be deduced but {reason}")
         (tensor,) = spec.inputs
         shape = (1, *tensor.dims) if spec.batched else tensor.dims
         resolve_raw(request, name=tensor.name, datatype=tensor.datatype, shape=shape)

@@ -64,7 +64,9 @@ class LogSettings:
 
     def _checked(self, name: str, value: object) -> Setting:
         if name == "log_file":
-            raise NotSupported("log_file cannot be changed while the server runs: pass --log-file at its start")
+            raise NotSupported(
+                "log file location can not be updated through network protocol: pass --log-file at the start"
+            )
         if name == "log_format":
             if not isinstance(value, str) or value not in _FORMATS:
                 raise InvalidRequest(f"log_format must be one of {', '.join(_FORMATS)}")

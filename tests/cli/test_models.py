@@ -116,11 +116,14 @@ async def test_a_load_with_files_and_either_form_of_configuration(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["load", "absent"], "failed to load 'absent': no model repository has it"),
+        (
+            ["load", "absent"],
+            "failed to load 'absent', failed to poll from model repository: no model repository has it",
+        ),
         (["load", "broken"], "failed to load 'broken': "),
         (["load", "../etc"], "answers 404 to"),
-        (["unload", "absent"], "unknown model: 'absent' is not loaded"),
-        (["stats", "absent"], "unknown model: 'absent' is not found"),
+        (["unload", "absent"], "Request for unknown model: 'absent' is not loaded"),
+        (["stats", "absent"], "Request for unknown model: 'absent' is not found"),
         (["load", "double", "--file", "model.onnx"], "the form is VERSION/PATH=LOCAL"),
         (["load", "double", "--file", "1/a=/dev/null"], "--file needs --config"),
         (["load", "double", "--file", "1/model.onnx=/absent"], "/absent cannot be read: No such file"),
@@ -244,8 +247,8 @@ async def test_the_quality_of_a_model_without_samples_is_no_empty_table(settings
     [
         (["reference", "double"], "pass --model-repository DIR to write the file there, or --json to print it"),
         (["reference", "double", "--model-repository", "/nowhere"], "/nowhere/double/1 is not there"),
-        (["reference", "absent", "--json"], "unknown model: 'absent' is not found"),
-        (["quality", "double", "--version", "7"], "has no version '7'"),
+        (["reference", "absent", "--json"], "Request for unknown model: 'absent' is not found"),
+        (["quality", "double", "--version", "7"], "'double' version 7 is not found"),
     ],
 )
 async def test_refusals_of_quality_say_why(sampled: Unit, oriel: Run, words: list[str], message: str) -> None:

@@ -222,6 +222,7 @@ async def test_other_modes_refuse_load_and_unload(tmp_path: Path) -> None:
         for what in ("load", "unload"):
             response = await served.client.post(f"/v2/repository/models/double/{what}", json={})
             assert response.status_code == 503 and response.json()["reason"] == "control_refused"
+            assert "explicit model load / unload is not allowed if polling is enabled" in response.json()["error"]
         assert await served.answer() == 2
 
 
@@ -265,6 +266,10 @@ def control(client: Any, name_of: Any) -> None:
     assert client.is_model_ready("fresh")
     with pytest.raises(InferenceServerException, match="failed to load"):
         client.load_model("double", config='{"max_batch_size": -1}')
+    for name, config in (("double", '"no": {'), ("absent", None)):
+        reason = f"failed to load '{name}', failed to poll from model repository"
+        with pytest.raises(InferenceServerException, match=reason):
+            client.load_model(name, config=config)
     assert client.is_model_ready("double", "7")
     client.unload_model("double", unload_dependents=True)
     assert not client.is_model_ready("double")

@@ -5,7 +5,7 @@ from oriel_inference.dataplane.dataplane import top_classes
 from oriel_inference.errors import InvalidRequest
 from oriel_inference.fitting import RequestFitter
 from oriel_inference.model import ModelSpec, QueueRules, TensorSpec
-from oriel_wire.v2.messages import InferRequest, Tensor, tensor
+from oriel_wire.v2.messages import InferRequest, RequestedOutput, Tensor, tensor
 
 
 def fitter(*inputs: TensorSpec, max_batch_size: int = 4, **queue: int) -> RequestFitter:
@@ -50,6 +50,13 @@ def test_optional_inputs_may_be_left_out_and_then_share_no_batch_with_those_that
     assert without.signature != with_hint.signature
     with pytest.raises(InvalidRequest, match="also needs input 'x'"):
         both.fit(request(zeros("hint", 1, 1)))
+
+
+def test_an_output_that_is_requested_twice_is_refused() -> None:
+    asked = request(zeros("x", 1, 3))
+    asked.outputs = [RequestedOutput("y", True, 0), RequestedOutput("y", True, 0)]
+    with pytest.raises(InvalidRequest, match="Duplicate output name 'y' is not allowed in a request"):
+        fitter(floats("x", 3)).fit(asked)
 
 
 def test_a_request_may_leave_out_every_input_that_is_optional() -> None:

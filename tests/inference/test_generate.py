@@ -223,7 +223,7 @@ def test_values_take_the_shape_of_the_input(
         (b'{"id": 3}', "id must be"),
         (b'{"x": [' + b"1," * (1 << 18) + b"1]}", "send them as binary"),
         (b'{"triton_x": 3}', "reserved"),
-        (b'{"a":' * 65 + b"1" + b"}" * 65, "deeper than 64"),
+        (b'{"a":' * 101 + b"1" + b"}" * 101, "exceeds maximum allowed limit"),
         (b'{"x": "' + b"a" * (4 << 20) + b'"}', "at most"),
         ("{}".encode("utf-16"), "not a JSON object"),
     ],

@@ -125,7 +125,7 @@ async def test_a_misspelt_model_gets_a_near_name_among_those_the_caller_may_use(
         return str(answer.json()["error"])
 
     asked = "/v2/models/duoble"
-    assert await told(f"{asked}/infer") == "unknown model: 'duoble' is not found, did you mean 'double'?"
+    assert await told(f"{asked}/infer") == "Request for unknown model: 'duoble' is not found, did you mean 'double'?"
     assert "did you mean 'double'?" in await told(asked, "GET")
     assert "did you mean 'double'?" in await told(f"{asked}/infer", **{"x-oriel-models": "x, dou*"})
     for patterns in ("echo,lookup", "!", ""):

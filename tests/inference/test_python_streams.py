@@ -369,7 +369,7 @@ async def test_a_step_of_an_ensemble_asks_too(http: httpx.AsyncClient) -> None:
 
 
 async def test_errors_of_the_asked_model_come_as_responses(http: httpx.AsyncClient) -> None:
-    assert await ask(http, "model nobody x") == ["2 unknown model: 'nobody' is not found"]
+    assert await ask(http, "model nobody x") == ["2 Request for unknown model: 'nobody' is not found"]
     assert await ask(http, "model ask sync 1") == ["3 model 'ask' would wait for itself (ask)"]
     assert await ask(http, "model ask2 model ask sync 1") == ["3 model 'ask' would wait for itself (ask -> ask2)"]
     assert await ask(http, "model pipe sync 1") == ["3 model 'ask' would wait for itself (ask)"], "through an ensemble"

@@ -38,6 +38,7 @@ from oriel_inference.errors import (
     NoVersion,
     ServerStopping,
     UnknownModel,
+    not_polled,
 )
 from oriel_inference.model import ModelState
 from oriel_inference.models.loader import Loader
@@ -247,7 +248,7 @@ class ModelControl:
             self._catalog.on_demand.add(name)
         if not await self.loader.unload(name) and name not in await self._stored():
             near = did_you_mean(name, self._catalog.names())
-            raise UnknownModel(f"unknown model: {quoted(name)} is not loaded{near}")
+            raise UnknownModel(f"Request for unknown model: {quoted(name)} is not loaded{near}")
         while parts:
             part = parts.pop()
             if part not in self._requested and not self.rollout.users(part):
@@ -258,7 +259,9 @@ class ModelControl:
         if self._closed:
             raise ServerStopping
         if self._mode not in ("explicit", "demand"):
-            raise ControlRefused(f"explicit model load / unload is not allowed: --model-control-mode is {self._mode}")
+            raise ControlRefused(
+                f"explicit model load / unload is not allowed if polling is enabled, or in mode {self._mode}"
+            )
 
     async def _load(self, name: str, config: pb.ModelConfig | None, files: Mapping[str, bytes | memoryview]) -> None:
         if files:
@@ -276,10 +279,10 @@ class ModelControl:
             try:
                 where = await self.repositories.find(name)
             except LoadFailed as failure:
-                raise LoadRefused(f"failed to load {quoted(name)}: {failure.reason}") from failure
+                raise LoadRefused(f"{not_polled(name)}: {failure.reason}") from failure
             if not where:
                 near = did_you_mean(name, sorted(self.repositories.names()))
-                raise UnknownModel(f"failed to load {quoted(name)}: no model repository has it{near}")
+                raise UnknownModel(f"{not_polled(name)}: no model repository has it{near}")
             failure_text = await self._load_from(name, where, config)
         if failure_text:
             raise LoadRefused(f"failed to load {quoted(name)}: {failure_text}")

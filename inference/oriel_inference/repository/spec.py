@@ -169,6 +169,8 @@ def _check(
         wanted = to_config_name(tensor.datatype)
         if pb.DataType.Name(entry.data_type) != wanted:
             raise ConfigInvalid(file, f"{field}.data_type", f"the model file has {wanted}")
+        if not batched and not tensor.shape and set(entry.dims) == {1}:
+            entry.reshape.SetInParent()  # the usual way to give a scalar dims
         dims = tuple(entry.reshape.shape if entry.HasField("reshape") else entry.dims)
         shape = (-1, *dims) if batched else dims
         if batched and tensor.shape and tensor.shape[0] != -1:

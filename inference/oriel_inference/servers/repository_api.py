@@ -9,7 +9,7 @@ import msgspec
 from google.protobuf.message import Message
 
 from oriel_inference.catalog import Entry
-from oriel_inference.errors import InvalidRequest, NotSupported, ServerStopping
+from oriel_inference.errors import InvalidRequest, NotSupported, ServerStopping, not_polled
 from oriel_inference.model import is_model_name
 from oriel_inference.servers.http_call import JSON, refuse
 from oriel_inference.servers.large_json import LargeJson, Task
@@ -17,6 +17,7 @@ from oriel_inference.servers.load_body import FILE_PREFIX, decode_body, files_be
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.surface import Surface
 from oriel_wire.engine.buffered import Exchange
+from oriel_wire.errors import BadMessage
 from oriel_wire.v2.depth import check_depth
 from oriel_wire.v2.metadata import parse_config_json
 from oriel_wire.v2.proto import model_config_pb2 as pb
@@ -26,6 +27,9 @@ MAX_FLAGS_BYTES = 64 << 10
 MAX_FILES = 1000
 POSTED = frozenset({"repository_index", "repository_load", "repository_unload"})
 INLINE_LOAD_BYTES = 1 << 20
+
+_ToBytes = Callable[[str, Any], bytes | memoryview]
+_Override = tuple[pb.ModelConfig | None, dict[str, bytes | memoryview]]
 
 
 def resolve(path: str) -> tuple[str, str, str] | None:
@@ -78,12 +82,12 @@ class HttpRepository:
         return msgspec.json.encode([_line(entry) for entry in await self._control.index(ready=wanted.ready)])
 
     async def _load(self, body: bytes, model: str) -> bytes:
-        to_bytes: Callable[[str, Any], bytes | memoryview] = from_base64
+        to_bytes: _ToBytes = from_base64
         if len(body) > INLINE_LOAD_BYTES:
             (body,), length = await self._large_json.convert(Task.LOAD, [body])
             to_bytes, body = files_behind(body, length), body[:length]
         # Even a small configuration takes some time, and the loop has requests to serve.
-        config, files = await asyncio.to_thread(lambda: _override(decode_body(body).parameters, to_bytes))
+        config, files = await asyncio.to_thread(lambda: _read(model, decode_body(body).parameters, to_bytes))
         await self._control.load(model, config=config, files=files)
         return b""
 
@@ -118,8 +122,8 @@ class GrpcRepository:
 
     async def _load(self, request: v2_pb2.RepositoryModelLoadRequest) -> Message:
         _only_unnamed(request.repository_name)
-        config, files = await asyncio.to_thread(lambda: _override(_values(request.parameters), _bytes))
-        await self._surface.control.load(_model(request.model_name), config=config, files=files)
+        config, files = await asyncio.to_thread(lambda: _read(request.model_name, _values(request.parameters), _bytes))
+        await self._surface.control.load(request.model_name, config=config, files=files)
         return v2_pb2.RepositoryModelLoadResponse()
 
     async def _unload(self, request: v2_pb2.RepositoryModelUnloadRequest) -> Message:
@@ -163,9 +167,16 @@ def _values(parameters: Mapping[str, v2_pb2.ModelRepositoryParameter]) -> dict[s
     }
 
 
-def _override(
-    parameters: Mapping[str, Any], to_bytes: Callable[[str, Any], bytes | memoryview]
-) -> tuple[pb.ModelConfig | None, dict[str, bytes | memoryview]]:
+def _read(model: str, parameters: Mapping[str, Any], to_bytes: _ToBytes) -> _Override:
+    """Return the configuration and the files that came with the request to load a model. Raises InvalidRequest."""
+    try:
+        _model(model)
+        return _override(parameters, to_bytes)
+    except (InvalidRequest, BadMessage) as error:
+        raise InvalidRequest(f"{not_polled(model)}: {error.message}") from error
+
+
+def _override(parameters: Mapping[str, Any], to_bytes: _ToBytes) -> _Override:
     config: pb.ModelConfig | None = None
     files: dict[str, bytes | memoryview] = {}
     for name, value in parameters.items():

@@ -93,10 +93,13 @@ def test_outputs_and_parameters() -> None:
     assert grpc.decode_infer(request()).outputs is None
 
 
+CONTENTS = "contents field must not be specified when using raw_input_contents for 'x' for model 'm'"
+
+
 @pytest.mark.parametrize(
     ("message", "hint"),
     [
-        (request(x()), "input 'x': shape [2] has 2 elements, fp32_contents holds 0"),
+        (request(x()), "shape [2] has 2 elements, fp32_contents holds 0"),
         (request(x(shape=(2**31, 2**31), fp32_contents=[1])), "larger than any tensor can be"),
         (request(x(shape=(-1, -2), fp32_contents=[1, 2])), "negative dimension"),
         (request(x(shape=(1,) * 33, fp32_contents=[1])), "33 dimensions"),
@@ -104,11 +107,16 @@ def test_outputs_and_parameters() -> None:
         (request(x("FP16", fp32_contents=[1, 2])), "FP16 has no typed contents, send it as raw contents"),
         (request(x("INT8", int_contents=[0, 128])), "int_contents has a value outside INT8 (-128 to 127)"),
         (request(x("FP8")), "datatype 'FP8' is not one of"),
-        (request(x(fp32_contents=[1, 2]), raw=(b"12345678",)), "typed contents in a message with raw contents"),
-        (request(x(), raw=(b"1234567",)), "FP32 [2] needs 8 bytes, 7 were given"),
+        (request(x(fp32_contents=[1, 2]), raw=(b"12345678",)), CONTENTS),
+        (request(x(fp32_contents=[1, 2]), x(), raw=(b"12345678",)), CONTENTS),
+        (request(x(), x(), raw=(b"12345678",)), "unable to find data for input tensor 'x' for model 'm' in request."),
+        (request(x(), raw=(b"1234567",)), "input byte size mismatch for input 'x' for model 'm'. Expected 8, got 7"),
         (request(x(), raw=(b"12345678", b"")), "1 inputs have 2 raw contents"),
-        (request(x(), x(), raw=(b"12345678", b"12345678")), "input 'x' is given more than once"),
-        (request(x("BYTES", (1,)), raw=(b"\x05\0\0\0abcd",)), "BYTES element 0 says 5 bytes, 4 are left"),
+        (request(x(), x(), raw=(b"12345678", b"12345678")), "input 'x' for model 'm' is given more than once"),
+        (
+            request(x("BYTES", (1,)), raw=(b"\x05\0\0\0abcd",)),
+            "expecting string of length 5 but only 4 bytes available",
+        ),
         (request(parameters={"a": {}}), "parameter 'a' has no value"),
         (request(parameters={"triton_x": {"bool_param": True}}), "names that start with triton_ are reserved"),
         (request(outputs=[{"name": "y", "parameters": {"classification": {"bool_param": True}}}]), "number of classes"),

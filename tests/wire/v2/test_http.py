@@ -51,6 +51,13 @@ def test_output_parameters_become_fields() -> None:
     assert got.outputs == [RequestedOutput("a", False, 3, {"own": "kept"}), RequestedOutput("b", True)]
 
 
+@pytest.mark.parametrize(("datatype", "value"), [("INT64", 123), ("BYTES", "hello")])
+def test_data_may_be_nested_deeper_than_its_shape_in_lists_of_one(datatype: str, value: object) -> None:
+    data = json.loads("[" * 50 + json.dumps(value) + "]" * 50)
+    body = json.dumps({"inputs": [{"name": "x", "datatype": datatype, "shape": [1, 1], "data": data}]}).encode()
+    assert http.decode_request("m", "", body, None).inputs[0].shape == (1, 1)
+
+
 def test_pretty_printed_nested_data() -> None:
     shape = [1] * 8 + [2]
     data: Any = [1, 2]
@@ -177,14 +184,15 @@ class TestRaw:
         [
             (b"1234567", "FP32", [1, -1], r"7 bytes do not fill FP32 \[1, -1\]"),
             (b"12345678", "FP32", [1, 3], r"8 bytes do not fill FP32 \[1, 3\]"),
-            (b"12345678", "FP32", [-1, -1], "more than one variable dimension"),
+            (b"12345678", "FP32", [-1, -1], "more than one variable-sized dimension"),
             (b"12345678", "FP32", [0, -1], "do not fill"),
-            (b"12345678", "BYTES", [1, 2], "raw BYTES data is one element"),
+            (b"12345678", "BYTES", [1, 2], "must have input shape \\[1\\], not"),
+            (b"427", "BYTES", [1, -1], "must have input shape \\[1\\], not"),
         ],
     )
     def test_bodies_that_do_not_fit(self, body: bytes, datatype: str, shape: list[int], hint: str) -> None:
         request = http.decode_request("m", "", body, 0)
-        with pytest.raises(BadMessage, match=f"input 'x': .*{hint}"):
+        with pytest.raises(BadMessage, match=f"input 'x'.*{hint}"):
             http.resolve_raw(request, name="x", datatype=datatype, shape=shape)
 
 

@@ -20,7 +20,8 @@ MAX_DIMENSIONS = 32
 MAX_EMPTY_EXTENT = 1 << 22
 # Each element becomes an object on the loop's thread: more of them would block it for long.
 MAX_BYTES_ELEMENTS = 1 << 18
-_MAX_ELEMENTS = (2**63 - 1) // 8
+_MAX_COUNT = 2**63 - 1
+_MAX_ELEMENTS = _MAX_COUNT // 8
 _LENGTH = struct.Struct("<I")
 
 
@@ -111,7 +112,10 @@ def element_count(shape: Sequence[int], what: str) -> int:
     # numpy judges an empty shape by its other dimensions
     extent = count or math.prod(filter(None, shape))
     if extent > _MAX_ELEMENTS:
-        raise BadMessage(f"{what}: shape {shown(shape)} is larger than any tensor can be")
+        if extent > _MAX_COUNT:
+            reason = f"causes total element count to exceed maximum size of {_MAX_COUNT}"
+            raise BadMessage(f"{what}: shape {shown(shape)} {reason}")
+        raise BadMessage(f"byte size overflow for {what}: shape {shown(shape)} is larger than any tensor can be")
     if not count and extent > MAX_EMPTY_EXTENT:
         raise BadMessage(
             f"{what}: shape {shown(shape)} has no elements; the product of its other dimensions may be "
@@ -142,7 +146,7 @@ def deserialize_bytes(
     """
     stop = len(data) if end is None else end
     if count > (stop - begin) // 4:
-        raise BadMessage(f"{what}: {stop - begin} bytes cannot hold {count} BYTES elements with their 4-byte lengths")
+        raise BadMessage(f"expected {count} string elements for inference {what}, got {(stop - begin) // 4} at most")
     check_bytes_count(count, what)
     unpack = _LENGTH.unpack_from
     elements: list[bytes | memoryview] = []
@@ -151,15 +155,18 @@ def deserialize_bytes(
     for index in range(count):
         start = offset + 4
         if start > stop:
-            raise BadMessage(f"{what}: the data ends before BYTES element {index} of {count}")
+            raise BadMessage(f"expected {count} string elements for inference {what}, got {index}")
         offset = start + unpack(data, offset)[0]
         if offset > stop:
-            raise BadMessage(
-                f"{what}: BYTES element {index} says {offset - start} bytes, {stop - start} are left in the data"
-            )
+            text = f"expecting string of length {offset - start} but only {stop - start} bytes available"
+            raise BadMessage(f"incomplete string data for inference {what}, {text}")
         add(data[start:offset])
     if offset != stop:
-        raise BadMessage(f"{what}: {stop - offset} bytes are left over after {count} BYTES elements")
+        given = count
+        while offset < stop and given < 2 * count + 1:  # no more work for a refusal than for an answer
+            given += 1
+            offset += 4 + (unpack(data, offset)[0] if offset + 4 <= stop else 0)
+        raise BadMessage(f"unexpected number of string elements {given} for inference {what}, expecting {count}")
     array = np.empty(count, dtype=object)
     array[:] = elements if isinstance(data, bytes) else [bytes(each) for each in elements]
     return array
@@ -203,7 +210,8 @@ def decode_raw(
     if not entry.size:
         return deserialize_bytes(data, count, what, begin=offset, end=offset + size).reshape(shape)
     if size != count * entry.size:
-        raise BadMessage(f"{what}: {entry.name} {shown(shape)} needs {count * entry.size} bytes, {size} were given")
+        kind, needed = what.partition(" ")[0], count * entry.size
+        raise BadMessage(f"{kind} byte size mismatch for {what}. Expected {needed}, got {size}")
     return np.ndarray(shape, entry.dtype, data, offset)  # one object; frombuffer and reshape would be two
 
 

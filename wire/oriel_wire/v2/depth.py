@@ -4,7 +4,7 @@ import numpy as np
 
 from oriel_wire.errors import BadMessage
 
-MAX_DEPTH = 64
+MAX_DEPTH = 100  # as Triton
 _PIECE = 1 << 18  # bytes processed at a time, so that the intermediate arrays stay in the cache
 
 
@@ -34,5 +34,5 @@ def check_depth(text: bytes) -> None:
             quoted = bool(within[-1])
         levels = np.cumsum(steps, dtype=np.int32)
         if level + int(levels.max()) > MAX_DEPTH:
-            raise BadMessage(f"the JSON part is nested deeper than {MAX_DEPTH} levels")
+            raise BadMessage(f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})")
         level += int(levels[-1])

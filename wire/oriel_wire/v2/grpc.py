@@ -95,7 +95,13 @@ def decode_infer(
         model_version=message.model_version,
         id=message.id,
         parameters=parameters,
-        inputs=_tensors("input", message.inputs, _pieces(message.raw_input_contents) if raw is None else raw, read),
+        inputs=_tensors(
+            "input",
+            message.inputs,
+            _pieces(message.raw_input_contents) if raw is None else raw,
+            read,
+            f" for model {quoted(message.model_name)}",
+        ),
         outputs=_requested(message.outputs, may_share=read is not None) if message.outputs else None,
         binary_default=True,
     )
@@ -159,11 +165,19 @@ def _pieces(contents: Sequence[bytes]) -> list[RawPiece]:
     return [(each, 0, len(each)) for each in contents]
 
 
-def _tensors(kind: str, found: Sequence[Any], raw: Sequence[RawPiece], read: ReadShared | None) -> list[Tensor]:
-    # A tensor in shared memory has no raw contents.
-    in_message = len(found) - sum(["shared_memory_region" in each.parameters for each in found])
-    if raw and len(raw) != in_message:
-        raise BadMessage(f"{in_message} {kind}s have {len(raw)} raw contents, there must be one for each")
+def _tensors(
+    kind: str, found: Sequence[Any], raw: Sequence[RawPiece], read: ReadShared | None, model: str = ""
+) -> list[Tensor]:
+    """Decode the tensors of a message. model: the end of their description in errors."""
+    if raw:
+        sent = [each for each in found if "shared_memory_region" not in each.parameters]  # the others have no contents
+        if len(raw) != len(sent):
+            for each in sent:
+                _refuse_contents(each, model)
+            if len(raw) < len(sent):
+                name = quoted(sent[len(raw)].name)
+                raise BadMessage(f"unable to find data for {kind} tensor {name}{model} in request.")
+            raise BadMessage(f"{len(sent)} {kind}s have {len(raw)} raw contents, there must be one for each")
     left = iter(raw)
     tensors: list[Tensor] = []
     names: set[str] = set()
@@ -171,7 +185,7 @@ def _tensors(kind: str, found: Sequence[Any], raw: Sequence[RawPiece], read: Rea
         raise too_many(found, MAX_TENSORS, f"{kind}s")
     for each in found:
         name, datatype = each.name, each.datatype
-        what = f"{kind} {quoted(name)}"
+        what = f"{kind} {quoted(name)}{model}"
         check_dimensions(len(each.shape), what)
         shape = tuple(each.shape)
         if name in names:
@@ -180,18 +194,24 @@ def _tensors(kind: str, found: Sequence[Any], raw: Sequence[RawPiece], read: Rea
         entry = lookup(datatype, what)
         parameters = _parameters(each.parameters, what) if each.parameters else {}
         shared = take_shared(parameters, what, allowed=read is not None) if parameters else None
-        if (raw or shared is not None) and each.HasField("contents") and each.contents.ListFields():
-            besides = "in a message with raw contents" if shared is None else "and a region of shared memory"
-            raise BadMessage(f"{what}: has typed contents {besides}, use one of them")
         if shared is not None:
+            if each.HasField("contents") and each.contents.ListFields():
+                raise BadMessage(f"{what}: has typed contents and a region of shared memory, use one of them")
             array = shared_array(shared, read, entry, shape, what)
         elif not raw:
             array = _typed(each, entry, shape, what)
         else:
+            _refuse_contents(each, model)
             data, start, size = next(left)
             array = decode_raw(data, start, size, entry, shape, what)
         tensors.append(Tensor(name, datatype, shape, array, parameters))
     return tensors
+
+
+def _refuse_contents(each: Any, model: str) -> None:
+    if each.HasField("contents") and each.contents.ListFields():
+        reason = f"when using raw_input_contents for {quoted(each.name)}{model}"
+        raise BadMessage(f"contents field must not be specified {reason}")
 
 
 def _typed(each: Any, entry: Datatype, shape: tuple[int, ...], what: str) -> NDArray[Any]:

@@ -43,12 +43,12 @@ class _Input:
 
     __slots__ = ("datatype", "described", "entry", "name", "parameters", "shape")
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, model: str) -> None:
         self.name = tensor.name
         self.datatype = tensor.datatype
         self.entry = lookup(tensor.datatype, tensor.name)
         self.shape = tensor.shape
-        self.described = f"input {quoted(tensor.name)}"
+        self.described = f"input {quoted(tensor.name)} for model {quoted(model)}"
         self.parameters = tensor.parameters.copy()
 
 
@@ -63,7 +63,7 @@ class RequestHead:
         self.model_version = request.model_version
         self._parameters = request.parameters.copy()
         self._outputs = None if request.outputs is None else request.outputs.copy()
-        self._inputs = [_Input(each) for each in request.inputs]
+        self._inputs = [_Input(each, request.model_name) for each in request.inputs]
 
     def __len__(self) -> int:
         return len(self._inputs)

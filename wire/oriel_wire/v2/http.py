@@ -7,6 +7,7 @@ among the parameters. JSON parts are padded with spaces so that the tensor behin
 """
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,7 +92,7 @@ def resolve_raw(request: InferRequest, *, name: str, datatype: str, shape: Seque
     """Give the input of a raw request its name, datatype and shape, in place.
 
     shape: the model's, with a batch dimension of 1. At most one dimension may be -1: the number of bytes decides it.
-    For BYTES the whole body is one element, so the shape must have one element.
+    For BYTES the whole body is one element, so the shape must have one element and no -1.
     Raises BadMessage if the bytes do not fill the shape.
     """
     body = request.inputs[0].array
@@ -99,7 +100,8 @@ def resolve_raw(request: InferRequest, *, name: str, datatype: str, shape: Seque
     entry = lookup(datatype, what)
     variable = [axis for axis, dim in enumerate(shape) if dim < 0]
     if len(variable) > 1:
-        raise BadMessage(f"{what}: shape {shown(shape)} has more than one variable dimension, send a JSON header")
+        reason = "can not be deduced because there are more than one variable-sized dimension: send a JSON header"
+        raise BadMessage(f"The shape of the raw {what} {reason}")
     dims = [1 if dim < 0 else dim for dim in shape]
     if entry.size:
         unit = element_count(dims, what) * entry.size
@@ -109,8 +111,9 @@ def resolve_raw(request: InferRequest, *, name: str, datatype: str, shape: Seque
             raise BadMessage(f"{what}: {body.size} bytes do not fill {datatype} {shown(shape)}")
         array = body.view(entry.dtype).reshape(dims)
     else:
-        if element_count(dims, what) != 1:
-            raise BadMessage(f"{what}: raw BYTES data is one element, the shape is {shown(shape)}")
+        if math.prod(shape) != 1:
+            reason = f"the model must have input shape [1], not {shown(shape)}"
+            raise BadMessage(f"For BYTE datatype raw {what}, {reason}: send a JSON header")
         array = np.empty(dims, dtype=object)
         array.reshape(-1)[0] = body.tobytes()
     request.inputs[0] = Tensor(name, datatype, tuple(dims), array)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import Datatype, check_bytes_count, element_count, shown, to_bytes_array
+from oriel_wire.v2.depth import MAX_DEPTH
 
 _ELEMENT_TYPES: dict[str, type] = {"f": float, "b": bool, "O": str}
 _decoders: dict[tuple[type, int], tuple[Any, msgspec.json.Decoder[Any]]] = {}
@@ -35,8 +36,7 @@ def decode_data(data: msgspec.Raw | list[Any], entry: Datatype, shape: tuple[int
         check_bytes_count(count, what)
     element_type = _ELEMENT_TYPES.get(entry.dtype.kind, int)
     depth = _depth(data)
-    # every level but those of size one is needed, so deeper nesting cannot be right
-    if not 1 <= depth <= max(len(shape), 1):
+    if not 1 <= depth <= MAX_DEPTH:
         raise BadMessage(f"{what}: data must be a list, flat or nested like shape {shown(shape)}")
     if element_type is not str and isinstance(data, msgspec.Raw) and len(text := memoryview(data)) > _COUNTED_BYTES:
         # Decoding millions of lists takes seconds, so values are counted first: a comma follows each but the last.
@@ -107,7 +107,7 @@ def _to_array(values: list[Any], entry: Datatype, what: str) -> NDArray[Any]:
         if entry.dtype.kind == "O":
             array = np.array(values, dtype=object)
             flat = np.empty(array.size, dtype=object)
-            flat[:] = [text.encode() for text in array.flat]
+            flat[:] = [text.encode() for text in array.reshape(-1)]  # `flat` stops at 32 dimensions
             return flat.reshape(array.shape)
         if entry.dtype.kind != "f":
             return np.array(values, dtype=entry.dtype)
