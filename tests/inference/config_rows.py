@@ -167,11 +167,20 @@ ROWS = [
     refused("instance_group.gpus", group("gpus: [ 0, 0 ]"), "each once"),
     warned("instance_group.profile", group('profile: "0"')),
     refused("instance_group.profile", group('profile: "fast"'), "not the number of an optimisation profile"),
-    refused("instance_group.passive", group("passive: true"), NOT_YET),
-    works("instance_group.host_policy", group('host_policy: "cpu"'), lambda v: v.spec.name),
-    refused("instance_group.host_policy", group('host_policy: "numa1"'), NOT_YET),
-    refused("instance_group.rate_limiter", group("rate_limiter { priority: 2 }"), NOT_YET),
-    refused("instance_group.rate_limiter", group("rate_limiter { resources { count: 1 } }"), NOT_YET),
+    warned(
+        "instance_group.passive", group("count: 2 }, { passive: true"), "passive", effect=lambda v: len(v.sessions) == 2
+    ),
+    refused("instance_group.passive", group("passive: true"), "no instance would take requests"),
+    works("", group('host_policy: "cpu"'), lambda v: v.spec.name),
+    warned("instance_group.host_policy", group('host_policy: "numa1"')),
+    warned("instance_group.rate_limiter.priority", group("rate_limiter { priority: 2 }")),
+    *(
+        warned(
+            f"instance_group.rate_limiter.resources.{name}",
+            group(f"rate_limiter {{ resources {{ {name}: {value} }} }}"),
+        )
+        for name, value in {"name": '"R"', "global": "true", "count": "1"}.items()
+    ),
     refused("instance_group.secondary_devices", group("secondary_devices { kind: KIND_NVDLA }"), "NVDLA"),
     # optimisation
     works("optimization.graph.level", optimization("graph { level: -1 }"), lambda v: v.config.optimization.graph.level),

@@ -26,6 +26,7 @@ MAX_TENSORS = 1024
 MAX_INSTANCES = 256
 MAX_SHOWN = 8
 MAX_FALLBACKS = 16
+_NO_POLICY = re.compile(r"|cpu|model|gpu_\d+")  # the names that Triton shows for instances without a policy
 _CAPABILITY = re.compile(r"[0-9]{1,2}\.[0-9]\Z")
 _LINE = re.compile(r"^(\d+):(\d+) : (?:'.*?': )?(?:Message type )?")
 _GRAPH_LEVELS = (-1, 0, 1, 2)
@@ -110,7 +111,7 @@ def validate(config: pb.ModelConfig, model: str, file: str, files: Sequence[str]
         raise refuse("version_policy.specific.versions", "a version must not be negative")
     if is_ensemble(config):
         check_ensemble(config, file)
-    return warnings + _without_effect(config)
+    return warnings + _without_passive(config) + _without_effect(config)
 
 
 def _without_repeated(config: pb.ModelConfig) -> list[str]:
@@ -250,17 +251,18 @@ def _not_executed(config: pb.ModelConfig, refuse: _Refuse) -> None:
         if agent.name == "checksum":
             reason = f"{_NOT_YET}: nothing would be compared, so the model is not loaded"
             raise refuse(f"model_repository_agents.agents[{index}]", reason)
-    for index, group in enumerate(config.instance_group):
-        field, policy = f"instance_group[{index}]", group.host_policy
-        if group.passive:
-            raise refuse(f"{field}.passive", _NOT_YET)
-        if group.rate_limiter.resources or group.rate_limiter.priority > 1:
-            raise refuse(f"{field}.rate_limiter", f"{_NOT_YET}: instances share the cores of --cores instead")
-        # Triton writes the names that instances have without any policy into the configurations it shows.
-        named = policy in ("", "cpu", "model") or (policy.startswith("gpu_") and policy[4:].isdigit())
-        if not named:
-            reason = f"{_NOT_YET}: no host policy {policy[:64]!r} can be defined, leave it out"
-            raise refuse(f"{field}.host_policy", reason)
+    if config.instance_group and all(group.passive for group in config.instance_group):
+        raise refuse("instance_group[0].passive", "is true for every group: no instance would take requests")
+
+
+def _without_passive(config: pb.ModelConfig) -> list[str]:
+    """Remove the groups whose instances would take no requests; return a warning if there were any."""
+    active = [group for group in config.instance_group if not group.passive]
+    if len(active) == len(config.instance_group):
+        return []
+    config.ClearField("instance_group")
+    config.instance_group.extend(active)
+    return ["an instance group is passive: its instances, which would take no requests, are not made"]
 
 
 def _optimization(config: pb.ModelConfig, refuse: _Refuse) -> None:
@@ -311,6 +313,8 @@ def _without_effect(config: pb.ModelConfig) -> list[str]:
         "optimization.gather_kernel_buffer_threshold": bool(optimization.gather_kernel_buffer_threshold),
         "optimization.eager_batching": optimization.eager_batching,
         "instance_group.profile": any(group.profile for group in groups),
+        "instance_group.rate_limiter": any(g.rate_limiter.resources or g.rate_limiter.priority > 1 for g in groups),
+        "instance_group.host_policy": any(not _NO_POLICY.fullmatch(each.host_policy) for each in groups),
         f"model_repository_agents ({', '.join(agents)[:64]})": bool(agents),
         "response_cache (there is no cache)": config.response_cache.enable,
         f"parameters[{STRATEGY!r}]": STRATEGY in config.parameters,
