@@ -56,13 +56,12 @@ class RequestFitter:
         for tensor in request.inputs:
             known = self._inputs.get(tensor.name)
             if known is None:
-                raise InvalidRequest(
-                    f"unexpected input {quoted(tensor.name)} for model {spec.name!r}, it has {_listed(self._inputs)}"
-                )
+                has = f"it has {_listed(self._inputs)}"
+                raise InvalidRequest(f"unexpected inference input {quoted(tensor.name)} for model {spec.name!r}, {has}")
             if tensor.datatype != known.datatype:
                 raise InvalidRequest(
-                    f"input {quoted(tensor.name)} of model {spec.name!r} has datatype {known.datatype}, "
-                    f"not {tensor.datatype[:32]}"
+                    f"inference input {quoted(tensor.name)} data-type is {quoted(tensor.datatype)}, "
+                    f"but model {spec.name!r} expects {quoted(known.datatype)}"
                 )
             shape = tensor.shape
             if batched:
@@ -78,19 +77,22 @@ class RequestFitter:
                 raise self._wrong_shape(known, shape)
             inputs[tensor.name] = tensor.array
         if len(inputs) != len(self._inputs) and (missing := self._required.difference(inputs)):
-            raise InvalidRequest(f"model {spec.name!r} also needs input {_listed(missing)}")
+            found = f"expected {len(self._required)} inputs but got {len(inputs)} inputs for model {spec.name!r}"
+            raise InvalidRequest(f"{found}. It also needs input {_listed(missing)}")
         if not inputs:
             rows = 1
         if batched and not 1 <= rows <= spec.max_batch_size:
-            raise InvalidRequest(f"batch size {rows} for model {spec.name!r}: it takes 1 to {spec.max_batch_size}")
+            bound = f"must be <= {spec.max_batch_size} for {spec.name!r}"
+            raise InvalidRequest(f"inference request batch-size {bound} and >= 1, it is {rows}")
         requested: set[str] = set()
         for output in request.outputs or ():
             if output.name in requested:
                 raise InvalidRequest(f"Duplicate output name {quoted(output.name)} is not allowed in a request")
             requested.add(output.name)
             if output.name not in self._outputs:
+                has = f"it has {_listed(self._outputs)}"
                 raise InvalidRequest(
-                    f"unexpected output {quoted(output.name)} for model {spec.name!r}, it has {_listed(self._outputs)}"
+                    f"unexpected inference output {quoted(output.name)} for model {spec.name!r}, {has}"
                 )
         signature: Hashable = None
         if not self._uniform:
@@ -123,10 +125,9 @@ class RequestFitter:
         return value if 0 < value <= queue.priority_levels else queue.default_priority
 
     def _wrong_shape(self, known: TensorSpec, shape: tuple[int, ...]) -> InvalidRequest:
-        return InvalidRequest(
-            f"unexpected shape for input {quoted(known.name)} of model {self._spec.name!r}: "
-            f"expected {shown(self._spec.wire_shape(known))}, got {shown(shape)}"
-        )
+        expected, got = (shown(each).replace(" ", "") for each in (self._spec.wire_shape(known), shape))
+        what = f"input {quoted(known.name)} for model {self._spec.name!r}"
+        return InvalidRequest(f"unexpected shape for {what}. Expected {expected}, got {got}")
 
 
 def check_parameters(request: InferRequest) -> None:

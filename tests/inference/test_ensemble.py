@@ -338,7 +338,7 @@ def test_a_shape_that_only_the_request_decides_is_judged_when_it_comes() -> None
     number = flights.call()
     flights.settle()
     error = flights.error(number)
-    assert error.outcome is Outcome.INVALID_REQUEST and "expected [-1, 3], got [1, 2]" in error.message
+    assert error.outcome is Outcome.INVALID_REQUEST and "Expected [-1,3], got [1,2]" in error.message
     assert flights.at_rest()
 
 

@@ -107,7 +107,7 @@ def ask(client: Any, kit: Any) -> None:
     assert client.is_model_ready("e") and client.is_model_ready("nested")
     wrong = kit.InferInput("in", [2, 3], "FP32")
     wrong.set_data_from_numpy(values[:, :3].copy())
-    with pytest.raises(InferenceServerException, match=r"unexpected shape for input 'in' of model 'e'"):
+    with pytest.raises(InferenceServerException, match=r"unexpected shape for input 'in' for model 'e'"):
         client.infer("e", [wrong])
 
 

@@ -139,13 +139,22 @@ async def test_a_misspelt_model_gets_a_near_name_among_those_the_caller_may_use(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"inputs": [{**ONES["inputs"][0], "name": "z"}]}, "unexpected input 'z'"),
-        ({"inputs": [{**ONES["inputs"][0], "datatype": "INT32"}]}, "has datatype FP32, not INT32"),
-        ({"inputs": [{**ONES["inputs"][0], "shape": [4]}]}, "expected [-1, 4], got [4]"),
+        ({"inputs": [{**ONES["inputs"][0], "name": "z"}]}, "unexpected inference input 'z' for model 'double'"),
+        (
+            {"inputs": [{**ONES["inputs"][0], "datatype": "INT32"}]},
+            "inference input 'x' data-type is 'INT32', but model 'double' expects 'FP32'",
+        ),
+        (
+            {"inputs": [{**ONES["inputs"][0], "shape": [4]}]},
+            "unexpected shape for input 'x' for model 'double'. Expected [-1,4], got [4]",
+        ),
         ({"inputs": [{**ONES["inputs"][0], "shape": [2, 4]}]}, "holds 4"),
-        ({"inputs": [{**ONES["inputs"][0], "shape": [0, 4], "data": []}]}, "batch size 0"),
-        ({"inputs": [{**ONES["inputs"][0], "shape": [9, 4], "data": [0] * 36}]}, "it takes 1 to 8"),
-        ({"outputs": [{"name": "q"}]}, "unexpected output 'q'"),
+        ({"inputs": [{**ONES["inputs"][0], "shape": [0, 4], "data": []}]}, ">= 1, it is 0"),
+        (
+            {"inputs": [{**ONES["inputs"][0], "shape": [9, 4], "data": [0] * 36}]},
+            "inference request batch-size must be <= 8 for 'double'",
+        ),
+        ({"outputs": [{"name": "q"}]}, "unexpected inference output 'q' for model 'double'"),
         ({"parameters": {"triton_secret": 1}}, "reserved"),
     ],
 )

@@ -113,7 +113,7 @@ async def test_contents_that_do_not_fill_the_shape_are_refused(channel: grpc.aio
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await ask(channel, short)
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert refused.value.details() == "input 'x': FP32 [1, 4] needs 16 bytes, 15 were given"
+    assert refused.value.details() == "input byte size mismatch for input 'x' for model 'double'. Expected 16, got 15"
     assert first(await ask(channel, wire(3))) == 6.0
 
 

@@ -80,7 +80,7 @@ def with_tritonclient(address: str, headers: dict[str, str] | None = None) -> No
         given.set_shape([4, 1])
         client.async_stream_infer("double", [given])
         result, error = answers.get(timeout=60)
-        assert result is None and "expected [-1, 4]" in error.message()
+        assert result is None and "Expected [-1,4]" in error.message()
         repeat = tritonclient.grpc.InferInput("n", [1], "INT32")
         repeat.set_data_from_numpy(np.array([3], np.int32))
         client.async_stream_infer("count", [repeat], enable_empty_final_response=True)
@@ -134,7 +134,7 @@ async def test_responses_keep_the_order_of_requests_errors_included(channel: grp
     found = await said(stream(channel, request_iterator=[double(1), bad, double(3), double(4, model_version="7")]))
     assert (
         found[0] == 2.0
-        and "unexpected input 'z'" in found[1]
+        and "unexpected inference input 'z'" in found[1]
         and found[2] == 6.0
         and "version 7 is not found" in found[3]
     )
