@@ -35,7 +35,8 @@ from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.load import LoadedVersion
 from oriel_inference.repository.metrics_config import first_response_buckets
 from oriel_inference.repository.outline import HOST, gpu_name
-from oriel_inference.sequences.controls import engine_spec, in_slots
+from oriel_inference.sequences.controls import engine_spec
+from oriel_inference.sequences.scan import in_slots
 from oriel_inference.sequences.scheduler import SequenceScheduler
 from oriel_inference.settings import Settings
 from oriel_inference.stores import ModelStore
@@ -173,7 +174,9 @@ def _schedulers(machine: Machine, ledger: Ledger, quality: Quality) -> Callable[
             inner = engine_spec(loaded.spec, rules)
             batchers = [
                 Batcher(inner, [each], of_model, units=units, statistics=statistics, placed=[device])
-                for each, device in zip(in_slots(loaded.sessions, rules), loaded.placed, strict=True)
+                for each, device in zip(
+                    in_slots(loaded.sessions, loaded.spec, machine.clock.now), loaded.placed, strict=True
+                )
             ]
         else:
             batchers = [

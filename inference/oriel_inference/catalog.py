@@ -9,6 +9,7 @@ from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.errors import ModelNotReady, NotLoaded, NoVersion, UnknownModel
 from oriel_inference.fitting import RequestFitter
 from oriel_inference.model import ModelSpec, ModelState, is_version
+from oriel_inference.sequences.scan import ScanFitter, scan_fitter
 from oriel_inference.sequences.scheduler import SequenceScheduler
 from oriel_policies.artefacts.lifecycle import ArtefactLife
 from oriel_wire.v2.datatypes import quoted
@@ -32,6 +33,7 @@ class ServingModel:
     identity: a text of how its files looked when they were loaded, "" if they came with a request.
     recognises: True if `templates` may stand for the full decoder.
     takes_requests: its sessions take requests one by one.
+    scans: checks its scans; None if it cannot be scanned.
     wants_source: they, models of its steps, or its sequences need the client's request.
     holds: calls of ensembles that began with it, and calls on their way to it; it does not close before these have
     ended. Writers: the ensembles and `servers.http_infer`.
@@ -57,6 +59,7 @@ class ServingModel:
     wants_source: bool = field(init=False)
     recognises: bool = field(init=False)
     fitter: RequestFitter = field(init=False)
+    scans: ScanFitter | None = field(init=False)
     holds: int = field(default=0, init=False)
     artefact: ArtefactLife | None = field(default=None, init=False)
     sizes: dict[str, int] = field(default_factory=dict, init=False)
@@ -72,6 +75,7 @@ class ServingModel:
         # The id makes the text of each sequence another one, and learning it costs more than it saves.
         self.recognises = not spec.decoupled and not self.takes_requests and spec.sequences is None
         self.fitter = RequestFitter(spec)
+        self.scans = scan_fitter(spec, takes_requests=self.takes_requests)
 
     @property
     def is_leased(self) -> bool:

@@ -21,7 +21,8 @@ from oriel_inference.model import (
     TensorInfo,
     TensorSpec,
 )
-from oriel_inference.sequences.controls import engine_spec, in_slots
+from oriel_inference.sequences.controls import engine_spec
+from oriel_inference.sequences.scan import in_slots
 from oriel_inference.sequences.scheduler import SequenceScheduler
 from oriel_policies.waiting.batch import BatchBounds
 from oriel_wire.v2.messages import Array, InferRequest
@@ -110,7 +111,8 @@ class SequenceBench(Calls):
         self.statistics = Statistics()
         inner = engine_spec(model, rules)
         batchers = [
-            Batcher(inner, [each], machine, statistics=self.statistics) for each in in_slots(self.sessions, rules)
+            Batcher(inner, [each], machine, statistics=self.statistics)
+            for each in in_slots(self.sessions, model, clock.now)
         ]
         self.scheduler = SequenceScheduler(model, rules, batchers, machine, self.statistics, exclusive=False)
         super().__init__(self.scheduler, clock, workers)

@@ -117,3 +117,75 @@ class Client:
         flags = {f"sequence_{name}": value for name, value in flags.items()}
         found = self.client.infer(self.name, self.inputs(value), sequence_id=sequence, **flags)
         return [int(each) for each in found.as_numpy("OUTPUT")[0]]
+
+
+RECURRENT = """
+input [ { name: "chunk" data_type: TYPE_FP32 dims: [ %d ] } ]
+output [ { name: "speech" data_type: TYPE_FP32 dims: [ 1 ] } ]
+"""
+HIDDEN = 'state [ { input_name: "hidden" output_name: "hidden_out" data_type: TYPE_FP32 dims: [ %d ] } ]'
+
+
+class Recurrent:
+    """A model that detects speech: hidden' = tanh(chunk W + hidden U), speech = hidden' V. batched: it has rows."""
+
+    def __init__(self, width: int, units: int, *, layers: int = 1, batched: bool = True) -> None:
+        random = np.random.default_rng(7)
+        self.width, self.units, self.layers, self.batched = width, units, layers, batched
+        self.w = (random.normal(size=(width, units)) / np.sqrt(width)).astype(np.float32)
+        self.u = (random.normal(size=(units, units)) / np.sqrt(units)).astype(np.float32)
+        self.v = (random.normal(size=(units, 1)) / np.sqrt(units)).astype(np.float32)
+
+    def proto(self) -> Any:
+        """Return the ONNX model."""
+        lead, end = (["n"], "") if self.batched else ([], "_")
+        axis = models.numpy_helper.from_array(np.array([0]), "axis")
+        alone = [] if self.batched else ["chunk", "hidden"]
+        nodes = [helper.make_node("Unsqueeze", [name, "axis"], [f"{name}_"]) for name in alone]
+        nodes += [
+            helper.make_node("MatMul", [f"chunk{end}", "w"], ["of_chunk"]),
+            helper.make_node("MatMul", [f"hidden{end}", "u"], ["of_hidden"]),
+            helper.make_node("Add", ["of_chunk", "of_hidden"], ["both"]),
+            helper.make_node("Tanh", ["both"], ["deep0"]),
+        ]
+        for layer in range(1, self.layers):
+            nodes += [
+                helper.make_node("MatMul", [f"deep{layer - 1}", "u"], [f"wide{layer}"]),
+                helper.make_node("Tanh", [f"wide{layer}"], [f"deep{layer}"]),
+            ]
+        last = f"deep{self.layers - 1}"
+        nodes.append(helper.make_node("MatMul", [last, "v"], [f"speech{end}"]))
+        if alone:
+            nodes.append(helper.make_node("Squeeze", ["speech_", "axis"], ["speech"]))
+            nodes.append(helper.make_node("Squeeze", [last, "axis"], ["hidden_out"]))
+        else:
+            nodes.append(helper.make_node("Identity", [last], ["hidden_out"]))
+        fp32 = TensorProto.FLOAT
+        return models.graph(
+            nodes,
+            [("chunk", fp32, [*lead, self.width]), ("hidden", fp32, [*lead, self.units])],
+            [("speech", fp32, [*lead, 1]), ("hidden_out", fp32, [*lead, self.units])],
+            [axis, *[models.numpy_helper.from_array(getattr(self, name), name) for name in "wuv"]],
+        )
+
+    def put(self, root: Path, name: str, batching: str, *, model: Any = None) -> Path:
+        """Write the model with `batching` beside its state."""
+        return put(
+            root,
+            name,
+            f"{batching} {HIDDEN % self.units}",
+            rows=8 if self.batched else 0,
+            model=model or self.proto(),
+            tensors=RECURRENT % self.width,
+        )
+
+    def loop(self, chunks: Any, hidden: Any = None) -> tuple[Any, Any]:
+        """Return the outputs of all steps, and the last state, as numpy computes them."""
+        state = np.zeros((1, self.units), np.float32) if hidden is None else hidden
+        speech = []
+        for chunk in chunks:
+            state = np.tanh(chunk[np.newaxis] @ self.w + state @ self.u)
+            for _ in range(1, self.layers):
+                state = np.tanh(state @ self.u)
+            speech.append(state @ self.v)
+        return np.concatenate(speech), state

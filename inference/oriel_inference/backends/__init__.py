@@ -59,6 +59,7 @@ class Session(ABC):
     provider: the execution provider that is really in use, as reported by the runtime.
     memory: the allocator of its device, where inputs and outputs may stay as `DeviceTensor`s; None if they never do.
     rows: the most rows that a batch may have, 0 if it cannot have any; None if the session has no bound.
+    steps: executions of the model in the last `run`; only sessions for one thread have more than one.
     """
 
     provider: str
@@ -66,6 +67,7 @@ class Session(ABC):
     outputs: Sequence[TensorInfo]
     memory: Memory | None = None
     rows: int | None = None
+    steps: int = 1
 
     @abstractmethod
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:

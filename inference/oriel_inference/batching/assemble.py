@@ -212,4 +212,4 @@ def _run(
         # The instance must survive any error of a runtime.
         _log.exception("model %s: a batch failed unexpectedly", spec.name)
         return BackendFailed("the batch failed inside the server")
-    return shares, BatchTimes(started, assembled, computed, now(), sum(sizes), device.end(entered))
+    return shares, BatchTimes(started, assembled, computed, now(), sum(sizes), device.end(entered), session.steps)

@@ -391,7 +391,7 @@ class Batcher:
         for _, outcome in results:
             if not isinstance(outcome, InferenceError):
                 times = outcome[1]
-                self._service_times.ran(times.rows, times.split_s - times.started_s)
+                self._service_times.ran(times.rows, (times.split_s - times.started_s) / times.steps)
 
     # Finishing calls --------------------------------------------------------------------------------------------
 

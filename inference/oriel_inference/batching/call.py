@@ -20,6 +20,7 @@ class BatchTimes:
     """The monotonic seconds at which one batch passed its stages; shared by its members.
 
     rows: rows of the whole batch. device_ns: the device time that it is charged.
+    steps: the number of executions of the model, more than one for a batch of scans.
     """
 
     started_s: float
@@ -28,6 +29,7 @@ class BatchTimes:
     split_s: float
     rows: int
     device_ns: int = 0
+    steps: int = 1
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):

@@ -15,8 +15,9 @@ from oriel_inference.backends import Outputs
 from oriel_inference.batching.call import Answer, Call, Reply
 from oriel_inference.catalog import Catalog, ServingModel
 from oriel_inference.errors import CallerLeft, InferenceError, InvalidRequest, NotSupported
-from oriel_inference.fitting import Fitted, check_parameters
-from oriel_inference.model import TensorSpec
+from oriel_inference.fitting import Fitted, RequestFitter, check_parameters
+from oriel_inference.model import ModelSpec, TensorSpec
+from oriel_inference.sequences.scan import PARAMETER, ScanFitter, is_scan, is_streamed, not_scannable
 from oriel_wire.context import CallContext
 from oriel_wire.v2.datatypes import quoted
 from oriel_wire.v2.messages import Array, InferRequest, InferResponse, RequestedOutput, Tensor
@@ -31,7 +32,7 @@ class Completion:
     """The outcome of a call.
 
     answer: set on success, else `error` is set.
-    response: set on success, unless the model is decoupled.
+    response: set on success, unless the responses came one by one.
     queued_s: the time when the call was queued.
     serving: the version that it was queued for.
     rows: rows of the call.
@@ -55,11 +56,25 @@ class _Inference:
     each of their objects, which have left the caches of the processor when their turn comes.
 
     requested: the requested outputs; None for all.
+    spec: the tensors of the answer. streamed: its responses come one by one.
     """
 
-    __slots__ = ("requested", "call", "on_caller_left", "queued_s", "reply", "request_id", "rows", "serving")
+    __slots__ = (
+        "call",
+        "on_caller_left",
+        "queued_s",
+        "reply",
+        "request_id",
+        "requested",
+        "rows",
+        "serving",
+        "spec",
+        "streamed",
+    )
 
     call: Call
+    spec: ModelSpec
+    streamed: bool
 
     def __init__(
         self,
@@ -85,11 +100,11 @@ class _Inference:
         answer: Answer | None = None
         if isinstance(result, InferenceError):
             error = result
-        elif self.serving.spec.decoupled:
+        elif self.streamed:
             answer = result
         else:
             try:
-                response = respond(self.serving, self.requested, self.request_id, result.outputs)
+                response = respond(self.serving, self.requested, self.request_id, result.outputs, self.spec)
                 answer = result
             except InferenceError as refusal:
                 error = refusal
@@ -147,13 +162,20 @@ class Dataplane:
         nor `on_caller_left` is called.
         """
         serving = self._catalog.get(request.model_name, request.model_version)
-        decoupled = serving.spec.decoupled
-        if decoupled and emit is None:
-            raise NotSupported(
-                f"model {serving.spec.name!r} is decoupled, its responses come on ModelStreamInfer or generate_stream"
-            )
+        spec = serving.spec
+        streamed = is_streamed(spec, request.parameters)
+        if streamed and emit is None:
+            why = "is decoupled, its" if spec.decoupled else "is asked for a stream of"
+            raise NotSupported(f"model {spec.name!r} {why} responses come on ModelStreamInfer or generate_stream")
         now = self.now()
-        fitted = serving.fitter.fit(request)
+        fitter: RequestFitter | ScanFitter = serving.fitter
+        # Python models may have a parameter of this name.
+        named = PARAMETER in request.parameters and (spec.backend != "python" or spec.sequences is not None)
+        if named and is_scan(request.parameters):
+            if serving.scans is None:
+                raise not_scannable(spec.name)
+            fitter, spec = serving.scans, serving.scans.spec
+        fitted = fitter.fit(request)
         if serving.wants_source:
             check_parameters(request)
 
@@ -166,8 +188,9 @@ class Dataplane:
             size_bytes=size_bytes,
             finish=inference.finish,
         )
-        if decoupled and emit is not None:
-            call.emit = _relayed(serving, request, emit)
+        inference.spec, inference.streamed = spec, streamed
+        if streamed and emit is not None:
+            call.emit = _relayed(serving, request, emit, spec)
         serving.batcher.submit(call)
         return inference.caller_left
 
@@ -222,21 +245,30 @@ class Dataplane:
 
 
 def _relayed(
-    serving: ServingModel, request: InferRequest, emit: Emit
+    serving: ServingModel, request: InferRequest, emit: Emit, spec: ModelSpec
 ) -> Callable[[Sequence[Array], Callable[[], None]], None]:
     requested, request_id = request.outputs, request.id
 
     def relay(outputs: Sequence[Array], consumed: Callable[[], None]) -> None:
-        emit(respond(serving, requested, request_id, outputs), consumed, type(outputs) is Outputs and outputs.last)
+        emit(
+            respond(serving, requested, request_id, outputs, spec), consumed, type(outputs) is Outputs and outputs.last
+        )
 
     return relay
 
 
 def respond(
-    serving: ServingModel, requested: Sequence[RequestedOutput] | None, request_id: str, found: Sequence[Array]
+    serving: ServingModel,
+    requested: Sequence[RequestedOutput] | None,
+    request_id: str,
+    found: Sequence[Array],
+    spec: ModelSpec | None = None,
 ) -> InferResponse:
-    """Build the response with the requested outputs (None: all) in that order. A Python model may leave some out."""
-    spec = serving.spec
+    """Build the response with the requested outputs (None: all) in that order. A Python model may leave some out.
+
+    spec: the tensors of `found`, if they are not those of the model.
+    """
+    spec = spec or serving.spec
     if requested is None:
         outputs = [
             Tensor(known.name, known.datatype, array.shape, array)

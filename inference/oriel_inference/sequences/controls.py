@@ -15,18 +15,24 @@ from oriel_wire.v2.messages import Array
 
 MAX_PADDED_BYTES = 256 << 20
 SLOT = TensorSpec(name="\0slot", datatype="INT64", dims=())  # no model has an input of this name
+CURSOR = TensorSpec(name="\0scan", datatype="BYTES", dims=())  # a whole scan, see `sequences.scan`
 
 
 def engine_spec(spec: ModelSpec, rules: SequenceRules) -> ModelSpec:
     """Return the model as its batchers see it: with its controls and states, and with the number of the slot."""
-    visible = {output.name for output in spec.outputs}
     hidden = [control.tensor for control in rules.controls] + [state.tensor for state in rules.states]
     return replace(
         spec,
-        inputs=(*spec.inputs, *hidden, *([SLOT] if rules.padded else [])),
-        outputs=(*spec.outputs, *(each.output for each in rules.states if each.output.name not in visible)),
+        inputs=(*spec.inputs, *hidden, CURSOR, *([SLOT] if rules.padded else [])),
+        outputs=visible_and_states(spec, rules),
         instances=1,
     )
+
+
+def visible_and_states(spec: ModelSpec, rules: SequenceRules) -> tuple[TensorSpec, ...]:
+    """Return the outputs that clients see, and behind them those that only carry a state."""
+    visible = {output.name for output in spec.outputs}
+    return (*spec.outputs, *(each.output for each in rules.states if each.output.name not in visible))
 
 
 class Controls:
@@ -94,11 +100,6 @@ def first_step(spec: ModelSpec, rows: int) -> dict[str, Array]:
     if not spec.batched:
         return found
     return {name: np.repeat(row[np.newaxis], max(1, rows), axis=0) for name, row in found.items()}
-
-
-def in_slots(sessions: Sequence[Session], rules: SequenceRules) -> list[Session]:
-    """Return the sessions as the batchers of a sequence model run them."""
-    return [PaddedSession(each, rules) if rules.padded else each for each in sessions]
 
 
 class PaddedSession(Session):

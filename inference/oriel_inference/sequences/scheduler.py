@@ -44,6 +44,7 @@ from oriel_inference.sequences.controls import SLOT, Controls
 from oriel_inference.sequences.flags import END as SEQUENCE_END
 from oriel_inference.sequences.flags import ID, Flags, read_flags
 from oriel_inference.sequences.flags import START as SEQUENCE_START
+from oriel_inference.sequences.scan import Scan, ScanRules, is_scan
 from oriel_inference.sequences.table import End, Id, Key, OpenSequence, SequenceTable
 from oriel_policies.waiting.queue import SlaQueue
 from oriel_wire.v2.messages import Array, ParameterValue
@@ -60,14 +61,17 @@ class _InstanceDied(BackendFailed):
 class _Step:
     """A step of `sequence`. controls: the tensors that tell the model about it. reply: the call's own reply.
 
-    inner: the call that the batcher gets, which is another one for each execution of an iterative request.
+    inner: the call that the batcher gets, which is another one for each execution of an iterative request or a scan.
     """
 
-    __slots__ = ("call", "controls", "flags", "inner", "key", "reply", "sequence")
+    __slots__ = ("call", "controls", "flags", "inner", "key", "reply", "scan", "sequence")
 
     sequence: "OpenSequence[_Step]"
 
-    def __init__(self, call: Call, key: Key, flags: Flags, controls: Mapping[str, Array]) -> None:
+    def __init__(
+        self, call: Call, key: Key, flags: Flags, controls: Mapping[str, Array], scan: Scan | None = None
+    ) -> None:
+        self.scan = scan
         self.call = self.inner = call
         self.key = key
         self.flags = flags
@@ -119,8 +123,9 @@ class SequenceScheduler:
         names = [output.name for output in batchers[0].spec.outputs]
         self._outputs = [(state.tensor.name, names.index(state.output.name)) for state in rules.states]
         self._visible = len(spec.outputs) if len(names) > len(spec.outputs) else None
+        self._scans = ScanRules(batchers[0].spec, rules, spec.outputs, self._controls) if rules.states else None
         self._varies = [state.tensor.name for state in rules.states if -1 in state.tensor.dims]
-        self._numbers = count(1)  # the ids of iterative requests
+        self._numbers = count(1)  # the ids of iterative requests and scans
         self._placing = False
         self._closed = False
         self._expiry: Timer | None = None
@@ -239,10 +244,14 @@ class SequenceScheduler:
         if self._closed:
             raise ServerStopping()
         name = self.spec.name
+        parameters: Mapping[str, ParameterValue] = call.source[0].parameters if call.source is not None else {}
+        if self._scans is not None and is_scan(parameters):
+            flags = Flags(f"\0scan{next(self._numbers)}", True, True)
+            return _Step(call, (call.ticket.tenant, flags.id), flags, {}, Scan(call, self._scans))
         if self._rules.iterative:
             flags = Flags(next(self._numbers), True, True)
         else:
-            flags = read_flags(call.source[0].parameters if call.source is not None else {}, name)
+            flags = read_flags(parameters, name)
         if call.rows != 1:
             raise InvalidRequest(
                 f"inference request to model {name!r} must specify batch-size 1 due to requirements of sequence batcher"
@@ -295,6 +304,12 @@ class SequenceScheduler:
         call, flags = step.call, step.flags
         if self._queue.remove(call.ticket):
             call.again()
+        if step.scan is not None:
+            if self._rules.padded:
+                step.scan.placed(sequence.row)
+            call.inputs = {}
+            self._begin_round(step, step.scan)
+            return
         state = self._controls.initial if flags.start else sequence.state
         inputs = {**call.inputs, **step.controls, **state}
         if self._rules.padded:
@@ -325,6 +340,52 @@ class SequenceScheduler:
         )
         self._batchers[step.sequence.instance].submit(step.inner)
 
+    def _begin_round(self, step: _Step, scan: Scan) -> None:
+        """Queue the next round of a scan. Once it has begun, a full queue does not refuse it."""
+        call = step.call
+        step.inner = scan.call = replace(
+            call,
+            inputs=scan.round(),
+            signature=scan.signature,
+            admitted=call.admitted or scan.done > 0,
+            emit=None,
+            reply=partial(self._round_ended, step, scan),
+        )
+        step.inner.ticket.cost = max(1, scan.last_steps)
+        self._batchers[step.sequence.instance].submit(step.inner)
+
+    def _round_ended(self, step: _Step, scan: Scan, result: Answer | InferenceError) -> None:
+        """Take the answer of a round, pass on what is streamed, and begin the next round or end the scan."""
+        call = step.call
+        if call not in self._steps:
+            return
+        if scan.error is not None:
+            result = scan.error
+        if isinstance(result, Answer):
+            scan.charge(result)
+            if not scan.charged:
+                scan.charged = True
+                refused = self._hold(step.sequence, scan.held())
+                result = refused or result
+        if isinstance(result, InferenceError):
+            self._replied(step, result)
+        elif call.emit is not None:
+            late = self._clock.call_at(call.deadline, partial(self._replied, step, DeadlineExceeded("compute")))
+            call.emit(scan.outputs(), partial(self._go_on, step, scan, result, late))
+        else:
+            self._go_on(step, scan, result)
+
+    def _go_on(self, step: _Step, scan: Scan, last: Answer, late: Timer | None = None) -> None:
+        """Begin the next round of a scan, or answer it. late: the timer of a response that had to be written."""
+        if late is not None:
+            late.cancel()
+        if step.call not in self._steps:
+            return
+        if scan.done < scan.steps:
+            self._begin_round(step, scan)
+        else:
+            self._replied(step, scan.answer(last))
+
     def _replied(self, step: _Step, result: Answer | InferenceError) -> None:
         """Take the answer of a step from its batcher, run the next step, and pass the answer on."""
         died = step.sequence.ends is End.DIED
@@ -334,8 +395,10 @@ class SequenceScheduler:
             return
         if self._steps.pop(step.call, None) is not None:
             sequence = step.sequence
-            if isinstance(result, Answer):
-                result = _InstanceDied("the model's process died") if died else self._kept(step, result)
+            if isinstance(result, Answer) and died:
+                result = _InstanceDied("the model's process died")
+            elif isinstance(result, Answer) and step.scan is None:
+                result = self._kept(step, result)
             if isinstance(result, InferenceError) and not died:
                 self._lose(sequence, result)
             self._ended(sequence)
@@ -349,14 +412,20 @@ class SequenceScheduler:
         outputs = answer.outputs
         if self._outputs and not step.flags.end:
             # Copies, because the outputs of a step are views that would keep the whole batch in memory.
-            state: dict[str, Array] = {name: outputs[index].copy() for name, index in self._outputs}
-            displaced = self.table.keep(step.sequence, state)
-            text = f"the sequences of model {self.spec.name!r} have no memory left for another state"
-            if displaced is None:
-                return QueueFull(text)
-            for loser in displaced:
-                self._lose(loser, QueueFull(text))
+            refused = self._hold(step.sequence, {name: outputs[index].copy() for name, index in self._outputs})
+            if refused is not None:
+                return refused
         return answer if self._visible is None else replace(answer, outputs=outputs[: self._visible])
+
+    def _hold(self, sequence: OpenSequence[_Step], state: dict[str, Array]) -> InferenceError | None:
+        """Keep arrays of a sequence, within the budget of all; return the error if there is no room."""
+        displaced = self.table.keep(sequence, state)
+        text = f"the sequences of model {self.spec.name!r} have no memory left for another state"
+        if displaced is None:
+            return QueueFull(text)
+        for loser in displaced:
+            self._lose(loser, QueueFull(text))
+        return None
 
     def _ended(self, sequence: OpenSequence[_Step]) -> None:
         """Handle the end of the running step of a sequence."""

@@ -15,6 +15,7 @@ import msgspec
 from oriel_inference.dataplane.dataplane import Completion
 from oriel_inference.errors import InferenceError, NotLoaded, NotSupported
 from oriel_inference.model import ModelSpec, TensorSpec
+from oriel_inference.sequences.scan import is_streamed
 from oriel_inference.servers.http_call import JSON, begin, check_expanded, json_object, refuse, wait
 from oriel_inference.servers.request_record import RequestRecord
 from oriel_inference.servers.statuses import as_inference_error, error_body
@@ -63,7 +64,7 @@ def _start(
             size_bytes=len(body),
             reply=call.reply,
             on_caller_left=record.caller_left,
-            emit=call.emit if serving.spec.decoupled else None,
+            emit=call.emit if is_streamed(serving.spec, request.parameters) else None,
         )
     except Exception as failure:
         error = as_inference_error(failure)

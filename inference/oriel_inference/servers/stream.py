@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from oriel_inference.dataplane.dataplane import Completion
 from oriel_inference.errors import InferenceError, InvalidRequest, NotLoaded, ServerStopping
+from oriel_inference.sequences.scan import is_streamed
 from oriel_inference.servers.grpc_call import Body, GrpcCall
 from oriel_inference.servers.request_record import RequestRecord, cost_text
 from oriel_inference.servers.spans import Requested
@@ -256,7 +257,7 @@ class _Stream:
             )
             return
         slot.version = serving.version
-        slot.ordered = not serving.spec.decoupled
+        slot.ordered = not is_streamed(serving.spec, request.parameters)
         if slot.placed and not slot.ordered:
             self._order.remove(slot)
             self._flush()
