@@ -27,6 +27,7 @@ from oriel_logic.server.visit import stage_span
 from oriel_wire.context import CallContext
 from oriel_wire.engine.client import HttpClient
 from oriel_wire.observe.trace import format_traceparent, parse_traceparent
+from oriel_wire.v2.http import decode_request
 
 from ..waiting import until
 from .conftest import FakeInference, fake_server
@@ -67,6 +68,35 @@ async def test_numpy_in_and_out(servers: Any, inference: Any, call: Any) -> None
     assert caller.ledger.cost_us == 250
     assert caller.ledger.upstream == "queue;dur=0.1, compute;dur=0.2"
     assert [name for name, _ in caller.ledger.timings()] == ["infer"]
+
+
+async def test_a_scan_sends_the_time_axis_and_the_first_state(servers: Any, inference: Any, call: Any) -> None:
+    caller = Caller(servers(inference.port), call())
+    state = {"hidden": np.ones((1, 3), np.float32)}
+    outputs = await caller.models.scan("double", {"x": ROW.repeat(5, axis=0)}, state=state, outputs=["y"])
+    assert outputs["y"].tolist() == [[2, 4]] * 5
+    exchange = inference.calls[0]
+    request = decode_request("double", "", exchange.body, int(exchange.head.get("inference-header-content-length")))
+    assert [(each.name, each.shape) for each in request.inputs] == [("x", (5, 2)), ("hidden", (1, 3))]
+    assert request.parameters["scan"] is True
+    assert caller.ledger.cost_us == 250 and [name for name, _ in caller.ledger.timings()] == ["scan"]
+    with pytest.raises(ModelInputWrong, match="input 'x' of model 'double' takes shape"):
+        await caller.models.scan("double", {"x": ROW[0]})
+    with pytest.raises(ModelInputWrong, match="state of model 'double'"):
+        await caller.models.scan("double", {"x": ROW}, state={"hidden": np.array([1j], np.complex64)})
+    inference.refuse = (400, [("content-type", "application/json")], b'{"error": "model cannot be scanned"}')
+    with pytest.raises(ModelInputWrong, match="cannot be scanned"):
+        await caller.models.scan("double", {"x": ROW})
+
+
+async def test_the_inference_server_sees_that_the_caller_of_a_scan_left(
+    servers: Any, inference: Any, call: Any
+) -> None:
+    inference.hold = True
+    scan = asyncio.create_task(Caller(servers(inference.port), call()).models.scan("double", {"x": ROW}))
+    await inference.saw_a_call()
+    scan.cancel()
+    await inference.saw_the_caller_leave()
 
 
 async def test_what_the_request_carries_goes_along(servers: Any, inference: Any, call: Any) -> None:

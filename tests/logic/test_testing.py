@@ -155,6 +155,23 @@ async def test_streams_come_from_lists_and_generators() -> None:
         assert [each["i"].tolist() async for each in models.stream(name, {"n": [2]})] == expected
 
 
+async def test_a_scan_is_checked_with_its_time_axis() -> None:
+    def detect(chunk: Any, hidden: Any = 0.0) -> dict[str, Any]:
+        return {"speech": chunk.sum(axis=1) + hidden, "hidden_out": chunk[-1:]}
+
+    known = [
+        spec("rows", inputs={"chunk": ("FP32", [-1, 2])}, outputs={"speech": ("FP32", [-1, 1])}),
+        spec("single", inputs={"chunk": ("FP32", [2])}, outputs={"speech": ("FP32", [1])}),
+    ]
+    models = FakeModels({"rows": detect, "single": detect}, specs=known)
+    for model in ("rows", "single"):
+        found = await models.scan(model, {"chunk": [[1, 2], [3, 4]]}, state={"hidden": np.ones(1, np.float32)})
+        assert found["speech"].tolist() == [4, 8] and models.calls[-1].inputs["chunk"].dtype == np.float32
+        assert list(await models.scan(model, {"chunk": [[1, 2]]}, outputs=["hidden_out"])) == ["hidden_out"]
+        with pytest.raises(ModelInputWrong, match="input 'chunk' of model"):
+            await models.scan(model, {"chunk": [[1, 2, 3]]})
+
+
 async def test_specs_are_kept_by_both_sides() -> None:
     known = spec("m", inputs={"x": ("FP32", [-1])}, outputs={"y": ("INT64", [-1])})
     models = FakeModels({"m": lambda x: {"y": x}}, specs=[known])

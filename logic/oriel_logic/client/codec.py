@@ -13,13 +13,13 @@ from urllib.parse import quote
 import numpy as np
 
 from oriel_logic.client.models import Array, ArrayLike, ModelSpec, Outputs
-from oriel_logic.client.tensors import check_inputs
+from oriel_logic.client.tensors import check_inputs, over_time
 from oriel_logic.errors import ModelFailed, ModelInputWrong
 from oriel_wire.engine.client import HttpResponse
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import DATATYPES, raw_view
 from oriel_wire.v2.http import decode_response, encode_request
-from oriel_wire.v2.messages import InferRequest, InferResponse, RequestedOutput, Tensor
+from oriel_wire.v2.messages import InferRequest, InferResponse, RequestedOutput, Tensor, tensor
 
 HEADER_LENGTH = "inference-header-content-length"
 COPIED_BYTES = 64 * 1024  # up to here a copy costs less than a view
@@ -96,12 +96,7 @@ class ModelCodec:
         return Encoded(known[0], body)
 
     def _encode_anew(self, inputs: Mapping[str, ArrayLike], wanted: Sequence[str] | None) -> Encoded:
-        request = infer_request(self.spec, inputs, wanted, self._version)
-        try:
-            body, length = encode_request(request)
-        except BadMessage as error:
-            raise ModelInputWrong(f"model '{self.spec.name}': {error.message}") from error
-        return Encoded(f"content-type: application/octet-stream\r\n{HEADER_LENGTH}: {length}\r\n", body)
+        return encoded(infer_request(self.spec, inputs, wanted, self._version))
 
     def decode(self, response: HttpResponse) -> Outputs:
         """Decode the outputs of a 200 answer; numbers are read-only views of its body. Raises ModelFailed."""
@@ -151,6 +146,33 @@ def infer_request(
         inputs=tensors,
         outputs=None if wanted is None else [RequestedOutput(name, True) for name in wanted],
     )
+
+
+def scan_body(
+    spec: ModelSpec,
+    inputs: Mapping[str, ArrayLike],
+    state: Mapping[str, Array] | None,
+    wanted: Sequence[str] | None,
+    version: str,
+) -> Encoded:
+    """Encode a scan: `inputs` with a leading time axis, and its first state. Raises ModelInputWrong."""
+    request = infer_request(over_time(spec, inputs), inputs, wanted, version)
+    try:
+        # The states of a model are not in its metadata: the server checks them.
+        request.inputs += [tensor(name, array) for name, array in (state or {}).items()]
+    except BadMessage as error:
+        raise ModelInputWrong(f"state of model '{spec.name}': {error.message}") from error
+    request.parameters["scan"] = True
+    return encoded(request)
+
+
+def encoded(request: InferRequest) -> Encoded:
+    """Encode a request. Raises ModelInputWrong."""
+    try:
+        body, length = encode_request(request)
+    except BadMessage as error:
+        raise ModelInputWrong(f"model '{request.model_name}': {error.message}") from error
+    return Encoded(f"content-type: application/octet-stream\r\n{HEADER_LENGTH}: {length}\r\n", body)
 
 
 def outputs_of(answer: InferResponse) -> Outputs:

@@ -11,11 +11,11 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
-from oriel_logic.client.codec import ModelCodec, infer_request, outputs_of, path_of
+from oriel_logic.client.codec import Encoded, ModelCodec, infer_request, outputs_of, path_of, scan_body
 from oriel_logic.client.endpoints import Endpoints
 from oriel_logic.client.model_streams import STAGE as STREAM
 from oriel_logic.client.model_streams import StreamServers
-from oriel_logic.client.models import ArrayLike, ModelSpec, Outputs
+from oriel_logic.client.models import Array, ArrayLike, ModelSpec, Outputs
 from oriel_logic.client.tensors import check_inputs, parse_metadata
 from oriel_logic.client.upstream_errors import (
     MAYBE_ELSEWHERE,
@@ -34,6 +34,7 @@ from oriel_wire.errors import UpstreamBroken, UpstreamTimedOut, UpstreamUnreacha
 from oriel_wire.observe.trace import TraceContext
 
 STAGE = "infer"
+SCAN = "scan"
 REFRESH_S = 1.0
 MAX_SPECS = 1024
 FOREVER = float("inf")
@@ -206,20 +207,47 @@ class BoundModels:
             except ModelInputWrong as error:
                 codec = await self._newer(codec, model, version, stage, error)
                 encoded = codec.encode(inputs, outputs)
-            response = await self._servers.send(
-                model,
-                Ask("POST", codec.infer_path, encoded.headers, encoded.body),
-                self._call,
-                self._hop_of(),
-                stage.context,
-                stage,
-            )
-            if response.server_timing:
-                self._ledger.timed(response.server_timing)
-            self._ledger.reported(response.cost_us, response.used)
+            response = await self._answered(codec, encoded, stage)
             if response.status != 200:
                 await self._blame(model, version, inputs, response, stage)
             return codec.decode(response)
+
+    async def scan(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        state: Mapping[str, Array] | None = None,
+        outputs: Sequence[str] | None = None,
+        version: str = "",
+    ) -> Outputs:
+        with self._ledger.stage(SCAN, kind="client") as stage:
+            stage.attributes["oriel.model"] = model
+            codec = await self._codec(model, version, stage, stale_s=FOREVER)
+            try:
+                encoded = scan_body(codec.spec, inputs, state, outputs, version)
+            except ModelInputWrong as error:
+                codec = await self._newer(codec, model, version, stage, error)
+                encoded = scan_body(codec.spec, inputs, state, outputs, version)
+            response = await self._answered(codec, encoded, stage)
+            if response.status != 200:
+                await self._blame(model, version, {}, response, stage)
+            return codec.decode(response)
+
+    async def _answered(self, codec: ModelCodec, encoded: Encoded, stage: Stage) -> HttpResponse:
+        """Send an encoded call, and note what it cost."""
+        response = await self._servers.send(
+            codec.spec.name,
+            Ask("POST", codec.infer_path, encoded.headers, encoded.body),
+            self._call,
+            self._hop_of(),
+            stage.context,
+            stage,
+        )
+        if response.server_timing:
+            self._ledger.timed(response.server_timing)
+        self._ledger.reported(response.cost_us, response.used)
+        return response
 
     async def stream(
         self,
@@ -286,7 +314,8 @@ class BoundModels:
         """
         if response.status == 400:
             newest = await self._codec(model, version, stage, stale_s=REFRESH_S)
-            check_inputs(newest.spec, inputs)
+            if inputs:
+                check_inputs(newest.spec, inputs)
             raise ModelInputWrong(f"model '{model}' refused its inputs: {sentence(response)}")
         error = refusal(model, response)
         if isinstance(error, ModelUnavailable):

@@ -69,6 +69,29 @@ class Models(Protocol):
         """
         ...
 
+    async def scan(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        state: Mapping[str, Array] | None = None,
+        outputs: Sequence[str] | None = None,
+        version: str = "",
+    ) -> Outputs:
+        """Run a model with a state step by step over a leading time axis, in one call: a loop at the server.
+
+        inputs: name -> [steps, ...dims of the model without its batch axis], or [1, ...] for an input that stays the
+        same. All have the same number of steps, at most 65,536.
+        state: the first state, input name -> [1, ...]; None for the initial one of the model's configuration.
+        outputs: names of the wanted outputs, None for all that the model shows. The outputs of `state` in its
+        configuration may be named too: they come as the last state, [1, ...], which another scan may go on from.
+        Returns name -> [steps, ...].
+        Raises as `infer`; ModelInputWrong also for a model without a declared state. The deadline is judged between
+        steps.
+        Cancelled: the inference server ends the scan.
+        """
+        ...
+
     def stream(
         self,
         model: str,

@@ -48,6 +48,18 @@ def check_inputs(spec: ModelSpec, inputs: Mapping[str, ArrayLike]) -> list[Tenso
     return [check_input(spec, name, value) for name, value in inputs.items()]
 
 
+def over_time(spec: ModelSpec, inputs: Mapping[str, ArrayLike]) -> ModelSpec:
+    """Return the metadata with a time axis in front of the inputs. That of a model with a batch axis has it there; an
+    array with one axis more is for a model without.
+    """
+    found = dict(spec.inputs)
+    for name, value in inputs.items():
+        known = found.get(name)
+        if known is not None and np.ndim(value) == len(known.shape) + 1:
+            found[name] = TensorSpec(name, known.datatype, (-1, *known.shape))
+    return ModelSpec(name=spec.name, inputs=found, outputs=spec.outputs)
+
+
 def check_input(spec: ModelSpec, name: str, value: ArrayLike) -> Tensor:
     what = f"input '{name}' of model '{spec.name}'"
     expected = spec.inputs.get(name)

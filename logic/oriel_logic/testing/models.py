@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from oriel_logic.client.models import Array, ArrayLike, ModelSpec, Outputs, TensorSpec
-from oriel_logic.client.tensors import check_inputs, check_outputs
+from oriel_logic.client.tensors import check_inputs, check_outputs, over_time
 from oriel_logic.errors import DeadlineExceeded, LogicError, ModelUnavailable
 from oriel_logic.observe.stages import Ledger
 from oriel_wire.context import CallContext
@@ -82,6 +82,24 @@ class BoundFakes:
                 raise TypeError(f"the fake model '{model}' must give a dict of output name -> array, not {answer!r}")
             return self._outputs(model, version, answer, outputs)
 
+    async def scan(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        state: Mapping[str, Array] | None = None,
+        outputs: Sequence[str] | None = None,
+        version: str = "",
+    ) -> Outputs:
+        with self._ledger.stage("scan", kind="client") as stage:
+            stage.attributes["oriel.model"] = model
+            answer = await self._answer(model, inputs, outputs, version, "scan", state=state or {})
+            if not isinstance(answer, Mapping):
+                raise TypeError(f"the fake model '{model}' must give a dict of output name -> array, not {answer!r}")
+            arrays = {name: np.asarray(value) for name, value in answer.items()}  # with a time axis of any length
+            chosen = arrays if outputs is None else {name: arrays[name] for name in outputs}
+            return Outputs(chosen, model=model, model_version=version or "1")
+
     async def stream(
         self,
         model: str,
@@ -115,6 +133,7 @@ class BoundFakes:
         wanted: Sequence[str] | None,
         version: str,
         stage: str,
+        state: Mapping[str, Array] | None = None,
     ) -> Any:
         fakes, call = self._fakes, self._call
         known = fakes.specs.get(model)
@@ -123,7 +142,9 @@ class BoundFakes:
         if known is None:
             arrays = {name: np.asarray(value) for name, value in inputs.items()}
         else:
-            arrays = {each.name: each.array for each in check_inputs(known, inputs)}
+            expected = known if state is None else over_time(known, inputs)
+            arrays = {each.name: each.array for each in check_inputs(expected, inputs)}
+        arrays |= state or {}
         now = fakes.clock() if fakes.clock is not None else None
         if len(fakes.calls) >= MAX_CALLS:  # `oriel logic dev` may run for days
             del fakes.calls[: MAX_CALLS // 2]

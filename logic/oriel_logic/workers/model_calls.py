@@ -9,7 +9,7 @@ from oriel_logic.errors import HandlerFailed, LogicError, Saturated
 from oriel_logic.workers.frames import Frame, FrameTooLarge, Kind, Packed, pack, unpack
 
 _log = logging.getLogger(__name__)
-METHODS = ("infer", "metadata", "ready")
+METHODS = ("infer", "metadata", "ready", "scan")
 MAX_AT_ONCE = 64
 MAX_FACTS = 64 << 10
 

@@ -97,6 +97,7 @@ class JobModels:
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self.infer = partial(call, "infer")
+        self.scan = partial(call, "scan")
         self.metadata = partial(call, "metadata")
         self.ready = partial(call, "ready")
 
