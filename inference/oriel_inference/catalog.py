@@ -7,9 +7,8 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from oriel_inference.backends import RequestSession, Session
 from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.errors import ModelNotReady, NotLoaded, NoVersion, UnknownModel
-from oriel_inference.fitting import RequestFitter
+from oriel_inference.fitting import RequestFitter, ScanFitter, scan_fitter
 from oriel_inference.model import ModelSpec, ModelState, is_version
-from oriel_inference.sequences.scan import ScanFitter, scan_fitter
 from oriel_inference.sequences.scheduler import SequenceScheduler
 from oriel_policies.artefacts.lifecycle import ArtefactLife
 from oriel_wire.v2.datatypes import quoted

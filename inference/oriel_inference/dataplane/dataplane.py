@@ -15,9 +15,9 @@ from oriel_inference.backends import Outputs
 from oriel_inference.batching.call import Answer, Call, Reply
 from oriel_inference.catalog import Catalog, ServingModel
 from oriel_inference.errors import CallerLeft, InferenceError, InvalidRequest, NotSupported
-from oriel_inference.fitting import Fitted, RequestFitter, check_parameters
+from oriel_inference.fitting import Fitted, RequestFitter, ScanFitter, check_parameters, not_scannable
 from oriel_inference.model import ModelSpec, TensorSpec
-from oriel_inference.sequences.scan import PARAMETER, ScanFitter, is_scan, is_streamed, not_scannable
+from oriel_inference.sequences.scan import PARAMETER, is_scan, is_streamed
 from oriel_wire.context import CallContext
 from oriel_wire.v2.datatypes import quoted
 from oriel_wire.v2.messages import Array, InferRequest, InferResponse, RequestedOutput, Tensor

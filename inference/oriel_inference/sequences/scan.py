@@ -14,12 +14,10 @@ import numpy as np
 from oriel_inference.backends import Outputs, RequestSession, Session
 from oriel_inference.batching.call import Answer, BatchTimes, Call
 from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest, RequestTooLarge
-from oriel_inference.fitting import Fitted, RequestFitter
-from oriel_inference.model import ControlKind, ModelSpec, SequenceRules, TensorSpec
+from oriel_inference.model import ModelSpec, SequenceRules, TensorSpec
 from oriel_inference.sequences.controls import CURSOR, SLOT, Controls, PaddedSession, visible_and_states
 from oriel_inference.sequences.flags import Flags
-from oriel_wire.v2.datatypes import quoted
-from oriel_wire.v2.messages import Array, InferRequest, ParameterValue
+from oriel_wire.v2.messages import Array, ParameterValue
 
 PARAMETER, STREAMED = "scan", "stream"
 MAX_STEPS = 1 << 16
@@ -38,69 +36,6 @@ def is_scan(parameters: Mapping[str, ParameterValue]) -> bool:
 def is_streamed(spec: ModelSpec, parameters: Mapping[str, ParameterValue]) -> bool:
     """Return whether a request gets any number of responses."""
     return spec.decoupled or (spec.sequences is not None and parameters.get(PARAMETER) == STREAMED)
-
-
-class ScanFitter:
-    """Checks scans against one model. Each input and output has the time axis in front of the dims of its
-    configuration, in the place of the batch dimension.
-
-    spec: the tensors of a scan; the states are optional inputs, and outputs for those who ask for them.
-    """
-
-    def __init__(self, spec: ModelSpec, rules: SequenceRules) -> None:
-        states = [replace(each.tensor, optional=True) for each in rules.states]
-        self.spec = replace(
-            spec,
-            inputs=tuple([_over_time(each) for each in (*spec.inputs, *states)]),
-            outputs=tuple([_over_time(each) for each in visible_and_states(spec, rules)]),
-            max_batch_size=0,
-        )
-        self._states = frozenset([each.name for each in states])
-        self._fitter = RequestFitter(self.spec)
-
-    def fit(self, request: InferRequest) -> Fitted:
-        """Check a request. Raises InvalidRequest, BadMessage."""
-        fitted = self._fitter.fit(request)
-        steps = 1
-        for name, array in fitted.inputs.items():
-            found = len(array)
-            if found == 1:
-                continue
-            if name in self._states:
-                raise InvalidRequest(f"state {quoted(name)} of a scan must have 1 row, not {found}")
-            if steps not in (1, found):
-                raise InvalidRequest(
-                    f"input {quoted(name)} has {found} steps, the inputs before it have {steps}: all inputs of a scan "
-                    "have the same number of steps, or 1 if they stay the same"
-                )
-            steps = found
-        if not 1 <= steps <= MAX_STEPS:
-            raise InvalidRequest(f"a scan of {steps} steps: it has 1 to {MAX_STEPS}, send several with the last state")
-        if any(output.classification for output in request.outputs or ()):
-            raise InvalidRequest("a scan has no classification: ask for the output itself")
-        return fitted
-
-
-def scan_fitter(spec: ModelSpec, *, takes_requests: bool) -> ScanFitter | None:
-    """Return the check of a model's scans; None if it cannot be scanned."""
-    rules = spec.sequences
-    if rules is None or not rules.states or takes_requests:
-        return None
-    if any(control.kind is ControlKind.CORRID for control in rules.controls):
-        return None  # a scan has no id, by which such a model may keep a state of its own
-    return ScanFitter(spec, rules)
-
-
-def not_scannable(name: str) -> InvalidRequest:
-    """Return the error for a model that cannot be scanned."""
-    return InvalidRequest(
-        f"model {name!r} cannot be scanned: that takes sequence_batching with a state, no CONTROL_SEQUENCE_CORRID, and "
-        "a backend that runs inside the server (not Python or PyTorch); send the steps as a sequence instead"
-    )
-
-
-def _over_time(tensor: TensorSpec) -> TensorSpec:
-    return replace(tensor, dims=(-1, *tensor.dims), engine_dims=None)
 
 
 class ScanRules:
