@@ -122,6 +122,15 @@ def test_a_reader_who_is_slow_delays_a_streamed_scan_to_its_deadline(bench: Sequ
     assert rows(bench) == [[1], [2]] and len(bench.replies[streamed]) == 1
 
 
+def test_a_slow_reader_who_leaves_gets_nothing_at_the_deadline(bench: SequenceBench) -> None:
+    streamed = send(bench, 1, 2, timeout_s=9.0)
+    bench.calls[streamed].emit = lambda outputs, consumed: None
+    bench.settle()
+    assert bench.scheduler.caller_left(bench.calls[streamed])
+    bench.clock.advance(9.0)
+    assert not bench.replies[streamed] and bench.ended() == {"left": 1}
+
+
 def test_a_step_that_fails_ends_its_scan_and_no_other(bench: SequenceBench) -> None:
     bench.bad.add(2)
     one, two = send(bench, 1, 2, 3), send(bench, 4, 5, 6)

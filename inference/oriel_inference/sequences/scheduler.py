@@ -370,10 +370,15 @@ class SequenceScheduler:
         if isinstance(result, InferenceError):
             self._replied(step, result)
         elif call.emit is not None:
-            late = self._clock.call_at(call.deadline, partial(self._replied, step, DeadlineExceeded("compute")))
+            late = self._clock.call_at(call.deadline, partial(self._unread, step))
             call.emit(scan.outputs(), partial(self._go_on, step, scan, result, late))
         else:
             self._go_on(step, scan, result)
+
+    def _unread(self, step: _Step) -> None:
+        """End a scan at its deadline, because its reader has not taken the last response."""
+        if step.call in self._steps:
+            self._replied(step, DeadlineExceeded("compute"))
 
     def _go_on(self, step: _Step, scan: Scan, last: Answer, late: Timer | None = None) -> None:
         """Begin the next round of a scan, or answer it. late: the timer of a response that had to be written."""
