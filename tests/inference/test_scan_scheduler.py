@@ -122,6 +122,18 @@ def test_a_reader_who_is_slow_delays_a_streamed_scan_to_its_deadline(bench: Sequ
     assert rows(bench) == [[1], [2]] and len(bench.replies[streamed]) == 1
 
 
+def test_a_scan_whose_room_another_tenant_takes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "ROUND_S", 0.0)
+    bench = SequenceBench(max_bytes=60)  # 240 bytes of outputs and states
+    large = send(bench, *range(28), tenant="a")
+    bench.clock.run()
+    bench.step()
+    small = send(bench, 30, 31, tenant="b")
+    bench.settle()
+    assert values(bench, small)[1] == bits(30, 31)
+    assert isinstance(bench.error(large), QueueFull) and len(rows(bench)) < 10
+
+
 def test_a_slow_reader_who_leaves_gets_nothing_at_the_deadline(bench: SequenceBench) -> None:
     streamed = send(bench, 1, 2, timeout_s=9.0)
     bench.calls[streamed].emit = lambda outputs, consumed: None

@@ -126,6 +126,7 @@ class SequenceScheduler:
         self._scans = ScanRules(batchers[0].spec, rules, spec.outputs, self._controls) if rules.states else None
         self._varies = [state.tensor.name for state in rules.states if -1 in state.tensor.dims]
         self._numbers = count(1)  # the ids of iterative requests and scans
+        self._no_memory = f"the sequences of model {spec.name!r} have no memory left for another state"
         self._placing = False
         self._closed = False
         self._expiry: Timer | None = None
@@ -365,20 +366,18 @@ class SequenceScheduler:
             scan.charge(result)
             if not scan.charged:
                 scan.charged = True
-                refused = self._hold(step.sequence, scan.held())
-                result = refused or result
+                result = self._hold(step.sequence, scan.held()) or result
+            if step.sequence.ends is not End.END:
+                result = QueueFull(self._no_memory)  # another tenant has taken its room
         if isinstance(result, InferenceError):
             self._replied(step, result)
         elif call.emit is not None:
-            late = self._clock.call_at(call.deadline, partial(self._unread, step))
+            late = self._clock.call_at(
+                call.deadline, partial(self._round_ended, step, scan, DeadlineExceeded("compute"))
+            )
             call.emit(scan.outputs(), partial(self._go_on, step, scan, result, late))
         else:
             self._go_on(step, scan, result)
-
-    def _unread(self, step: _Step) -> None:
-        """End a scan at its deadline, because its reader has not taken the last response."""
-        if step.call in self._steps:
-            self._replied(step, DeadlineExceeded("compute"))
 
     def _go_on(self, step: _Step, scan: Scan, last: Answer, late: Timer | None = None) -> None:
         """Begin the next round of a scan, or answer it. late: the timer of a response that had to be written."""
@@ -425,11 +424,10 @@ class SequenceScheduler:
     def _hold(self, sequence: OpenSequence[_Step], state: dict[str, Array]) -> InferenceError | None:
         """Keep arrays of a sequence, within the budget of all; return the error if there is no room."""
         displaced = self.table.keep(sequence, state)
-        text = f"the sequences of model {self.spec.name!r} have no memory left for another state"
         if displaced is None:
-            return QueueFull(text)
+            return QueueFull(self._no_memory)
         for loser in displaced:
-            self._lose(loser, QueueFull(text))
+            self._lose(loser, QueueFull(self._no_memory))
         return None
 
     def _ended(self, sequence: OpenSequence[_Step]) -> None:
