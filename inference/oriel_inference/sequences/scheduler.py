@@ -29,18 +29,16 @@ from oriel_inference.batching.machine import Machine
 from oriel_inference.batching.statistics import Statistics
 from oriel_inference.clock import Timer
 from oriel_inference.errors import (
-    BackendFailed,
     CallerLeft,
     DeadlineExceeded,
-    DeadlineTooShort,
     InferenceError,
     InvalidRequest,
     QueueFull,
-    QueueTimeout,
     ServerStopping,
 )
 from oriel_inference.model import ModelSpec, SequenceRules
 from oriel_inference.sequences.controls import SLOT, Controls
+from oriel_inference.sequences.endings import InstanceDied, how_ended
 from oriel_inference.sequences.flags import END as SEQUENCE_END
 from oriel_inference.sequences.flags import ID, Flags, read_flags
 from oriel_inference.sequences.flags import START as SEQUENCE_START
@@ -51,11 +49,6 @@ from oriel_wire.v2.messages import Array, ParameterValue
 
 MAX_STEPS = 256  # of one sequence that wait
 STATE_SHARE = 4  # states of a model beside the bytes that may wait for it: a stream of speech keeps megabytes
-_EXPIRED = (DeadlineExceeded, DeadlineTooShort, QueueTimeout)
-
-
-class _InstanceDied(BackendFailed):
-    """The process of an instance has died, and what the model remembered with it."""
 
 
 class _Step:
@@ -222,7 +215,7 @@ class SequenceScheduler:
 
     def instance_died(self, instance: int) -> None:
         """End the sequences of an instance whose process has died. Steps that wait for it fail when it has run."""
-        error = _InstanceDied("the model's process died")
+        error = InstanceDied("the model's process died")
         for sequence in self.table.sequences():
             if sequence.row >= 0 and sequence.instance == instance:
                 self._lose(sequence, error)
@@ -400,7 +393,7 @@ class SequenceScheduler:
         if self._steps.pop(step.call, None) is not None:
             sequence = step.sequence
             if isinstance(result, Answer) and died:
-                result = _InstanceDied("the model's process died")
+                result = InstanceDied("the model's process died")
             elif isinstance(result, Answer) and step.scan is None:
                 result = self._kept(step, result)
             if isinstance(result, InferenceError) and not died:
@@ -444,7 +437,7 @@ class SequenceScheduler:
         """End a sequence for the error of one of its steps, with all steps that wait. refused: one that gets `error`
         itself.
         """
-        how = _how(error)
+        how = how_ended(error)
         steps = self.table.lose(sequence, how, self._clock.now())
         for each in steps:
             self._steps.pop(each.call, None)
@@ -499,19 +492,6 @@ class SequenceScheduler:
         following = self._queue.next_deadline()
         if following is not None:
             self._arm_expiry(following)
-
-
-def _how(error: InferenceError) -> End:
-    """Return how a sequence ends whose step had this error."""
-    if isinstance(error, _EXPIRED):
-        return End.EXPIRED
-    if isinstance(error, QueueFull):
-        return End.REFUSED
-    if isinstance(error, CallerLeft):
-        return End.LEFT
-    if isinstance(error, _InstanceDied):
-        return End.DIED
-    return End.STOPPED if isinstance(error, ServerStopping) else End.FAILED
 
 
 def _shown(sequence: Id) -> str:
