@@ -157,7 +157,7 @@ def test_texts_are_written_behind_their_lengths() -> None:
         assert pb_utils.deserialize_bytes_tensor(given).tolist() == [b"hi", "\u00fc".encode(), b"", b"7"]
     assert pb_utils.serialize_byte_tensor(np.array([], object)) == b""
     for wrong in (b"\1", b"\5\0\0\0hi"):
-        with pytest.raises(pb_utils.TritonModelException, match="deserialize_bytes_tensor: the data"):
+        with pytest.raises(pb_utils.TritonModelException, match="deserialize_bytes_tensor: .* for inference data"):
             pb_utils.deserialize_bytes_tensor(wrong)
     with pytest.raises(pb_utils.TritonModelException, match="serialize_byte_tensor"):
         pb_utils.serialize_byte_tensor(np.ones(3, np.float32))

@@ -254,7 +254,7 @@ class Keeping(ThreadPoolExecutor):
 
 
 async def test_a_start_called_off_the_moment_the_process_is_there_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, cold_children: None
 ) -> None:
     gate, loop, told = Gate(monkeypatch, before=False), asyncio.get_running_loop(), threading.Event()
     descriptors = set(os.listdir("/proc/self/fd"))
@@ -280,7 +280,7 @@ async def test_a_start_called_off_the_moment_the_process_is_there_leaves_nothing
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("how", ["cancel", "kill"])
 async def test_a_start_called_off_while_the_process_is_made_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch, before: bool, how: str
+    monkeypatch: pytest.MonkeyPatch, cold_children: None, before: bool, how: str
 ) -> None:
     gate = Gate(monkeypatch, before=before)
     descriptors = set(os.listdir("/proc/self/fd"))

@@ -100,7 +100,7 @@ def test_a_scan_that_does_not_fit_is_refused(client: Any) -> None:
         ("vad", {"chunk": chunks[:0]}, (), "a scan of 0 steps"),
         ("vad", {"chunk": chunks[:, :5]}, (), "unexpected shape for input 'chunk'"),
         ("vad", {"chunk": chunks, "hidden": np.zeros((2, UNITS), np.float32)}, (), "state 'hidden' of a scan must"),
-        ("vad", {"chunk": chunks}, ("other",), "unexpected output 'other'"),
+        ("vad", {"chunk": chunks}, ("other",), "unexpected inference output 'other'"),
         ("vad", {"hidden": np.zeros((1, UNITS), np.float32)}, (), "also needs input 'chunk'"),
     ):
         with pytest.raises(InferenceServerException, match=text):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -313,13 +314,15 @@ def test_text_in_regions(client: Client) -> None:
     client.raw.infer("echo", [text], outputs=[client.output("said", "out", 64)])
     assert shm.get_contents_as_numpy(said, np.object_, [3, 1]).tolist() == texts.tolist()
     text.set_shared_memory("in", len(packed.item()) + 1)
-    assert "1 bytes are left over after 3 BYTES elements" in client.refusal(client.raw.infer, "echo", [text])
+    assert "unexpected number of string elements 4 for inference input 'text'" in client.refusal(
+        client.raw.infer, "echo", [text]
+    )
 
 
 @pytest.mark.parametrize(
     ("given_place", "output_place", "said"),
     [
-        (("a", 128), ("out", 64), "unexpected total byte size 128 for input 'a', expecting 64"),
+        (("a", 128), ("out", 64), "unexpected total byte size 128 for input 'a'"),
         (("none", 64), ("out", 64), "Unable to find shared memory region: 'none'"),
         (("a", 64, 1), ("out", 64), "Invalid offset + byte size for shared memory region: 'a'"),
         (("a", 64), ("none", 64), "Unable to find shared memory region: 'none'"),
@@ -446,9 +449,9 @@ def test_calls_for_a_tenant_use_no_shared_memory(client: Client) -> None:
         client.raw.infer("pair", [a, b], outputs=outputs)
         client.raw.infer("pair", [shared, b])
         refused = client.refusal(client.raw.infer, "pair", [a, b], outputs=outputs, headers=sent)
-        assert "output 'sum': shared memory is not supported" in refused
+        assert re.search("output 'sum'.*: shared memory is not supported", refused)
         refused = client.refusal(client.raw.infer, "pair", [shared, b], headers=sent)
-        assert "input 'a': shared memory is not supported" in refused
+        assert re.search("input 'a'.*: shared memory is not supported", refused)
     register = client.raw.register_system_shared_memory
     assert "is not served" in client.refusal(register, "r", client.file(8)[0], 8, headers=sent)
     client.raw.unregister_system_shared_memory(headers=sent)
@@ -473,10 +476,10 @@ async def test_tensors_through_a_gateway_use_no_shared_memory(sharing: Unit) -> 
             x.set_data_from_numpy(np.ones((1, 4), np.float32))
             direct.raw.infer("double", [x], outputs=outputs)
             refused = through.refusal(through.raw.infer, "double", [x], outputs=outputs, headers=key)
-            assert "output 'y': shared memory is not supported" in refused
+            assert re.search("output 'y'.*: shared memory is not supported", refused)
             x.set_shared_memory("out", 16)
             refused = through.refusal(through.raw.infer, "double", [x], headers=key)
-            assert "input 'x': shared memory is not supported" in refused
+            assert re.search("input 'x'.*: shared memory is not supported", refused)
         assert through.refusal(through.raw.register_system_shared_memory, "r", "/key", 8, headers=key)
         direct.raw.unregister_system_shared_memory()
         shm.destroy_shared_memory_region(direct.files[0])

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.error import URLError
@@ -20,7 +19,6 @@ from oriel_tools.tune.machine import Machine, serving
 from oriel_tools.tune.objective import Reached, parse
 from oriel_tools.tune.options import Options
 from oriel_tools.tune.report import costs
-from oriel_tools.tune.session import tuned
 from oriel_tools.tune.setting import Setting, Subject, changed
 from oriel_tools.tune.turns import Measured
 from oriel_wire.errors import StartFailed
@@ -28,7 +26,6 @@ from oriel_wire.v2.metadata import parse_config_text
 
 from ..inference.control_server import put
 from ..inference.models import DOUBLE
-from .tuning import QUICK
 
 # A delay that alone is longer than the objective allows.
 CONFIG = f"""# keep this line{DOUBLE}dynamic_batching {{
@@ -46,10 +43,9 @@ def repository(tmp_path: Path) -> Path:
 
 
 def test_a_model_is_tuned_and_the_patch_makes_it_reach_its_objective(
-    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whether the load may be quoted depends on the machine, and with it the exit code; the choice does not."""
-    monkeypatch.setattr("oriel_tools.tune.command.tuned", partial(tuned, effort=QUICK))
     (tmp_path / "prices.toml").write_text(PRICES)
     patch = tmp_path / "tuned.patch"
     flags = ["--repository", str(repository), *GOAL, "--budget", "5s", "--cores", "1", "--max-replicas", "1", "--json"]

@@ -65,7 +65,7 @@ def test_places_are_read_and_kept_apart_from_other_parameters(transport: str) ->
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"shared_memory_byte_size": 7}, "unexpected total byte size 7 for input 'x', expecting 8"),
+        ({"shared_memory_byte_size": 7}, "unexpected total byte size 7 for input 'x'"),
         ({"shared_memory_region": 3}, "must be a name"),
         ({"shared_memory_byte_size": "8"}, "whole numbers of bytes"),
         ({"shared_memory_byte_size": True}, "whole numbers of bytes"),

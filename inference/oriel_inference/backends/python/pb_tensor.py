@@ -153,7 +153,7 @@ def deserialize_bytes_tensor(encoded_tensor: Any) -> Array:
         at += 4 + int.from_bytes(data[at : at + 4], "little")
         count += 1
     try:
-        return deserialize_bytes(data, count, "the data")
+        return deserialize_bytes(data, count, "data")
     except BadMessage as error:
         raise TritonModelException(f"deserialize_bytes_tensor: {error.message}") from error
 
