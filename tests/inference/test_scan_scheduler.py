@@ -1,5 +1,7 @@
 """Scans in virtual time: which steps share a batch, and how scans end."""
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -162,3 +164,18 @@ def test_the_outputs_of_scans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     refused = send(small, *range(9))
     small.settle()
     assert isinstance(small.error(refused), QueueFull)
+
+
+def test_scans_that_have_ended_or_were_left_can_be_freed() -> None:
+    """A round's inputs hold the scan in an array of objects, through which the collector sees no cycle."""
+    gc.collect()
+    before = {id(each) for each in gc.get_objects() if isinstance(each, Call)}
+    bench = SequenceBench(slots=2)
+    send(bench, 1, 2, 3)
+    gone = send(bench, *range(4, 9))
+    bench.clock.run()
+    assert bench.scheduler.caller_left(bench.calls[gone])
+    bench.settle()
+    del bench
+    gc.collect()
+    assert not [each for each in gc.get_objects() if isinstance(each, Call) and id(each) not in before]

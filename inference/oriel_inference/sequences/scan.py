@@ -56,7 +56,9 @@ class ScanRules:
 class Scan:
     """One scan in progress. The loop and the session that runs it use it in turn.
 
-    call: the call of its current round. done, sent: steps that have run, and steps whose outputs the caller has.
+    call: the caller's own call, and not that of a round: a round's inputs hold the scan in an array, and the garbage
+    collector finds no cycle that goes through one.
+    done, sent: steps that have run, and steps whose outputs the caller has.
     last_steps: steps of the last round. charged: the room for its outputs is taken.
     state: the tensors for the next step. error: ends the scan, though its steps succeeded.
     """

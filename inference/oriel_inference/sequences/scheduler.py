@@ -203,10 +203,9 @@ class SequenceScheduler:
         del self._steps[call]
         if runs:
             self._batchers[sequence.instance].caller_left(step.inner)
-            call.finished = True
-        else:
-            call.finished = True
-            call.forget()
+        call.finished = True
+        call.forget()
+        if not runs:
             self.statistics.count_failure(CallerLeft.outcome, self._clock.now() - call.arrived_s)
         self._lose(sequence, CallerLeft())
         if runs:
@@ -337,7 +336,7 @@ class SequenceScheduler:
     def _begin_round(self, step: _Step, scan: Scan) -> None:
         """Queue the next round of a scan. Once it has begun, a full queue does not refuse it."""
         call = step.call
-        step.inner = scan.call = replace(
+        step.inner = replace(
             call,
             inputs=scan.round(),
             signature=scan.signature,
