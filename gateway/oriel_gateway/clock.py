@@ -70,7 +70,7 @@ class DeadlineClock:
         return slot
 
     def unwatch(self, item: Expirable, slot: int) -> None:
-        """Stop watching an item that has ended by itself. slot: not YOUNG."""
+        """Stop watching an item that has ended by itself. slot: the number that `watch` gave for it; not YOUNG."""
         self._wheel.discard(item, slot)
 
     def start(self) -> None:

@@ -170,7 +170,9 @@ class ScanFitter:
         if not 1 <= steps <= MAX_STEPS:
             raise InvalidRequest(f"a scan of {steps} steps: it has 1 to {MAX_STEPS}, send several with the last state")
         if any(output.classification for output in request.outputs or ()):
-            raise InvalidRequest("a scan has no classification: ask for the output itself")
+            raise InvalidRequest(
+                "the outputs of a scan (parameter scan) cannot be classified: ask for the output itself"
+            )
         return fitted
 
 

@@ -50,7 +50,7 @@ def packages() -> Iterator[Finding]:
 
 
 def state() -> Iterator[Finding]:
-    """Check the folder for quotas and copies of policies."""
+    """Check that quotas and copies of policies can be written to the state folder."""
     try:
         folder = state_folder()
         if os.access(folder, os.W_OK):

@@ -56,7 +56,7 @@ def is_fingerprint(text: str) -> bool:
 
 
 def key_of(parts: Mapping[str, object]) -> ArtefactKey:
-    """Return the key that `parts` once returned. Raises ValueError if that cannot be."""
+    """Return the key that has these parts, as its own `parts` gives them. Raises ValueError if they are no key's."""
     names = {field.name for field in fields(ArtefactKey)}
     texts = {name: value for name, value in parts.items() if isinstance(value, str)}
     if set(parts) != names or set(texts) != names:

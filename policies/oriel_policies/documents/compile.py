@@ -248,7 +248,7 @@ def _known_tiers(file: str, path: str, names: Iterable[str], tiers: set[str]) ->
 
 def _schedule(file: str, path: str, table: ScalingTable) -> tuple[Window, ...]:
     if len(table.schedule) > _MOST_WINDOWS:
-        raise BadDocument(file, path, f"at most {_MOST_WINDOWS} windows are allowed")
+        raise BadDocument(file, path, f"at most {_MOST_WINDOWS} windows of a schedule are allowed")
     windows = []
     for number, row in enumerate(table.schedule):
         where = f"{path}[{number}]"

@@ -47,7 +47,7 @@ class Holding:
 
     @property
     def held(self) -> bool:
-        """Return whether it holds something, and was not displaced."""
+        """Return whether this holding has a part of its pool's budget, and was not displaced from it."""
         return self._account is not None
 
 

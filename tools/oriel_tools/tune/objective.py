@@ -196,7 +196,7 @@ def loss_text(better: Reached, worse: Reached) -> str:
 
 
 def most_lost(better: Sequence[Reached], worse: Sequence[Reached]) -> tuple[Reached, Reached]:
-    """Return the objective that loses the most of several, before and after."""
+    """Return the objective that a change of the setting harms most, with its values before and after the change."""
 
     def lost(pair: tuple[Reached, Reached]) -> Score:
         before, after = pair
