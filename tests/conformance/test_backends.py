@@ -65,7 +65,7 @@ class BackendSuite:
 
 
 class FileSuite(BackendSuite):
-    """Of backends that open the files themselves."""
+    """Check that backends which open the files themselves refuse a broken one."""
 
     def test_a_file_that_is_none_is_refused(self, backend: Backend, tmp_path: Path) -> None:
         (tmp_path / "model.onnx").write_bytes(b"junk")

@@ -113,7 +113,7 @@ async def test_a_saved_model_is_served_and_the_index_names_its_engine(tmp_path: 
         assert (await one.client.post("/v2/models/net/infer", json=body)).status_code == 400, "six rows, four are taken"
         body["inputs"][0] |= {"shape": [2, 4], "data": X[:2].ravel().tolist()}
         outputs = (await one.client.post("/v2/models/net/infer", json=body)).json()["outputs"]
-    # What has no dimension beside the batch is shown as one element.
+    # A tensor without a dimension beside the batch is shown with one element.
     assert {each["name"]: each["shape"] for each in outputs} == {"y": [2, 3], "total": [2, 1]}
     expected = model.both(X[:2])
     same(

@@ -60,7 +60,7 @@ def test_rows_that_fit_are_all_there_in_their_order_and_no_more_are_read_than_ar
     assert said["more"]["tenants"] == 10**6 - len(said["tenants"])
 
 
-# What is counted ------------------------------------------------------------------------------------------------
+# Counts and names -------------------------------------------------------------------------------------------------
 
 KEPT = compile_documents(documents([1]))
 GOLD_TENANT, BRONZE_TENANT = KEPT.tenants["g"], KEPT.tenants["b"]
