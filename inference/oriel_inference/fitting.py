@@ -43,7 +43,7 @@ class RequestFitter:
         self._outputs = {tensor.name: tensor for tensor in spec.outputs}
         self._required = frozenset(tensor.name for tensor in spec.inputs if not tensor.optional)
         # Without variable dimensions and optional inputs every request can share a batch with every other.
-        self._uniform = all(-1 not in tensor.dims and not tensor.optional for tensor in spec.inputs)
+        self._uniform = all((-1 not in tensor.dims or tensor.ragged) and not tensor.optional for tensor in spec.inputs)
         self._ranked = bool(spec.queue.priority_levels or spec.steps)
 
     def fit(self, request: InferRequest) -> Fitted:
@@ -99,7 +99,11 @@ class RequestFitter:
                 )
         signature: Hashable = None
         if not self._uniform:
-            signature = tuple((name, inputs[name].shape[batched:]) for name in self._inputs if name in inputs)
+            signature = tuple(
+                (name, () if known.ragged else inputs[name].shape[batched:])
+                for name, known in self._inputs.items()
+                if name in inputs
+            )
         parameters = request.parameters
         timeout_s = _timeout_s(parameters) if parameters else None
         level = self._level(parameters) if self._ranked else 0

@@ -55,6 +55,7 @@ class TensorSpec:
     dims: without the batch dimension; -1 is variable.
     engine_dims: the shape that the runtime sees where it differs (the configuration's `reshape`).
     labels: class names by index.
+    ragged: requests with different shapes of it may share a batch.
     """
 
     name: str
@@ -63,6 +64,7 @@ class TensorSpec:
     engine_dims: tuple[int, ...] | None = None
     optional: bool = False
     labels: tuple[str, ...] = ()
+    ragged: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,8 +24,8 @@ def fitter(*inputs: TensorSpec, max_batch_size: int = 4, **queue: int) -> Reques
     )
 
 
-def floats(name: str, *dims: int, optional: bool = False) -> TensorSpec:
-    return TensorSpec(name=name, datatype="FP32", dims=dims, optional=optional)
+def floats(name: str, *dims: int, optional: bool = False, ragged: bool = False) -> TensorSpec:
+    return TensorSpec(name=name, datatype="FP32", dims=dims, optional=optional, ragged=ragged)
 
 
 def request(*tensors: Tensor, **parameters: int | bool | str) -> InferRequest:
@@ -42,6 +42,9 @@ def test_fixed_shapes_share_one_signature_and_variable_ones_do_not() -> None:
     variable = fitter(floats("x", -1))
     signatures = {variable.fit(request(zeros("x", 1, width))).signature for width in (2, 3, 3)}
     assert len(signatures) == 2
+    ragged = fitter(floats("x", -1, ragged=True), floats("y", -1))
+    found = {ragged.fit(request(zeros("x", 1, x), zeros("y", 1, y))).signature for x, y in ((2, 1), (3, 1), (3, 2))}
+    assert len(found) == 2, "requests of unequal shapes share a batch as far as the model can take them"
 
 
 def test_optional_inputs_may_be_left_out_and_then_share_no_batch_with_those_that_have_them() -> None:

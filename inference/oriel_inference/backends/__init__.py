@@ -104,26 +104,30 @@ class Outputs(list[Any]):
     missing.
 
     parameters: parameters of the response itself.
-    plain: no output is missing and there are no parameters, so it can be handled like the response of any other model.
+    datatypes: position -> datatype of the outputs whose datatype is not that of the model's configuration.
+    plain: no output is missing or of another datatype and there are no parameters, so it can be handled like the
+    response of any other model.
     last: the model marked it as the last response of a decoupled request.
     again: there is no response yet, because the model wants to execute the request once more.
     """
 
-    __slots__ = ("again", "last", "parameters", "plain")
+    __slots__ = ("again", "datatypes", "last", "parameters", "plain")
 
     def __init__(
         self,
         arrays: Sequence[Array | None] = (),
         parameters: Mapping[str, ParameterValue] | None = None,
         *,
+        datatypes: Mapping[int, str] | None = None,
         last: bool = False,
         again: bool = False,
     ):
         super().__init__(arrays)
+        self.datatypes = datatypes or {}
         self.parameters = dict(parameters or {})
         self.last = last
         self.again = again
-        self.plain = not parameters and not any(array is None for array in arrays)
+        self.plain = not parameters and not datatypes and not any(array is None for array in arrays)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

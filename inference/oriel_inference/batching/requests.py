@@ -165,7 +165,7 @@ class RequestBatch:
             None if array is None else reshaped_if_it_fits(array, spec, batched=self._spec.batched)
             for array, spec in zip(outputs, self._spec.outputs, strict=True)
         ]
-        return Outputs(arrays, outputs.parameters, last=outputs.last, again=outputs.again)
+        return Outputs(arrays, outputs.parameters, datatypes=outputs.datatypes, last=outputs.last, again=outputs.again)
 
     def _all(self) -> Results:
         """Return the results: the calls that have rows are one batch, the others fail one by one."""

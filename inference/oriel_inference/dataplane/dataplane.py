@@ -7,7 +7,7 @@ There is no task per request.
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
 
@@ -264,19 +264,24 @@ def respond(
     found: Sequence[Array],
     spec: ModelSpec | None = None,
 ) -> InferResponse:
-    """Build the response with the requested outputs (None: all) in that order. A Python model may leave some out.
+    """Build the response with the requested outputs (None: all) in that order. A Python model may leave some out, and
+    give others another datatype than its configuration.
 
     spec: the tensors of `found`, if they are not those of the model.
     """
     spec = spec or serving.spec
+    made = spec.outputs
+    if type(found) is Outputs and found.datatypes:
+        given = found.datatypes
+        made = tuple([replace(each, datatype=given.get(number, each.datatype)) for number, each in enumerate(made)])
     if requested is None:
         outputs = [
             Tensor(known.name, known.datatype, array.shape, array)
-            for known, array in zip(spec.outputs, found, strict=True)
+            for known, array in zip(made, found, strict=True)
             if array is not None
         ]
     else:
-        arrays = {known.name: (known, array) for known, array in zip(spec.outputs, found, strict=True)}
+        arrays = {known.name: (known, array) for known, array in zip(made, found, strict=True)}
         outputs = []
         for wanted in requested:
             known, array = arrays[wanted.name]

@@ -48,6 +48,7 @@ from oriel_inference.sequences.flags import END, ID, START
 from oriel_policies.waiting.flows import Ticket
 from oriel_wire.context import CallContext
 from oriel_wire.errors import BadMessage
+from oriel_wire.v2.datatypes import quoted
 from oriel_wire.v2.messages import Array, InferRequest, ParameterValue, RequestedOutput, Tensor
 
 
@@ -294,12 +295,15 @@ class Ensemble:
         for tensor in set(step.inputs.values()):
             self._used(state, tensor)
         ready: list[int] = []
-        for known, array in zip(model.spec.outputs, result.outputs, strict=True):
+        others = result.outputs.datatypes if type(result.outputs) is Outputs else {}
+        for number, (known, array) in enumerate(zip(model.spec.outputs, result.outputs, strict=True)):
             tensor = step.outputs.get(known.name, "")
             if tensor and state.uses[tensor]:
-                if array is None:
-                    error = BackendFailed(f"it returned no output {known.name[:64]!r}")
-                    self._fail(state, StepFailed(self.spec.name, step.model, error))
+                if array is None or number in others:
+                    text = f"it returned no output {quoted(known.name)}"
+                    if number in others:
+                        text = f"its output {quoted(known.name)} is {others[number]}, not {known.datatype}"
+                    self._fail(state, StepFailed(self.spec.name, step.model, BackendFailed(text)))
                     return
                 size = _nbytes(array)
                 state.size_bytes += size

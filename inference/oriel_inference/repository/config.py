@@ -241,8 +241,8 @@ def _not_executed(config: pb.ModelConfig, refuse: _Refuse) -> None:
         if getattr(config, field):
             raise refuse(f"{field}[0]", _NOT_YET)
     for index, tensor in enumerate(config.input):
-        if tensor.allow_ragged_batch:
-            reason = f"{_NOT_YET}: requests of unequal shapes never share a batch here, so leave it out"
+        if tensor.allow_ragged_batch and config.backend != "python":
+            reason = f"{_NOT_YET}: requests of unequal shapes share a batch of Python models only, so leave it out"
             raise refuse(f"input[{index}].allow_ragged_batch", reason)
     for index, library in enumerate(config.model_operations.op_library_filename):
         field = f"model_operations.op_library_filename[{index}]"

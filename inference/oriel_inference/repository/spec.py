@@ -133,6 +133,7 @@ def _tensor(
         engine_dims=tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None,
         optional=optional,
         labels=labels,
+        ragged=isinstance(tensor, pb.ModelInput) and tensor.allow_ragged_batch,
     )
 
 
