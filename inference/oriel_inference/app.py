@@ -34,6 +34,7 @@ from oriel_inference.servers.http import HttpFrontend
 from oriel_inference.servers.large_json import LargeJson
 from oriel_inference.servers.meter import Meter
 from oriel_inference.servers.regions import Regions
+from oriel_inference.servers.restrictions import by_name
 from oriel_inference.servers.surface import Surface
 from oriel_inference.settings import Settings
 from oriel_wire.engine.buffered import serve as serve_http
@@ -223,7 +224,13 @@ async def _open_ports(settings: Settings, surface: Surface, clock: Clock, cleanu
     calls = GrpcFrontend(surface)
     http_server = grpc_server = None
     if http_socket is not None:
-        frontend = HttpFrontend(surface, encodings, large_json, local=is_loopback(settings.http_host))
+        frontend = HttpFrontend(
+            surface,
+            encodings,
+            large_json,
+            local=is_loopback(settings.http_host),
+            restricted=by_name(settings.http_restrictions, "api"),
+        )
         http_server = await serve_http(
             frontend.handle,
             http_socket,
@@ -242,6 +249,7 @@ async def _open_ports(settings: Settings, surface: Surface, clock: Clock, cleanu
             encodings,
             max_message_bytes=settings.max_body_bytes,
             max_age_s=inf if settings.grpc_max_age_ms is None else settings.grpc_max_age_ms / 1e3,
+            restrictions=settings.grpc_restrictions,
         )
     ports = _Ports(
         http=http_server,

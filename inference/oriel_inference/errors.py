@@ -9,6 +9,7 @@ InferenceError              one request cannot be answered; carries an Outcome a
 │   ├── ModelMemoryFull     it cannot be loaded, because no other model may go for it
 │   └── NoVersion           nor will it before someone loads it, or fixes what failed to load
 ├── NotSupported            this server does not do that
+├── Restricted              the caller does not have the secret of this API
 ├── QueueFull               it never entered the queue, or was displaced by a more urgent call
 ├── QueueTimeout            the model's own queue policy gave up on it
 ├── DeadlineExceeded        its deadline passed
@@ -60,6 +61,7 @@ class Outcome(Enum):
     MODEL_MEMORY_FULL = "model_memory_full"
     NO_AVAILABLE_VERSION = "no_available_version"
     NOT_SUPPORTED = "not_supported"
+    RESTRICTED = "restricted"
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
     DEADLINE_EXCEEDED = "deadline_exceeded"
@@ -159,6 +161,12 @@ class NotSupported(InferenceError):
     """A valid request for something that this server does not do."""
 
     outcome = Outcome.NOT_SUPPORTED
+
+
+class Restricted(InferenceError):
+    """The API needs a secret, and the caller did not send it."""
+
+    outcome = Outcome.RESTRICTED
 
 
 class QueueFull(InferenceError):

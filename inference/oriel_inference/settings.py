@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from oriel_inference.repository.defaults import LoadDefaults
+from oriel_inference.servers.restrictions import GRPC_PREFIX, Restriction, restriction_flag
 from oriel_policies.upstreams.model_memory import YOUNG_LOADS, YOUNG_S
 from oriel_wire.objects.client import Location
 from oriel_wire.process.flags import Flag, Group, flags, number, switch
@@ -71,6 +72,12 @@ def _port(name: str, default: int) -> dict[str, tuple[Flag, ...]]:
 def _allow(name: str) -> dict[str, tuple[Flag, ...]]:
     dest, text = f"allow_{name}", "false: the port is not opened"
     return PORTS.flag(f"--allow-{name}", dest=dest, type=switch, default=True, help=text)
+
+
+def _restrict(flag: str, what: str, prefix: str = "") -> tuple[Restriction, ...]:
+    text = f"callers of these groups have to send the {'metadata ' + prefix if prefix else 'header '}KEY (repeatable)"
+    kind = restriction_flag(what, prefix)
+    return PORTS.setting((), flag, type=kind, action="append", metavar="GROUP,..:KEY=VALUE", help=text)
 
 
 def _log(name: str) -> dict[str, tuple[Flag, ...]]:
@@ -273,6 +280,8 @@ class Settings:
         help="true: clients on this machine may exchange tensors through files under /dev/shm that the server's user "
         "may read and write (default false)",
     )
+    http_restrictions: tuple[Restriction, ...] = _restrict("--http-restricted-api", "api")
+    grpc_restrictions: tuple[Restriction, ...] = _restrict("--grpc-restricted-protocol", "protocol", GRPC_PREFIX)
     grpc_max_age_ms: int | None = PORTS.setting(
         None,
         "--grpc-max-connection-age",

@@ -28,7 +28,7 @@ PUBLISHED = {
     "Inference": "ok invalid_request too_large not_found method_not_allowed unknown_model model_not_ready "
     "no_available_version not_supported queue_full queue_timeout deadline_exceeded deadline_too_short caller_left "
     "server_stopping control_refused load_failed backend_failed model_says_not_found model_says_exists "
-    "model_says_unavailable model_says_cancelled model_says_unknown model_memory_full",
+    "model_says_unavailable model_says_cancelled model_says_unknown model_memory_full restricted",
 }
 
 

@@ -1,7 +1,8 @@
 """The v2 protocol over gRPC: the methods of the port and their answers, on calls of the HTTP/2 engine."""
 
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import Any
@@ -18,6 +19,7 @@ from oriel_inference.servers.reflection import Reflection
 from oriel_inference.servers.region_api import grpc_handlers
 from oriel_inference.servers.repository_api import GrpcRepository
 from oriel_inference.servers.request_record import keep_traces
+from oriel_inference.servers.restrictions import Restriction, by_name
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.stream import StreamFrontend
 from oriel_inference.servers.surface import SERVER_VERSION, Surface
@@ -217,16 +219,25 @@ async def serve_grpc(
     max_message_bytes: int,
     max_age_s: float = inf,
     max_calls: int = MAX_CALLS,
+    restrictions: Sequence[Restriction] = (),
 ) -> HttpServer:
     """Serve the methods on `sock`.
 
     max_age_s: seconds of a connection, inf for no limit. max_calls: the most calls that are under way at once, over all
-    connections.
+    connections. restrictions: secrets that callers need. Raises StartFailed for a group that two of them name.
     """
+    restricted = by_name(restrictions, "protocol")
     timeout_s, sampling = surface.default_timeout_s, surface.sink.sampling
-    plans = {each: CallPlans(trusted=each, default_timeout_s=timeout_s, sampling=sampling) for each in (True, False)}
+    plans = {
+        each: CallPlans(trusted=each, default_timeout_s=timeout_s, sampling=sampling, restrictions=restrictions)
+        for each in (True, False)
+    }
+    methods = {
+        path: replace(method, restriction=restricted.get(path.rpartition(b"/")[2].decode()))
+        for path, method in frontend.methods().items()
+    }
     port = GrpcPort(
-        methods=frontend.methods(),
+        methods=methods,
         plans=plans,
         encodings=encodings,
         max_message_bytes=max_message_bytes,

@@ -18,10 +18,12 @@ from oriel_inference.errors import (
     NotSupported,
     Outcome,
     RequestTooLarge,
+    Restricted,
     UnknownModel,
 )
 from oriel_inference.servers.encoding import Encodings
 from oriel_inference.servers.grpc_plans import CallPlan, CallPlans
+from oriel_inference.servers.restrictions import Restriction
 from oriel_inference.servers.statuses import as_inference_error, grpc_status, head_refusal
 from oriel_wire.context import CallContext
 from oriel_wire.engine.grpc_port import PortCall, PortConnection
@@ -89,10 +91,13 @@ class OneMessage:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method; one of both is set. start: answers its one message. open: gets the head of a stream of messages."""
+    """A method; one of `start` and `open` is set. start: answers its one message. open: gets the head of a stream of
+    messages. restriction: the secret that callers need.
+    """
 
     start: "Callable[[GrpcCall, Body], None] | None" = None
     open: "Callable[[GrpcCall], Messages] | None" = None
+    restriction: Restriction | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -197,6 +202,9 @@ class GrpcCall(PortCall):
             self.end_with(RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!", Outcome.QUEUE_FULL)
         elif method is None:
             self.refuse(NotSupported("Method not found!"))
+        elif method.restriction is not None and method.restriction not in plan.secrets:
+            header = method.restriction.header
+            self.refuse(Restricted(f"This protocol is restricted, expecting header '{header}'"))
         elif plan.encoding not in ENCODINGS:
             self.refuse(NotSupported("messages are accepted as they are, or as gzip or deflate"), _ACCEPTED)
         else:

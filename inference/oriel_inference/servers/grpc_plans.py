@@ -3,12 +3,13 @@
 The fields of one call alone are read for each: its id, trace and timeouts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from msgspec.structs import replace
 
+from oriel_inference.servers.restrictions import Restriction
 from oriel_wire.context import REQUEST_ID, TENANT, TIMEOUT_MS, CallContext, ContextPlan, read_headers
 from oriel_wire.h2.grpc import parse_timeout_s
 from oriel_wire.h2.known_fields import PER_REQUEST, Field
@@ -32,6 +33,7 @@ class CallPlan:
     encoding: the coding of compressed messages, "" for none. load_form: see `orca.report_form`.
     errors_as_status: a stream ends with the first refusal as its status.
     of_tenant: the calls are of a tenant of a gateway.
+    secrets: the restrictions whose secret the calls have.
     """
 
     path: bytes
@@ -41,14 +43,23 @@ class CallPlan:
     load_form: str
     errors_as_status: bool
     of_tenant: bool
+    secrets: Sequence[Restriction]
 
 
 class CallPlans:
     """The plans of the calls of one sender, or of all that are trusted alike. Bounded."""
 
-    def __init__(self, *, trusted: bool, default_timeout_s: float, sampling: Sampling = NEVER) -> None:
+    def __init__(
+        self,
+        *,
+        trusted: bool,
+        default_timeout_s: float,
+        sampling: Sampling = NEVER,
+        restrictions: Sequence[Restriction] = (),
+    ) -> None:
         self._trusted = trusted
         self._sampling = sampling
+        self._restrictions = restrictions
         self._default_timeout_s = default_timeout_s
         self._known: dict[tuple[Field, ...], CallPlan] = {}
 
@@ -86,6 +97,7 @@ class CallPlans:
             load_form=report_form(get(LOAD_FORMAT) or ""),
             errors_as_status=values.get(ERROR_MODE, b"").lower() == b"true",
             of_tenant=TENANT.encode() in values,
+            secrets=[each for each in self._restrictions if each.met(get)],
         )
         if sum(len(name) + len(value) for name, value in key) <= MAX_PLAN_BYTES:
             if len(self._known) >= MAX_PLANS:

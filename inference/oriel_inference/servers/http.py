@@ -4,7 +4,7 @@ Everything here is synchronous. `refuse` checks the head before the body is read
 exchange until the batcher replies. Routes of known models are cached by method and path.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -21,6 +21,7 @@ from oriel_inference.servers.large_json import LargeJson
 from oriel_inference.servers.memory_report import memory_report
 from oriel_inference.servers.not_served import system_region, why_not_served, without_regions
 from oriel_inference.servers.request_record import keep_traces
+from oriel_inference.servers.restrictions import Restriction
 from oriel_inference.servers.statuses import as_inference_error, head_outcome, head_refusal, http_status, identity
 from oriel_inference.servers.surface import SERVER_VERSION, Surface
 from oriel_wire.context import ARTEFACT, LOOP_US, PROVIDER, TENANT
@@ -48,6 +49,7 @@ _CALLS = frozenset({"infer", "generate", "generate_stream"})
 _REGIONS = frozenset({"region_status", "region_register", "region_unregister"})  # of shared memory that is served
 _POSTED = _CALLS | {"keep", "regions_unregister", "region_register", "region_unregister"} | repository_api.POSTED
 _NOT_FOUND = (404, "Not Found")
+NOT_RESTRICTED: Mapping[str, Restriction] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +62,20 @@ class _Route:
 class HttpFrontend:
     """The callbacks `refuse` and `handle` for `oriel_wire.engine.buffered.serve`."""
 
-    def __init__(self, surface: Surface, encodings: Encodings, large_json: LargeJson, *, local: bool = False) -> None:
-        """local: True if only this machine reaches the port; pages in a browser here must not control the server."""
+    def __init__(
+        self,
+        surface: Surface,
+        encodings: Encodings,
+        large_json: LargeJson,
+        *,
+        local: bool = False,
+        restricted: Mapping[str, Restriction] = NOT_RESTRICTED,
+    ) -> None:
+        """local: True if only this machine reaches the port; pages in a browser here must not control the server.
+        restricted: kinds of routes that need a secret.
+        """
         self._local = local
+        self._restricted = restricted
         self._surface = surface
         self._encodings = encodings
         self._infer = HttpInfer(surface, encodings, large_json)
@@ -97,6 +110,9 @@ class HttpFrontend:
         route = self._route(head)
         if not isinstance(route, _Route):
             return self.explain(head, *route)
+        if self._restricted and (needed := self._restricted.get(route.kind)) and not needed.met(head.get):
+            why = f"This API is restricted, expecting header '{needed.header}'"
+            return self.explain(head, 403, why, Outcome.RESTRICTED, route.model)
         if self._local and head.method == "POST" and route.kind not in _CALLS and (why := page_refusal(head.get)):
             return self.explain(head, 400, why)
         encoding = head.content_encoding

@@ -26,6 +26,7 @@ _STATUSES: dict[Outcome, tuple[int, int]] = {
     Outcome.MODEL_MEMORY_FULL: (503, grpc.UNAVAILABLE),
     Outcome.NO_AVAILABLE_VERSION: (404, grpc.NOT_FOUND),
     Outcome.NOT_SUPPORTED: (501, grpc.UNIMPLEMENTED),
+    Outcome.RESTRICTED: (403, grpc.UNAVAILABLE),
     Outcome.QUEUE_FULL: (503, grpc.UNAVAILABLE),
     Outcome.QUEUE_TIMEOUT: (503, grpc.UNAVAILABLE),
     Outcome.DEADLINE_EXCEEDED: (504, grpc.DEADLINE_EXCEEDED),
