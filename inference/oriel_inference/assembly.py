@@ -17,8 +17,10 @@ from oriel_inference.backends.cuda import gpu_used_bytes, list_gpus
 from oriel_inference.backends.python.backend import PythonBackend
 from oriel_inference.backends.python.process import resident_bytes
 from oriel_inference.batching.batcher import Batcher
+from oriel_inference.batching.cores import Cores
 from oriel_inference.batching.device import Devices
-from oriel_inference.batching.machine import Cores, Machine
+from oriel_inference.batching.machine import Machine
+from oriel_inference.batching.rate_limiter import RateLimiter
 from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.batching.statistics import FIRST_RESPONSE_MS, Ledger
 from oriel_inference.batching.workers import WorkerThreads
@@ -92,6 +94,7 @@ async def open_models(settings: Settings, backends: Callable[[str], Backend], sp
     machine = Machine(
         clock=LoopClock(asyncio.get_running_loop()),
         cores=Cores(settings.cores),
+        limiter=RateLimiter(settings.cores, dict(settings.rate_limit_resources)) if settings.rate_limited else None,
         workers=workers,
         devices=Devices(dict(settings.device_classes)),
         max_items=settings.max_queue_items,
@@ -173,10 +176,15 @@ def _schedulers(machine: Machine, ledger: Ledger, quality: Quality) -> Callable[
         if rules is not None:
             inner = engine_spec(loaded.spec, rules)
             batchers = [
-                Batcher(inner, [each], of_model, units=units, statistics=statistics, placed=[device])
-                for each, device in zip(
-                    in_slots(loaded.sessions, loaded.spec, machine.clock.now), loaded.placed, strict=True
+                Batcher(
+                    replace(inner, limits=inner.limits[number : number + 1]),
+                    [each],
+                    of_model,
+                    units=units,
+                    statistics=statistics,
+                    placed=[loaded.placed[number]],
                 )
+                for number, each in enumerate(in_slots(loaded.sessions, loaded.spec, machine.clock.now))
             ]
         else:
             batchers = [

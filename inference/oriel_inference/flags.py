@@ -42,7 +42,6 @@ _HEADERS = "headers are not forwarded to models as parameters"
 _CLOUD = "this front end is not part of the server: use HTTP or gRPC"
 _PINGS = "a client with calls that is silent for 60 s is pinged, and cut if nothing comes from it in 20 s"
 _COST = "a client may send pings as long as they are few beside its calls"
-_RESOURCES = "rate limiter resources are not supported"
 
 
 def _ignored(why: str, *names: str, silent: frozenset[str] = frozenset()) -> list[ForeignFlag]:
@@ -84,8 +83,6 @@ _ROWS = [
     *_refused(_TLS, "--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert"),
     *_refused(_HEADERS, "--http-header-forward-pattern", "--grpc-header-forward-pattern"),
     *_refused("ports are not shared between servers", "--reuse-http-port", "--reuse-grpc-port", silent=_OFF),
-    *_refused(_RESOURCES, "--rate-limit", silent=frozenset({"off"})),
-    *_refused(_RESOURCES, "--rate-limit-resource"),
     *_refused("free GPU memory is not checked before a model is loaded", "--model-load-gpu-limit"),
     *_refused("model names are unique across repositories", "--model-namespacing", silent=_OFF),
     *_refused("configurations are read from config.pbtxt only", "--model-config-name"),

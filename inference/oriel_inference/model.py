@@ -178,6 +178,19 @@ class EngineOptions:
         return any(given.get(GRAPH_OPTION) == "1" for _, given in self.providers)
 
 
+# Name and device of a resource of the rate limiter: a GPU's number, 0 also for the host, or EVERYWHERE.
+Resource = tuple[str, int]
+EVERYWHERE = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceLimit:
+    """The resources that an instance holds while it runs. priority: 1 is the highest."""
+
+    needs: Mapping[Resource, int]
+    priority: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnsembleStep:
     """One model of an ensemble.
@@ -260,6 +273,7 @@ class ModelSpec:
     sample_every: the number of rows of which about one is sampled for its distribution; 0 means none.
     sequences: the rules of a model whose requests are steps of sequences. Its controls and states are not among
     `inputs` and `outputs`, unless clients get a state too.
+    limits: one for each session, where the rate limiter is on and they need something.
     """
 
     name: str
@@ -278,6 +292,7 @@ class ModelSpec:
     max_inflight: int = 0
     sample_every: int = SAMPLE_EVERY
     sequences: SequenceRules | None = None
+    limits: tuple[InstanceLimit, ...] = ()
     parameters: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -60,6 +60,21 @@ def _device_class(text: str) -> tuple[str, str]:
     return device, name
 
 
+def _rate_limited(text: str) -> bool:
+    if text.lower() not in ("off", "execution_count"):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is neither execution_count nor off")
+    return text.lower() != "off"
+
+
+def _resource(text: str) -> tuple[tuple[str, int | None], int]:
+    name, _, numbers = text.partition(":")
+    count, given, device = numbers.partition(":")
+    try:
+        return (name, _whole(device) if given else None), _whole(count)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not of the form NAME:COUNT or NAME:COUNT:DEVICE") from None
+
+
 def _host(name: str) -> dict[str, tuple[Flag, ...]]:
     dest = f"{name}_address"
     return PORTS.flag(f"--{name}-address", dest=dest, metavar="HOST", help=argparse.SUPPRESS)
@@ -217,6 +232,22 @@ class Settings:
         type=_whole,
         metavar="N",
         help="models that are loaded at once, at most 16 (default: as many as cores, at least 2)",
+    )
+    rate_limited: bool = MODELS.setting(
+        False,
+        "--rate-limit",
+        type=_rate_limited,
+        metavar="MODE",
+        help="execution_count: instances run only while they hold the resources of their rate_limiter (default off)",
+    )
+    rate_limit_resources: tuple[tuple[tuple[str, int | None], int], ...] = MODELS.setting(
+        (),
+        "--rate-limit-resource",
+        type=_resource,
+        action="append",
+        metavar="NAME:COUNT[:DEVICE]",
+        help="count of a resource, on each device or on one; one that is global has the largest count that is given "
+        "(repeatable; default: what the instance that needs most asks for)",
     )
     exit_on_error: bool = MODELS.setting(
         False,

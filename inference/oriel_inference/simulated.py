@@ -17,7 +17,8 @@ import numpy as np
 from oriel_inference.backends import Session
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Answer, Call, Reply
-from oriel_inference.batching.machine import Cores, Machine
+from oriel_inference.batching.cores import Cores
+from oriel_inference.batching.machine import Machine
 from oriel_inference.batching.workers import Job
 from oriel_inference.clock import Timer, VirtualClock
 from oriel_inference.errors import InferenceError

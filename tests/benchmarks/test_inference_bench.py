@@ -21,7 +21,8 @@ from inference_bench.targets import grpc_target, http_target
 from inference_bench.workloads import IN_PROCESS, Measured
 
 from oriel_inference.batching.call import Answer, Call
-from oriel_inference.batching.machine import Cores, Machine
+from oriel_inference.batching.cores import Cores
+from oriel_inference.batching.machine import Machine
 from oriel_inference.clock import VirtualClock
 from oriel_inference.model import ModelSpec, QueueRules, TensorInfo, TensorSpec
 from oriel_policies.waiting.batch import BatchBounds

@@ -8,7 +8,8 @@ from fake_backend import FakeSession, Gate
 
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Answer, Call
-from oriel_inference.batching.machine import Cores, Machine
+from oriel_inference.batching.cores import Cores
+from oriel_inference.batching.machine import Machine
 from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.clock import VirtualClock
 from oriel_inference.errors import InferenceError, InvalidRequest

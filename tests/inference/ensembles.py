@@ -10,7 +10,8 @@ from fake_backend import FakeSession, Gate
 
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Call
-from oriel_inference.batching.machine import Cores, Machine
+from oriel_inference.batching.cores import Cores
+from oriel_inference.batching.machine import Machine
 from oriel_inference.catalog import ServingModel
 from oriel_inference.clock import VirtualClock
 from oriel_inference.ensembles.graph import check_flow, check_models

@@ -14,7 +14,8 @@ import numpy as np
 
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Answer, Call
-from oriel_inference.batching.machine import Cores, Machine
+from oriel_inference.batching.cores import Cores
+from oriel_inference.batching.machine import Machine
 from oriel_inference.clock import VirtualClock
 from oriel_inference.errors import InferenceError
 from oriel_inference.simulated import LoopTimes, SimulatedHost, SimulatedLoop, SimulatedModel, SimulatedSession

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_inference.batching.machine import Contender, Cores
+from oriel_inference.batching.cores import Contender, Cores
 
 
 class Model(Contender):

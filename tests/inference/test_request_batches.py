@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from oriel_inference.backends import Execution, Outputs
 from oriel_inference.batching.batcher import Batcher
 from oriel_inference.batching.call import Answer
+from oriel_inference.batching.cores import Cores
 from oriel_inference.batching.device import Devices
-from oriel_inference.batching.machine import Cores, Machine
+from oriel_inference.batching.machine import Machine
 from oriel_inference.errors import BackendFailed, DeadlineExceeded, InferenceError, InvalidRequest
 
 from .bench import Bench, X, Y, spec

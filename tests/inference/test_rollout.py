@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oriel_inference.batching.batcher import Batcher
-from oriel_inference.batching.machine import Cores, Machine
+from oriel_inference.batching.cores import Cores
+from oriel_inference.batching.machine import Machine
 from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.catalog import Catalog, ServingModel
 from oriel_inference.clock import VirtualClock

@@ -31,11 +31,13 @@ from dataclasses import replace
 from oriel_inference.backends import RequestSession, Session, resident_memory
 from oriel_inference.batching.assemble import Results, execute
 from oriel_inference.batching.call import Answer, BatchTimes, Call, deliver, lateness
+from oriel_inference.batching.cores import Contender
 from oriel_inference.batching.device import Accounts, Device
 from oriel_inference.batching.failed_callers import FailedCallers
-from oriel_inference.batching.machine import Contender, Machine
+from oriel_inference.batching.machine import Machine
 from oriel_inference.batching.pick import pick, unwrap
 from oriel_inference.batching.queue_policies import AnswerLine, LevelBounds
+from oriel_inference.batching.rate_limiter import InstanceLimits
 from oriel_inference.batching.requests import Ends, RequestBatch
 from oriel_inference.batching.running import Running, swap_sessions
 from oriel_inference.batching.service_times import ServiceTimes
@@ -75,7 +77,7 @@ class Batcher:
         statistics: Statistics | None = None,
         placed: Sequence[Device] = (),
     ) -> None:
-        clock, cores, devices = machine.clock, machine.cores, machine.devices
+        clock, cores, devices, limiter = machine.clock, machine.cores, machine.devices, machine.limiter
         self.spec = spec
         self.units = min(max(1, units), cores.total)
         self.share = self.units / cores.total  # the part of the server's cores that one run keeps busy
@@ -84,8 +86,9 @@ class Batcher:
         self._device_of = {id(session): device for session, device in zip(sessions, placed, strict=False)}
         self.accounts = Accounts(devices, spec.name, str(spec.version), placed[0] if placed else devices.host)
         self._clock = clock
-        self._cores = cores
-        self._contender = Contender(self.units, self.urgency, self.granted)
+        apart = isinstance(next(iter(sessions), None), RequestSession)  # it answers later: it cannot run on the loop
+        self._cores = limiter or cores
+        self._contender = Contender(0 if limiter and apart else self.units, self.urgency, self.granted)
         self._workers = machine.workers
         self._queue = SlaQueue(max_items=spec.queue.max_items or machine.max_items, max_bytes=machine.max_bytes)
         self._alone, self.resident = spec.bounds is None, resident_memory(sessions)
@@ -96,6 +99,10 @@ class Batcher:
         self._in_order = spec.queue.preserve_ordering
         # The responses of a decoupled model cannot be held back, so its requests run one after the other.
         self._idle = list(sessions[:1] if self._in_order and spec.decoupled else sessions)
+        self._limits: InstanceLimits | None = None
+        if limiter and spec.limits:
+            by_session = {id(each): limit for each, limit in zip(sessions, spec.limits, strict=False)}
+            self._limits = InstanceLimits(limiter, self._contender, self._idle, by_session)
         self._line = AnswerLine(clock, self._succeed, self._fail) if self._in_order and not spec.decoupled else None
         self._levels = LevelBounds(spec.queue) if spec.queue.priority_levels and spec.queue.bounded else None
         self._running: set[Running] = set()
@@ -114,10 +121,9 @@ class Batcher:
         self._expiry: Timer | None = None
         self._expiry_at = 0.0
         self._wait: Timer | None = None
-        apart = isinstance(next(iter(sessions), None), RequestSession)  # it answers later: it cannot run on the loop
         self._failed = None if apart else FailedCallers(spec, clock.now)
         # A batch on a GPU may wait for the capture of a graph (`backends.gpu_work`), which the loop must not do.
-        on_loop = not apart and all(device is devices.host for device in placed)
+        on_loop = not apart and self._limits is None and all(device is devices.host for device in placed)
         self._service_times = ServiceTimes(self._bounds, self.curve, machine.inline_s if on_loop else 0.0)
 
     # Joining and leaving the queue ------------------------------------------------------------------------------
@@ -209,6 +215,8 @@ class Batcher:
     def swap(self, sessions: Sequence[Session]) -> Callable[[], bool]:
         """Let the next batches run on other sessions; see `swap_sessions`."""
         self.resident = resident_memory(sessions)
+        if self._limits is not None:
+            self._limits.swap([*self._idle, *(batch.session for batch in self._running)], sessions)
         return swap_sessions(sessions, self._idle, self._running, self._device_of, self._devices.host)
 
     def close(self) -> None:
@@ -216,6 +224,8 @@ class Batcher:
         self._closed = True
         while (ticket := self._queue.pop()) is not None:
             self._evict(ticket, ServerStopping())
+        if self._limits is not None:
+            self._limits.close()
         for timer in (self._expiry, self._wait):
             if timer is not None:
                 timer.cancel()
@@ -229,12 +239,17 @@ class Batcher:
 
     def granted(self) -> None:
         """Start one batch on the cores that were granted, or return them."""
-        decision = self._decide()
-        if isinstance(decision, Run) and self._idle:
+        chosen, decision = self._idle[-1], self._decide()
+        if isinstance(decision, Run):
             self._start(decision)
         else:
-            self._cores.release(self.units)
+            self._release(chosen, contends=False)
         self._schedule()
+
+    def _release(self, session: Session, *, contends: bool = True) -> None:
+        if self._limits is not None:
+            self._limits.release(session, contends=contends)
+        self._cores.release(self._contender.units)
 
     # Dispatch ---------------------------------------------------------------------------------------------------
 
@@ -303,7 +318,7 @@ class Batcher:
 
     def _start(self, decision: Run) -> None:
         self._service_times.went_to_a_thread()
-        batch = Running(self._take(decision), self._idle.pop(), self.units, self._clock, self._fail)
+        batch = Running(self._take(decision), self._idle.pop(), self._clock, self._fail)
         self._running.add(batch)
         clock = self._clock
         if isinstance(batch.session, RequestSession):
@@ -332,7 +347,7 @@ class Batcher:
 
         def free() -> None:
             self._idle.append(session)
-            self._cores.release(batch.units)
+            self._release(session, contends=not starting)
             if starting:
                 self._schedule()  # refused at once: the next batch must not start inside this one
             else:
@@ -368,13 +383,13 @@ class Batcher:
         device = self._device(batch.session)
         gathers = times.gathers(self._waiting.rows, rows)
         if not gathers:  # the next batch begins before answers are written: the device should not wait for sockets
-            self._cores.release(batch.units)
+            self._release(batch.session)
             self._dispatch()
             self._workers.let_begin()
         self._deliver(results, device)
         times.batch_finished(rows, self._clock.now())
         if gathers:
-            self._cores.release(batch.units)
+            self._release(batch.session)
             self._dispatch()
 
     def _run_inline(self, decision: Run) -> None:

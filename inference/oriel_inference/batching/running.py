@@ -14,19 +14,17 @@ class Running:
     calls.
     """
 
-    __slots__ = ("_clock", "_fail", "_timer", "calls", "session", "units")
+    __slots__ = ("_clock", "_fail", "_timer", "calls", "session")
 
     def __init__(
         self,
         calls: Sequence[Call],
         session: Session,
-        units: int,
         clock: Clock,
         fail: Callable[[Call, InferenceError], None],
     ) -> None:
         self.calls = calls
         self.session = session
-        self.units = units
         self._clock = clock
         self._fail = fail
         self._timer: Timer | None = None

@@ -160,6 +160,7 @@ class Rollout:
                     devices=self.tools.machine.devices,
                     slot=self._slots.taken,
                     reserve=reserve,
+                    limiter=self.tools.machine.limiter,
                 )
                 loop = asyncio.get_running_loop()
                 versions = await loop.run_in_executor(self._slots.threads(store), load_model, loading)

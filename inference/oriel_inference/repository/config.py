@@ -313,7 +313,6 @@ def _without_effect(config: pb.ModelConfig) -> list[str]:
         "optimization.gather_kernel_buffer_threshold": bool(optimization.gather_kernel_buffer_threshold),
         "optimization.eager_batching": optimization.eager_batching,
         "instance_group.profile": any(group.profile for group in groups),
-        "instance_group.rate_limiter": any(g.rate_limiter.resources or g.rate_limiter.priority > 1 for g in groups),
         "instance_group.host_policy": any(not _NO_POLICY.fullmatch(each.host_policy) for each in groups),
         f"model_repository_agents ({', '.join(agents)[:64]})": bool(agents),
         "response_cache (there is no cache)": config.response_cache.enable,

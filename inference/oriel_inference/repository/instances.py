@@ -1,11 +1,11 @@
 """Decides where the instances of a model run, and with which engine options: one `Place` per instance."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from oriel_inference.backends.tensorrt import GPU_KEY, PROVIDER
 from oriel_inference.errors import ConfigInvalid
-from oriel_inference.model import GRAPH_OPTION, EngineOptions, Gpu
+from oriel_inference.model import EVERYWHERE, GRAPH_OPTION, EngineOptions, Gpu, InstanceLimit
 from oriel_inference.repository.accelerators import CUDA, PROVIDERS, accelerators
 from oriel_inference.repository.config import MAX_INSTANCES, parameter
 from oriel_inference.repository.engines import default_file, gpu_engine, needs
@@ -25,10 +25,12 @@ class Place:
     """The device and the file of one instance.
 
     filename: the model file in the version's folder.
+    limit: resources of the rate limiter that it holds while it runs.
     """
 
     options: EngineOptions
     filename: str
+    limit: InstanceLimit = InstanceLimit(needs={}, priority=1)
 
 
 def placements(
@@ -45,9 +47,24 @@ def placements(
     found = []
     for index, group in enumerate(groups):
         for gpu in _devices(group, config, gpus, file, f"instance_group[{index}]"):
-            place = _place(config, file, threads, inter_threads, gpu)
+            place = replace(
+                _place(config, file, threads, inter_threads, gpu), limit=_limit(group, gpu.number if gpu else 0)
+            )
             found += [place] * (group.count or 1)
     return found
+
+
+def _limit(group: pb.ModelInstanceGroup, gpu: int) -> InstanceLimit:
+    needs = {
+        (each.name, EVERYWHERE if getattr(each, "global") else gpu): each.count for each in group.rate_limiter.resources
+    }
+    return InstanceLimit(needs=needs, priority=group.rate_limiter.priority)
+
+
+def limits_of_processes(config: pb.ModelConfig) -> list[InstanceLimit]:
+    """Return the limit of each instance of a Python model, in the order of the groups."""
+    groups = config.instance_group
+    return [_limit(group, gpu) for group in groups for gpu in (group.gpus or [0]) for _ in range(group.count or 1)]
 
 
 def on_cpu_instead(config: pb.ModelConfig) -> str:

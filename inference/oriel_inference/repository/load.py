@@ -11,8 +11,9 @@ from pathlib import Path
 from oriel_inference.backends import Backend, ConfiguredBackend, RequestSession, Session
 from oriel_inference.backends.hidden_tensors import first_shapes
 from oriel_inference.batching.device import Device, Devices
+from oriel_inference.batching.rate_limiter import RateLimiter
 from oriel_inference.errors import ConfigInvalid, LoadFailed
-from oriel_inference.model import EngineOptions, ModelSpec
+from oriel_inference.model import EngineOptions, InstanceLimit, ModelSpec
 from oriel_inference.repository import forests, openvino
 from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.compiling import Compilation, CompileRequest, compiler_of, with_compiler
@@ -29,7 +30,14 @@ from oriel_inference.repository.cuda_graphs import capture_graphs, check_graph_s
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.repository.engines import default_file, names_engine
 from oriel_inference.repository.ensembles import as_ensemble, is_ensemble
-from oriel_inference.repository.instances import Place, field_of, instances_by_demand, on_cpu_instead, placements
+from oriel_inference.repository.instances import (
+    Place,
+    field_of,
+    instances_by_demand,
+    limits_of_processes,
+    on_cpu_instead,
+    placements,
+)
 from oriel_inference.repository.outline import device_of
 from oriel_inference.repository.plans import (
     ReserveModel,
@@ -68,6 +76,7 @@ class Loading:
     slot: a context that is entered once the files of a version have been fetched, and left when it is loaded; it gives
     the seconds that it waited.
     reserve: called before a backend that knows how much memory it needs takes it.
+    limiter: the rate limiter, if it is on.
     """
 
     store: ModelStore
@@ -83,6 +92,7 @@ class Loading:
     devices: Devices = field(default_factory=Devices)
     slot: Callable[[], AbstractContextManager[float]] = lambda: nullcontext(0.0)
     reserve: ReserveModel = unbounded
+    limiter: RateLimiter | None = None
 
     @property
     def file(self) -> str:
@@ -131,11 +141,20 @@ class _VersionLoading:
         """Returns whether the model's files look as they did when the load began."""
         return self.of.store.fingerprint(self.of.model) == self.before
 
-    def spec(self, instances: int, *, by_demand: bool = False) -> ModelSpec:
-        """Builds the specification from the completed configuration. Raises LoadFailed."""
+    def spec(self, instances: int, limits: Sequence[InstanceLimit] = (), *, by_demand: bool = False) -> ModelSpec:
+        """Builds the specification from the completed configuration. limits: one for each session. Raises
+        LoadFailed.
+        """
+        limiter = self.of.limiter
+        try:
+            if limiter is not None:
+                limiter.check(limits)
+        except LoadFailed as failure:
+            raise ConfigInvalid(self.of.file, "instance_group.rate_limiter", failure.reason) from failure
+        used = tuple(limits) if limiter is not None and any(each.needs or each.priority > 1 for each in limits) else ()
         check_graph_specs(self.config, self.of.file)
         spec = build_spec(self.config, self.version, self.of.file, instances=instances, labels=self.of.labels)
-        found = replace(spec, by_demand=by_demand)
+        found = replace(spec, by_demand=by_demand, limits=used)
         return with_sequences(found, self.config, self.of.file, read=self._initial_state)
 
     def _initial_state(self, name: str) -> bytes:
@@ -270,6 +289,10 @@ def choose_versions(loading: Loading, config: pb.ModelConfig, available: Sequenc
     """
     warnings = validate(config, loading.model, loading.file, _files_naming_engine(loading, config, available))
     versions, missing = select_versions(config, available, loading.file)
+    if loading.limiter is None and any(
+        each.rate_limiter.resources or each.rate_limiter.priority > 1 for each in config.instance_group
+    ):
+        warnings.append("instance_group.rate_limiter has no effect here without --rate-limit=execution_count")
     return versions, [*warnings, *([f"version_policy.specific: {no_folder(missing)}"] if missing else [])]
 
 
@@ -376,7 +399,8 @@ def _open_version(
         if by_demand:
             config.instance_group[0].count = by_demand
         check_against_file(config, first.inputs, first.outputs, file)
-        spec = one.spec(instances=by_demand or len(found), by_demand=by_demand > 0)
+        limits = [place.limit for place in found]
+        spec = one.spec(by_demand or len(found), limits, by_demand=by_demand > 0)
         sessions.extend(open_one(place) for place in found[1:])
         if beside := reference_file(one.of.store, one.of.model, one.version, config):
             shown = f"{one.of.model}/{one.version}/{beside}"
@@ -419,7 +443,7 @@ def _open_configured(one: _VersionLoading, backend: ConfiguredBackend) -> Loaded
     validated = partial(validate, model=loading.model, file=loading.file)
     with _closed_on_failure() as sessions:
         sessions.extend(open_all(backend, path, config, options, version, loading.file, validated))
-        spec = one.spec(len(sessions))
+        spec = one.spec(len(sessions), limits_of_processes(config))
         devices = (loading.devices.host,) * len(sessions)  # the server does not know which devices its code uses
         one.warm_up(spec, sessions, devices)
         return LoadedVersion(
