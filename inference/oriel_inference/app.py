@@ -9,6 +9,7 @@ time; what still waits is refused; threads end and sessions close.
 import asyncio
 import gc
 import logging
+import re
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -29,6 +30,7 @@ from oriel_inference.models.start_report import models_table, ports_table
 from oriel_inference.servers.access_log import AccessLog
 from oriel_inference.servers.control import control_app
 from oriel_inference.servers.encoding import Encodings
+from oriel_inference.servers.forwarded_headers import ForwardedHeaders
 from oriel_inference.servers.grpc import GrpcFrontend, serve_grpc
 from oriel_inference.servers.http import HttpFrontend
 from oriel_inference.servers.large_json import LargeJson
@@ -143,6 +145,8 @@ async def open_unit(
         strict_readiness=settings.strict_readiness,
         server_id=settings.server_id,
         regions=Regions(settings.max_body_bytes) if settings.client_shm else None,
+        http_headers=_forwarded(settings, settings.http_header_pattern),
+        grpc_headers=_forwarded(settings, settings.grpc_header_pattern),
     )
     with ExitStack() as cleanup:
         for store in models.remote:
@@ -186,6 +190,11 @@ async def open_unit(
                 for part in (models.quality.thread, ports.encodings, ports.large_json, surface.sink, surface.meter):
                     await asyncio.to_thread(part.close)
                 _log.info("stopped")
+
+
+def _forwarded(settings: Settings, pattern: re.Pattern[str] | None) -> ForwardedHeaders | None:
+    secrets = (*settings.http_restrictions, *settings.grpc_restrictions)
+    return None if pattern is None else ForwardedHeaders(pattern, secrets)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from oriel_inference.repository.defaults import LoadDefaults
+from oriel_inference.servers.forwarded_headers import header_pattern
 from oriel_inference.servers.restrictions import GRPC_PREFIX, Restriction, restriction_flag
 from oriel_policies.upstreams.model_memory import YOUNG_LOADS, YOUNG_S
 from oriel_wire.objects.client import Location
@@ -93,6 +94,11 @@ def _restrict(flag: str, what: str, prefix: str = "") -> tuple[Restriction, ...]
     text = f"callers of these groups have to send the {'metadata ' + prefix if prefix else 'header '}KEY (repeatable)"
     kind = restriction_flag(what, prefix)
     return PORTS.setting((), flag, type=kind, action="append", metavar="GROUP,..:KEY=VALUE", help=text)
+
+
+def _forward(flag: str) -> re.Pattern[str] | None:
+    text = "headers whose names match this regular expression become parameters of the request"
+    return PORTS.setting(None, flag, type=header_pattern, metavar="REGEX", help=text)
 
 
 def _log(name: str) -> dict[str, tuple[Flag, ...]]:
@@ -313,6 +319,8 @@ class Settings:
     )
     http_restrictions: tuple[Restriction, ...] = _restrict("--http-restricted-api", "api")
     grpc_restrictions: tuple[Restriction, ...] = _restrict("--grpc-restricted-protocol", "protocol", GRPC_PREFIX)
+    http_header_pattern: re.Pattern[str] | None = _forward("--http-header-forward-pattern")
+    grpc_header_pattern: re.Pattern[str] | None = _forward("--grpc-header-forward-pattern")
     grpc_max_age_ms: int | None = PORTS.setting(
         None,
         "--grpc-max-connection-age",

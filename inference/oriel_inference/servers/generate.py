@@ -57,6 +57,8 @@ def _start(
             return
         check_expanded(exchange, len(body))
         request = decode_generate(model, version, body, serving.spec)
+        if surface.http_headers is not None:
+            request.parameters |= surface.http_headers.of_head(exchange.head)
         call = _Events(exchange, record, model) if stream else _Single(exchange, record, model)
         call.caller_left = surface.dataplane.infer(
             request,

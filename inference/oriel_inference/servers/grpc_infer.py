@@ -68,13 +68,14 @@ class GrpcInfer:
 
     def _start(self, call: GrpcCall, data: Body, ctx: CallContext, record: RequestRecord) -> None:
         surface, size = self._surface, len(data)
-        model = ""
+        headers, model = surface.grpc_headers, ""
+        forwarded = headers.of_call(call.plan.fields, call.own) if headers is not None else None
         try:
             found = self._messages.find(data)
             try:
                 if found is not None:
                     model = found[0].model_name[:128]
-                    if self._is_current(found[0]):
+                    if not forwarded and self._is_current(found[0]):
                         _InferCall(surface, call, record).run_known(*found, data, ctx)
                         return
                     request = found[0].request(data, found[1])
@@ -88,8 +89,11 @@ class GrpcInfer:
                         shared.check(request.outputs)
                         size += shared.size_bytes
                     self._messages.remember(data, request)
+                if forwarded:
+                    request.parameters |= forwarded
                 _InferCall(surface, call, record).run(request, size, ctx)
-                self._learn(request, data)
+                if not forwarded:
+                    self._learn(request, data)
             except NotLoaded as missing:
                 again = partial(self._start, call, data, ctx, record)
                 demand = surface.control.demand

@@ -33,6 +33,7 @@ class CallPlan:
     encoding: the coding of compressed messages, "" for none. load_form: see `orca.report_form`.
     errors_as_status: a stream ends with the first refusal as its status.
     of_tenant: the calls are of a tenant of a gateway.
+    fields: the metadata itself.
     secrets: the restrictions whose secret the calls have.
     """
 
@@ -43,6 +44,7 @@ class CallPlan:
     load_form: str
     errors_as_status: bool
     of_tenant: bool
+    fields: Sequence[Field]
     secrets: Sequence[Restriction]
 
 
@@ -97,6 +99,7 @@ class CallPlans:
             load_form=report_form(get(LOAD_FORMAT) or ""),
             errors_as_status=values.get(ERROR_MODE, b"").lower() == b"true",
             of_tenant=TENANT.encode() in values,
+            fields=key,
             secrets=[each for each in self._restrictions if each.met(get)],
         )
         if sum(len(name) + len(value) for name, value in key) <= MAX_PLAN_BYTES:

@@ -117,7 +117,8 @@ class _HttpCall:
                 wait(surface, self._exchange, model, self._record, len(body), again)
                 return
             length = None if plan.header_length is None else parse_header_length(plan.header_length)
-            found = self._serving.templates.find(body, length)
+            forwards = surface.http_headers is not None and self._serving.wants_source
+            found = None if forwards else self._serving.templates.find(body, length)
             if found is not None:
                 self.run_recognised(*found, len(body))
             else:
@@ -190,12 +191,15 @@ class _HttpCall:
         if shared is not None:
             shared.check(request.outputs)
             size += shared.size_bytes
+        forwards = surface.http_headers is not None and serving.wants_source
+        if forwards and surface.http_headers is not None:
+            request.parameters |= surface.http_headers.of_head(self._exchange.head)
         self._request = replace(request, inputs=[])  # the answer does not need the numbers
         self._exchange.on_abort = surface.dataplane.infer(
             request, self._ctx, size_bytes=size, reply=self._finish, on_caller_left=self._record.caller_left
         )
         # The request fits the model: `infer` would have refused it otherwise.
-        if serving.recognises and (answers := _answers(serving, request)) is not None:
+        if serving.recognises and not forwards and (answers := _answers(serving, request)) is not None:
             template = serving.templates.learn(body, length, request)
             if template is not None:
                 template.note = _Recognised(serving.fitter.fit(request), *answers)

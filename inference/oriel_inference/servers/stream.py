@@ -113,6 +113,8 @@ class _Stream:
         self._open = open_
         self._requested = Requested("grpc_stream", "ModelStreamInfer", "", surface.grpc_address)
         self._ctx, self._parent_id = call.context()
+        headers = surface.grpc_headers
+        self._forwarded = headers.of_call(call.plan.fields, call.own) if headers is not None else None
         self._timeout_s = self._ctx.deadline - call.arrived_s
         self._ends_s = call.own_deadline_s
         self._slots: set[_Slot] = set()
@@ -290,6 +292,8 @@ class _Stream:
         if type(wants_final) is not bool:
             raise InvalidRequest(f"parameter {quoted(WANTS_FINAL)} must be true or false")
         slot.wants_final = wants_final
+        if self._forwarded:
+            request.parameters |= self._forwarded
         return request
 
     def _charge(self, completion: Completion) -> None:

@@ -11,6 +11,7 @@ from oriel_inference.errors import ModelNotReady, UnknownModel
 from oriel_inference.log_settings import LogSettings
 from oriel_inference.models.control import ModelControl
 from oriel_inference.quality.sampler import Quality
+from oriel_inference.servers.forwarded_headers import ForwardedHeaders
 from oriel_inference.servers.meter import Meter
 from oriel_inference.servers.regions import Regions, SharedInputs
 from oriel_wire.distribution import installed_version
@@ -43,6 +44,7 @@ class Surface:
     under_way: returns the requests of all servers that have begun and are not answered.
     usage: counts of the usage ledger, if there is one. grpc_address: address and port of the gRPC listener.
     quality: samples of what the models get and answer. regions: shared memory; None if its use is not allowed.
+    http_headers, grpc_headers: choose the headers that models get as parameters; None if they get none.
     """
 
     catalog: Catalog
@@ -62,6 +64,8 @@ class Surface:
     usage: LedgerCounts = field(default_factory=LedgerCounts)
     grpc_address: tuple[str, int] = NOWHERE
     regions: Regions | None = None
+    http_headers: ForwardedHeaders | None = None
+    grpc_headers: ForwardedHeaders | None = None
 
     def extensions(self, *, of_tenant: bool) -> tuple[str, ...]:
         """Return the extensions that a caller may use. of_tenant: True if a gateway sent the call for a tenant."""
