@@ -153,6 +153,7 @@ def _model_stores(settings: Settings, catalog: Catalog) -> Sequence[ModelStore]:
             settings.model_cache,
             max_cache_bytes=settings.max_cache_bytes,
             in_use=catalog.identities,
+            links_to=settings.links_to,
         )
     except LoadFailed as failure:
         missing = any(isinstance(each, Path) and not each.is_dir() for each in settings.repositories)

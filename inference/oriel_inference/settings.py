@@ -40,6 +40,12 @@ def _repository(text: str) -> Path | str:
     return text
 
 
+def _folder(text: str) -> Path:
+    if not (path := Path(text).expanduser()).is_dir():
+        raise argparse.ArgumentTypeError(f"{text[:200]!r} is not a folder")
+    return path
+
+
 def _readiness(text: str) -> bool | Literal["any"]:
     try:
         return "any" if text.lower() == "any" else switch(text)
@@ -150,6 +156,14 @@ class Settings:
         metavar="N",
         help="size limit of that folder; the least recently used versions are removed, never those that serve "
         "(default 32 GiB)",
+    )
+    links_to: tuple[Path, ...] = MODELS.setting(
+        (),
+        "--allow-links-to",
+        type=_folder,
+        action="append",
+        metavar="DIR",
+        help="links of repositories in folders may lead into this folder, such as ~/.cache/huggingface (repeatable)",
     )
     artefact_folder: Path | None = MODELS.setting(
         None,

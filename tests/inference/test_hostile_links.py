@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from onnx import TensorProto, external_data_helper
 from oriel_inference.backends import Backend, Session, find_backend
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions
-from oriel_inference.repository.load import Loading, load_model
+from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.stores.local import LocalStore
 
 from . import models
@@ -53,6 +53,30 @@ def test_links_out_are_refused(tmp_path: Path, what: str) -> None:
     shutil.move(path, outside / "moved")
     path.symlink_to(outside / "moved")
     assert "leads out of the model repository" in refusal(root)
+
+
+def test_links_may_lead_into_a_folder_that_the_operator_named(tmp_path: Path) -> None:
+    root, cache = tmp_path / "root", tmp_path / "cache"
+    blobs, snapshot = cache / "blobs", cache / "snapshots/1"  # as Hugging Face keeps them
+    moved = models.put(tmp_path / "put", "double", models.double(), models.DOUBLE)
+    for folder in (blobs, snapshot, root / "double"):
+        folder.mkdir(parents=True)
+    shutil.move(moved / "1/model.onnx", blobs / "abc")
+    shutil.copy(moved / "config.pbtxt", root / "double")
+    (snapshot / "model.onnx").symlink_to("../../blobs/abc")
+    (root / "double/1").symlink_to(snapshot)
+    assert "double/1 leads out of the model repository" in refusal(root)
+    allowed = LocalStore(root, links_to=(cache,))
+    (version,) = load_model(Loading(allowed, "double", find_backend=find_backend, cores=1, models=1)).values()
+    assert isinstance(version, LoadedVersion), version
+    version.close()
+    before = allowed.fingerprint("double")
+    (blobs / "abc").write_bytes(b"changed")
+    assert allowed.fingerprint("double") != before
+    (snapshot / "model.onnx").unlink()
+    (snapshot / "model.onnx").symlink_to(tmp_path / "put/double/config.pbtxt")
+    with pytest.raises(LoadFailed, match="model.onnx leads out of the model repository"):
+        allowed.artifact("double", 1, "model.onnx")
 
 
 def test_weights_behind_a_link_are_refused(tmp_path: Path) -> None:
@@ -164,7 +188,8 @@ def test_file_that_is_swapped_after_its_check_is_never_opened(tmp_path: Path, ho
         assert backend.seen == [good], "the runtime saw what nobody had checked"
 
 
-def test_folder_that_becomes_a_link_after_it_was_resolved_is_not_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("links_to", [(), ("allowed",)])
+def test_folder_that_becomes_a_link_after_it_was_resolved_is_not_read(tmp_path: Path, links_to: Sequence[str]) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"
     folder = models.put(root, "double", models.double(), models.DOUBLE)
     models.put(outside, "double", models.double(), "max_batch_size: 3")
@@ -178,4 +203,4 @@ def test_folder_that_becomes_a_link_after_it_was_resolved_is_not_read(tmp_path: 
             return found
 
     with pytest.raises(LoadFailed, match="leads out of the model repository"):
-        Busy(root).text("double", "config.pbtxt")
+        Busy(root, links_to=[tmp_path / each for each in links_to]).text("double", "config.pbtxt")

@@ -229,7 +229,7 @@ def test_links_that_leave_the_repository_are_refused(tmp_path: Path) -> None:
     root.mkdir()
     models.put(outside, "double", models.double(), models.DOUBLE)
     (root / "double").symlink_to(outside / "double")
-    assert refusal(root) == "double/config.pbtxt leads out of the model repository: links must stay inside it"
+    assert refusal(root).startswith("double/config.pbtxt leads out of the model repository: links must stay inside it")
 
 
 @pytest.mark.parametrize("what", ["1", "1/model.onnx", "config.pbtxt"])

@@ -1,8 +1,9 @@
 """Reads a model repository in a local folder.
 
 Others than the operator may be able to write into the folder, so nothing outside of it is ever read: names are checked,
-every path is resolved and must lie inside the resolved root, and an opened file is checked once more because its path
-may have been replaced meanwhile. Links that stay inside are allowed (mounted ConfigMaps consist of them). Only regular
+every path is resolved and must lie inside the resolved root, or a folder that the operator allows links to, and an
+opened file is checked once more because its path may have been replaced meanwhile. Links that stay inside are allowed
+(mounted ConfigMaps consist of them). Only regular
 files are read: a pipe or a device could block the thread. Nothing is ever written.
 """
 
@@ -21,6 +22,9 @@ from oriel_inference.stores import FOLDER_ENTRIES, Fingerprint, decoded, relativ
 
 _log = logging.getLogger(__name__)
 
+_LEADS_OUT = (
+    "leads out of the model repository: links must stay inside it, or lead into a folder that --allow-links-to names"
+)
 _MODEL_FILES = ("model.onnx", "model.py", "model.plan", "model.xml")
 MAX_TEXT_BYTES = 1 << 20
 MAX_DATA_BYTES = 64 << 20
@@ -37,6 +41,7 @@ class LocalStore:
     max_copy_bytes: limit of the files of a version that `copy` copies.
     max_entries: limit of the entries of a folder, and of all entries below a version.
     runs_code: True if the operator put the files there, so that Python models may run.
+    links_to: folders outside that links may lead into.
     """
 
     up = True  # a scan that fails raises
@@ -50,8 +55,10 @@ class LocalStore:
         max_copy_bytes: int = MAX_COPY_BYTES,
         max_entries: int = MAX_ENTRIES,
         runs_code: bool = True,
+        links_to: Sequence[Path] = (),
     ) -> None:
         self._root = root.resolve()
+        self._readable = (self._root, *(each.resolve() for each in links_to))
         self.shown = self._root.name
         self._max_version_bytes = max_version_bytes
         self._max_copy_bytes = max_copy_bytes
@@ -189,9 +196,12 @@ class LocalStore:
             resolved = path.resolve()
         except (OSError, RuntimeError) as error:
             raise LoadFailed(f"{shown} is a link to itself") from error
-        if not resolved.is_relative_to(self._root):
-            raise LoadFailed(f"{shown} leads out of the model repository: links must stay inside it")
+        if not self._may_read(resolved):
+            raise LoadFailed(f"{shown} {_LEADS_OUT}")
         return resolved
+
+    def _may_read(self, resolved: Path) -> bool:
+        return any(resolved.is_relative_to(each) for each in self._readable)
 
     def _status(self, path: Path, shown: str) -> os.stat_result:
         try:
@@ -231,9 +241,9 @@ class LocalStore:
             raise LoadFailed(f"{shown} is not a file")
         where = Path(f"/proc/self/fd/{descriptor}")
         # A folder on the way may have become a link after the path was resolved. Without /proc this cannot be checked.
-        if where.parent.is_dir() and not Path(os.readlink(where)).is_relative_to(self._root):
+        if where.parent.is_dir() and not self._may_read(Path(os.readlink(where))):
             file.close()
-            raise LoadFailed(f"{shown} leads out of the model repository: links must stay inside it")
+            raise LoadFailed(f"{shown} {_LEADS_OUT}")
         return file
 
     def _walk(self, path: Path, say: Callable[[bytes], None], depth: int, seen: list[int]) -> None:
@@ -246,7 +256,7 @@ class LocalStore:
             if stat.S_ISLNK(status.st_mode):
                 path = path.resolve()
                 say(os.fsencode(path))
-                if not path.is_relative_to(self._root):
+                if not self._may_read(path):
                     return
                 status = path.stat()
         except (OSError, RuntimeError):

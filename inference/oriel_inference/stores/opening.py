@@ -24,11 +24,13 @@ def open_stores(
     *,
     max_cache_bytes: int,
     in_use: Callable[[], Collection[str]],
+    links_to: Sequence[Path] = (),
 ) -> list[ModelStore]:
     """Open one store per repository: a path is a folder, a text is the URL of an object store. No request is sent yet.
 
     max_cache_bytes: limit of all caches together, in equal parts.
     in_use: returns the identities of the versions that serve.
+    links_to: folders that links of local repositories may lead into.
     Raises LoadFailed, and then nothing is left open.
     """
     remote = [each for each in repositories if isinstance(each, str)]
@@ -45,7 +47,7 @@ def open_stores(
     with ExitStack() as opened:
         for each in repositories:
             if isinstance(each, Path):
-                stores.append(LocalStore(each))
+                stores.append(LocalStore(each, links_to=links_to))
                 continue
             location = locations[each]
             held = Cache(root / _folder(location), max_bytes=max_cache_bytes // len(remote), in_use=in_use)
