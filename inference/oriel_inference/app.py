@@ -140,6 +140,7 @@ async def open_unit(
         log=log,
         meter=meter,
         devices=models.machine.devices,
+        answers=models.machine.answers,
         quality=models.quality,
         default_timeout_s=settings.default_timeout_s,
         strict_readiness=settings.strict_readiness,

@@ -44,6 +44,7 @@ from oriel_inference.settings import Settings
 from oriel_inference.stores import ModelStore
 from oriel_inference.stores.opening import open_stores
 from oriel_inference.stores.remote import RemoteStore
+from oriel_policies.upstreams.answer_cache import AnswerCache
 from oriel_policies.upstreams.model_memory import ModelMemory
 from oriel_wire.engine.large_messages import return_memory
 from oriel_wire.errors import StartFailed
@@ -100,6 +101,7 @@ async def open_models(settings: Settings, backends: Callable[[str], Backend], sp
         max_items=settings.max_queue_items,
         max_bytes=settings.max_queue_bytes,
         max_batch_bytes=settings.max_batch_bytes,
+        answers=AnswerCache(max_bytes=settings.cache_bytes, owner_share=1.0) if settings.cache_bytes else None,
     )
     quality = Quality(catalog.serves)
     group_store = _group_store(settings)
@@ -172,6 +174,8 @@ def _schedulers(machine: Machine, ledger: Ledger, quality: Quality) -> Callable[
         apart = isinstance(loaded.sessions[0], RequestSession)
         of_model = replace(machine, cores=Cores(loaded.spec.instances)) if apart else machine
         units = 1 if apart else loaded.units
+        if loaded.spec.cached and machine.answers is None:
+            _log.warning("model %s: response_cache has no effect: pass --cache-config local,size=N", loaded.spec.name)
         quality.open(loaded.spec, statistics, loaded.reference)
         rules = loaded.spec.sequences
         if rules is not None:

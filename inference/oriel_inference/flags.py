@@ -33,7 +33,6 @@ _ON = frozenset({"true", "1", "on"})
 _THREADS = "requests are read by one event loop, models compute in --cores threads"
 _POOL = "memory is taken as it is needed, there are no pools"
 _GPU = "GPU memory is managed by the runtime of each model"
-_CACHE = "there is no response cache yet"
 _TRACE = "traces are exported over OTLP: set OTEL_EXPORTER_OTLP_ENDPOINT"
 _COLLECTOR = "`mode=opentelemetry` and `url=` set the collector, for the others see OTEL_EXPORTER_OTLP_ENDPOINT"
 _PLUGIN = "backends are Python packages, no shared libraries are loaded"
@@ -68,7 +67,7 @@ _ROWS = [
     ),
     *_ignored("metrics are read on request", "--metrics-interval-ms"),
     *_ignored("the processor's metrics are always there", "--allow-cpu-metrics", silent=frozenset({"true", "1", "on"})),
-    *_ignored(_CACHE, "--cache-config", "--cache-directory", "--response-cache-byte-size"),
+    *_ignored("the response cache is part of the server", "--cache-directory"),
     *_ignored(_COLLECTOR, "--trace-config"),
     *_ignored(_TRACE, "--trace-file", "--trace-rate", "--trace-count", "--trace-log-frequency"),
     *_ignored(_TRACE, "--trace-level", silent=_OFF),

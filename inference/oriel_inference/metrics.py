@@ -185,6 +185,10 @@ def _expected_wait(source: Source) -> Samples:
             yield {"priority": str(band)}, round(seconds, 6)
 
 
+def _cached(read: Callable[[Statistics], float]) -> Callable[[Source], Samples]:
+    return lambda source: (({}, read(source.statistics)),) if source.serving.spec.cached else ()
+
+
 def _sequences(source: Source) -> Samples:
     tables = [each.batcher.table for each in source.queues if isinstance(each.batcher, SequenceScheduler)]
     if not tables:
@@ -260,6 +264,30 @@ FAMILIES = (
         "gauge",
         "Requests that wait",
         _total(lambda each: each.batcher.pending),
+    ),
+    Family(
+        "nv_cache_num_hits_per_model",
+        "counter",
+        "Requests answered from the response cache",
+        _cached(lambda s: s.cache_hit.count),
+    ),
+    Family(
+        "nv_cache_hit_duration_per_model",
+        "counter",
+        "Total time of finding those answers, in microseconds",
+        _cached(lambda s: s.cache_hit.ns // 1000),
+    ),
+    Family(
+        "nv_cache_num_misses_per_model",
+        "counter",
+        "Requests whose answer was not in the response cache",
+        _cached(lambda s: s.cache_miss.count),
+    ),
+    Family(
+        "nv_cache_miss_duration_per_model",
+        "counter",
+        "Total time of looking for those answers and of keeping them, in microseconds",
+        _cached(lambda s: s.cache_miss.ns // 1000),
     ),
     Family(
         "nv_model_load_duration_secs", "gauge", "Duration of loading the model", lambda s: (({}, s.serving.load_s),)
@@ -350,6 +378,15 @@ def _server(surface: Surface, host: HostLoad, gpus: Sequence[GpuLoad]) -> Iterat
     yield "oriel_model_unavailable", "gauge", text, _by("model", ((model, 1) for model in catalog.unavailable()))
     text = "1 if an older version serves because the newest cannot be loaded"
     yield "oriel_model_fallback", "gauge", text, fallbacks
+    if (answers := surface.answers) is not None:
+        yield (
+            "nv_cache_util",
+            "gauge",
+            "Share of the response cache in use",
+            [({}, answers.size_bytes / answers.max_bytes)],
+        )
+        yield "nv_cache_num_entries", "gauge", "Answers in the response cache", [({}, len(answers))]
+        yield "nv_cache_num_evictions", "gauge", "Answers that made room for others", [({}, answers.evicted)]
     yield from _memory(surface)
     yield from _artefacts(control.artefacts.counts if control.artefacts is not None else ArtefactCounts())
     text = "Lines of the access log that were lost"

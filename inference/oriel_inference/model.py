@@ -268,6 +268,7 @@ class ModelSpec:
     instances: executions that may run at once.
     by_demand: True if the configuration sets no count: up to `instances`, as many as the cores hold, run on demand.
     decoupled: a request has any number of responses.
+    cached: its answers are kept in the response cache, if the server has one.
     steps: the steps of an ensemble, which runs nothing itself.
     max_inflight: the most runs of one step at once; 0 means unbounded.
     sample_every: the number of rows of which about one is sampled for its distribution; 0 means none.
@@ -288,6 +289,7 @@ class ModelSpec:
     instances: int = 1
     by_demand: bool = False
     decoupled: bool = False
+    cached: bool = False
     steps: tuple[EnsembleStep, ...] = ()
     max_inflight: int = 0
     sample_every: int = SAMPLE_EVERY

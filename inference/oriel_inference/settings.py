@@ -25,6 +25,7 @@ _CLASS = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 MODELS, PORTS, BOUNDS, LOG, USAGE = map(Group, ("models", "ports", "bounds", "log", "usage"))
 _whole = number(int, 0, 2**31 - 1)
 _whole_bytes = number(int, 1, (1 << 50) - 1)
+_cache_size = number(int, 0, (1 << 50) - 1)
 
 
 def _repository(text: str) -> Path | str:
@@ -80,6 +81,16 @@ def _resource(text: str) -> tuple[tuple[str, int | None], int]:
         return (name, _whole(device) if given else None), _whole(count)
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not of the form NAME:COUNT or NAME:COUNT:DEVICE") from None
+
+
+def _local_cache(text: str) -> int:
+    name, _, setting = text.partition(",")
+    if name != "local":
+        raise argparse.ArgumentTypeError(f"the cache {name[:40]!r} is not part of this server: use local,size=BYTES")
+    if not setting.startswith("size="):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not of the form local,size=BYTES")
+    size: int = _cache_size(setting[5:])
+    return size
 
 
 def _host(name: str) -> dict[str, tuple[Flag, ...]]:
@@ -381,6 +392,18 @@ class Settings:
     )
     max_batch_bytes: int = BOUNDS.setting(
         64 << 20, "--max-batch-bytes", type=int, metavar="N", help="bytes of the requests of one batch"
+    )
+    cache_bytes: int = field(
+        default=0,
+        metadata=flags(
+            BOUNDS.flag(
+                "--cache-config",
+                type=_local_cache,
+                metavar="local,size=N",
+                help="response cache of N bytes for models with response_cache { enable: true } (default: none)",
+            ),
+            BOUNDS.flag("--response-cache-byte-size", type=_cache_size, help=argparse.SUPPRESS),
+        ),
     )
     drain_s: float = BOUNDS.setting(
         25.0,

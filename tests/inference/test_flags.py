@@ -151,6 +151,11 @@ def test_a_port_that_is_not_allowed_is_not_opened(monkeypatch: pytest.MonkeyPatc
     assert (settings.http_port, settings.grpc_port, settings.metrics_port) == (8000, None, None)
 
 
+@pytest.mark.parametrize("word", ["--cache-config=local,size=4096", "--response-cache-byte-size=4096"])
+def test_both_flags_of_the_response_cache_set_its_size(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    assert settings_of(monkeypatch, word).cache_bytes == 4096
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -159,6 +164,9 @@ def test_a_port_that_is_not_allowed_is_not_opened(monkeypatch: pytest.MonkeyPatc
         (["--qqqqqqqqqqqqqqqqqqqqqqqqqqqq"], "unknown flag --qqqqqqqqqqqqqqqqqqqqqqqqqqqq ("),
         (["--model-repository=/m", "--http-port"], "--http-port: expected one argument"),
         (["--model-repository=/m", "--allow-http=maybe"], "--allow-http: 'maybe' is neither true nor false"),
+        (["--cache-config=redis,host=h"], "the cache 'redis' is not part of this server: use local,size=BYTES"),
+        (["--cache-config=local,host=h"], "'local,host=h' is not of the form local,size=BYTES"),
+        (["--cache-config=local,size=x"], "'x' is not a number"),
         ([], "required: --model-repository/--model-store"),
     ],
 )

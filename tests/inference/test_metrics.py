@@ -24,6 +24,7 @@ from oriel_inference.errors import Outcome
 from oriel_inference.metrics import FAMILIES
 from oriel_inference.model import Gpu, ModelState
 from oriel_policies.artefacts.lifecycle import ArtefactLife
+from oriel_policies.upstreams.answer_cache import AnswerCache
 from oriel_wire.observe.trace import ListSink
 from oriel_wire.observe.unsampled import keep_body
 from oriel_wire.v2.proto import model_config_pb2 as pb
@@ -98,6 +99,8 @@ async def test_documentation_names_every_metric_with_its_type_and_labels(
         assert sampled is not None
         sampled.drift = lambda: {"y": (0.3, 0.01)}  # type: ignore[method-assign]
         sampled.totals["y"].confidence.observe(0.5)
+        unit.catalog.get("double").spec = replace(unit.catalog.get("double").spec, cached=True)
+        unit.surface.answers = AnswerCache(max_bytes=1)
         broken = Entry(name="double", version=2, state=ModelState.UNAVAILABLE, reason="not whole")
         unit.catalog.publish("double", [*unit.catalog.entries("double"), broken])
         unit.catalog.publish("half", [replace(broken, name="half")])

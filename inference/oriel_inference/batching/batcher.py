@@ -39,6 +39,7 @@ from oriel_inference.batching.pick import pick, unwrap
 from oriel_inference.batching.queue_policies import AnswerLine, LevelBounds
 from oriel_inference.batching.rate_limiter import InstanceLimits
 from oriel_inference.batching.requests import Ends, RequestBatch
+from oriel_inference.batching.response_cache import model_cache
 from oriel_inference.batching.running import Running, swap_sessions
 from oriel_inference.batching.service_times import ServiceTimes
 from oriel_inference.batching.statistics import Statistics
@@ -82,6 +83,7 @@ class Batcher:
         self.units = min(max(1, units), cores.total)
         self.share = self.units / cores.total  # the part of the server's cores that one run keeps busy
         self.curve, self.statistics = curve or ServiceCurve(), statistics or Statistics()
+        self._answers = model_cache(spec, machine, self.statistics)
         self._devices = devices
         self._device_of = {id(session): device for session, device in zip(sessions, placed, strict=False)}
         self.accounts = Accounts(devices, spec.name, str(spec.version), placed[0] if placed else devices.host)
@@ -129,17 +131,15 @@ class Batcher:
     # Joining and leaving the queue ------------------------------------------------------------------------------
 
     @property
-    def pending(self) -> int:  # calls in the queue
-        return len(self._queue)
+    def pending(self) -> int:  # calls in the queue, or on their way to it
+        return len(self._queue) if self._answers is None else len(self._queue) + self._answers.hashing
 
     @property
     def running(self) -> int:  # batches on instances
         return len(self._running)
 
     def depths(self) -> list[tuple[int, int, float | None]]:
-        """Return (band, waiting calls, expected wait of a new call in seconds or None) for band 0 and every band
-        seen.
-        """
+        """Return (band, waiting calls, seconds that a new call would wait or None) for band 0 and every band seen."""
         return self._wait_estimate.by_band()
 
     def expected_wait_s(self, band: int) -> float | None:  # the wait of a new call; None if unknown
@@ -160,6 +160,8 @@ class Batcher:
                 self._fail(call, lateness(call))
                 return
             ticket = call.parked(call.deadline)
+        if self._answers is not None and self._answers.takes(call, self.submit):
+            return
         if self._service_times.floor.refuses(call.rows, call.deadline - now):
             self._fail(call, DeadlineTooShort())
             return
@@ -222,6 +224,8 @@ class Batcher:
     def close(self) -> None:
         """Fail the waiting calls and accept no more; running batches end on their own."""
         self._closed = True
+        if self._answers is not None:
+            self._answers.close()
         while (ticket := self._queue.pop()) is not None:
             self._evict(ticket, ServerStopping())
         if self._limits is not None:

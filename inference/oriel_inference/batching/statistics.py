@@ -47,6 +47,10 @@ class Duration:
         self.count += times
         self.ns += max(0, int(seconds * 1e9)) * times
 
+    def extend(self, seconds: float) -> None:
+        """Add time to an occurrence that was counted before."""
+        self.ns += max(0, int(seconds * 1e9))
+
 
 class _Stages:
     __slots__ = ("infer", "input", "output")
@@ -100,11 +104,15 @@ class Statistics:
     responses, first_response: the number of responses and the time to the first one, for a decoupled model; the latter
     in milliseconds.
     sequences: how sequences ended -> their number.
+    cache_hit, cache_miss: requests by whether the response cache had their answer; the times of looking, and of keeping
+    the answer.
     offer: takes samples of executed rows, the next one when `inferences` reaches sample_at. Writer: `quality`.
     """
 
     __slots__ = (
         "batches",
+        "cache_hit",
+        "cache_miss",
         "executions",
         "fail",
         "failures",
@@ -125,6 +133,7 @@ class Statistics:
 
     def __init__(self) -> None:
         self.success, self.fail, self.queue = Duration(), Duration(), Duration()
+        self.cache_hit, self.cache_miss = Duration(), Duration()
         self.stages = _Stages()
         self.inferences = 0
         self.executions = 0
@@ -219,8 +228,8 @@ class Statistics:
                 compute_input=_message(self.stages.input),
                 compute_infer=_message(self.stages.infer),
                 compute_output=_message(self.stages.output),
-                cache_hit=v2_pb2.StatisticDuration(),
-                cache_miss=v2_pb2.StatisticDuration(),
+                cache_hit=_message(self.cache_hit),
+                cache_miss=_message(self.cache_miss),
             ),
         )
         if memory_bytes:

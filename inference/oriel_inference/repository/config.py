@@ -237,6 +237,10 @@ def _not_executed(config: pb.ModelConfig, refuse: _Refuse) -> None:
     """Refuse the fields without which answers would differ, and which this server does not execute. Raises
     ConfigInvalid for the first one.
     """
+    if config.response_cache.enable and config.model_transaction_policy.decoupled:
+        raise refuse("response_cache", "does not go with model_transaction_policy.decoupled")
+    if config.response_cache.enable and config.HasField("sequence_batching"):
+        raise refuse("response_cache", "does not go with sequence_batching")
     for field in ("batch_input", "batch_output"):
         if getattr(config, field):
             raise refuse(f"{field}[0]", _NOT_YET)
@@ -315,7 +319,12 @@ def _without_effect(config: pb.ModelConfig) -> list[str]:
         "instance_group.profile": any(group.profile for group in groups),
         "instance_group.host_policy": any(not _NO_POLICY.fullmatch(each.host_policy) for each in groups),
         f"model_repository_agents ({', '.join(agents)[:64]})": bool(agents),
-        "response_cache (there is no cache)": config.response_cache.enable,
+        "response_cache (answers are sent in order)": (
+            config.response_cache.enable and config.dynamic_batching.preserve_ordering
+        ),
+        "response_cache (only the models of an ensemble's steps can have it)": (
+            config.response_cache.enable and is_ensemble(config)
+        ),
         f"parameters[{STRATEGY!r}]": STRATEGY in config.parameters,
         **{f"parameters[{key!r}]": key in config.parameters for key in _UNUSED_PARAMETERS.get(config.backend, ())},
     }

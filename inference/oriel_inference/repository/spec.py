@@ -118,6 +118,7 @@ def build_spec(
         queue=queue_rules(config),
         instances=instances,
         decoupled=decoupled,
+        cached=config.response_cache.enable and not batching.preserve_ordering,
         sample_every=0 if decoupled else int(every),
         parameters={name: value.string_value for name, value in config.parameters.items()},
     )

@@ -1,6 +1,6 @@
 """State shared by both v2 servers: the models, whether the server is ready, and its metadata."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,11 +14,13 @@ from oriel_inference.quality.sampler import Quality
 from oriel_inference.servers.forwarded_headers import ForwardedHeaders
 from oriel_inference.servers.meter import Meter
 from oriel_inference.servers.regions import Regions, SharedInputs
+from oriel_policies.upstreams.answer_cache import AnswerCache
 from oriel_wire.distribution import installed_version
 from oriel_wire.engine.peers import TrustedPeers
 from oriel_wire.observe.semantics import NOWHERE
 from oriel_wire.observe.trace import SpanSink
 from oriel_wire.usage.lines import LedgerCounts
+from oriel_wire.v2.messages import Array
 from oriel_wire.v2.proto import v2_pb2
 
 SERVER_NAME = "oriel"
@@ -45,6 +47,7 @@ class Surface:
     usage: counts of the usage ledger, if there is one. grpc_address: address and port of the gRPC listener.
     quality: samples of what the models get and answer. regions: shared memory; None if its use is not allowed.
     http_headers, grpc_headers: choose the headers that models get as parameters; None if they get none.
+    answers: the response cache; None if there is none.
     """
 
     catalog: Catalog
@@ -66,6 +69,7 @@ class Surface:
     regions: Regions | None = None
     http_headers: ForwardedHeaders | None = None
     grpc_headers: ForwardedHeaders | None = None
+    answers: AnswerCache[Sequence[Array]] | None = None
 
     def extensions(self, *, of_tenant: bool) -> tuple[str, ...]:
         """Return the extensions that a caller may use. of_tenant: True if a gateway sent the call for a tenant."""

@@ -6,6 +6,7 @@ the bytes. Beyond that its own oldest entry is evicted, so that no tenant can ev
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import islice
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -64,6 +65,12 @@ class AnswerCache(Generic[T]):
         self._owner_bytes[owner] = self._owner_bytes.get(owner, 0) + size_bytes
         self.size_bytes += size_bytes
         return True
+
+    def drop(self, owner: str, most: int) -> bool:
+        """Remove up to `most` entries of an owner; return whether it has more."""
+        for key in list(islice(self._owners.get(owner, ()), most)):
+            self._drop(key, self._entries[key])
+        return owner in self._owners
 
     def clear(self) -> None:
         """Remove all entries."""

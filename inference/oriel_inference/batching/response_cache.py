@@ -1,0 +1,191 @@
+"""Keeps the answers of models whose configuration enables `response_cache`, and answers equal requests from them.
+
+Two requests are equal if they go to the same load of the same version, and their inputs have equal names, datatypes,
+shapes and values. Python models also see the parameters and the requested outputs of a request, so these must be equal
+as well, except `priority` and `timeout`. The key is a SHA-256 digest of all that: an answer must never go to another
+tenant's different request because their keys collide.
+
+An answer from the cache takes no place in the queue and no core. It is not kept if it has an error, is on a GPU, or
+has more than MAX_ANSWER_BYTES or MAX_TEXTS. Kept arrays are copies, because those of a batch share its memory.
+
+Owner and single writer: the loop. Only the digests of large requests are computed in a worker.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+from math import inf
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from oriel_inference.backends import Outputs
+from oriel_inference.batching.call import Answer, BatchTimes, Call, Reply, deliver
+from oriel_inference.batching.machine import Machine
+from oriel_inference.batching.statistics import Statistics
+from oriel_inference.errors import InferenceError
+from oriel_inference.model import ModelSpec
+from oriel_policies.upstreams.answer_cache import AnswerCache
+from oriel_wire.v2.messages import Array
+
+INLINE_BYTES = 256 << 10  # 0.2 ms; larger requests are digested in a worker
+MAX_ANSWER_BYTES = 16 << 20  # copied on the loop in some 3 ms
+MAX_TEXTS = 1 << 14
+ENTRY_BYTES = 1024  # of the digest and of the objects around an answer
+DROPPED_AT_ONCE = 1000
+_loads = count()
+_encode = msgspec.msgpack.Encoder().encode
+
+Submit = Callable[[Call], None]
+
+
+class _Described(NamedTuple):
+    """The facts that make a request equal to another: a text about it, and the values of its inputs."""
+
+    text: bytes
+    arrays: Sequence[Array]
+
+
+class ModelCache:
+    """The part of one load of a model version in the server's cache.
+
+    hashing: number of calls whose digest is being computed.
+    """
+
+    def __init__(
+        self, cache: AnswerCache[Sequence[Array]], spec: ModelSpec, machine: Machine, statistics: Statistics
+    ) -> None:
+        self._cache = cache
+        self._name = spec.name
+        self._outputs = sorted([output.name for output in spec.outputs])
+        self._owner = f"{spec.name}/{spec.version}/{next(_loads)}"
+        self._machine = machine
+        self._statistics = statistics
+        self._digests: dict[Call, bytes] = {}
+        self._hashing_bytes = 0
+        self.hashing = 0
+
+    def takes(self, call: Call, submit: Submit) -> bool:
+        """Return whether `call` is answered from the cache, or is submitted again once its digest is known. Otherwise
+        it has to be executed, and its answer will be kept.
+
+        submit: takes the call again.
+        """
+        began_s = self._machine.clock.now()
+        digest = self._digests.pop(call, None)
+        if digest is None:
+            described = self._described(call)
+            if described is None:
+                return False
+            if call.size_bytes > INLINE_BYTES:
+                return self._digest_apart(call, described, submit)
+            digest = _digest(described)
+        statistics, now = self._statistics, self._machine.clock.now()
+        found = self._cache.get(digest, now)
+        if found is None:
+            statistics.cache_miss.add(now - began_s)
+            call.reply = partial(self._replied, digest, call.reply)
+            return False
+        statistics.cache_hit.add(now - began_s)
+        self._machine.clock.call_soon(partial(self._answer, call, found[0]))
+        return True
+
+    def close(self) -> None:
+        """Forget all answers, a part of them in each turn of the loop."""
+        if self._cache.drop(self._owner, DROPPED_AT_ONCE):
+            self._machine.clock.call_soon(self.close)
+
+    def _digest_apart(self, call: Call, described: _Described, submit: Submit) -> bool:
+        size = call.size_bytes
+        if self._hashing_bytes + size > self._machine.max_bytes:
+            return False  # as much waits for its digest as may wait in the queue: execute it
+        self._hashing_bytes += size
+        self.hashing += 1
+
+        def hashed(digest: bytes) -> None:
+            self._hashing_bytes -= size
+            self.hashing -= 1
+            if not call.finished:
+                self._digests[call] = digest
+                submit(call)
+                self._digests.pop(call, None)
+
+        def job() -> None:
+            digest = _digest(described)
+            self._machine.clock.call_from_thread(lambda: hashed(digest))
+
+        self._machine.workers.submit(job)
+        return True
+
+    def _described(self, call: Call) -> _Described | None:
+        """Return the facts about a request; None if it is not cached."""
+        names = sorted(call.inputs)
+        arrays = [call.inputs[name] for name in names]
+        if any(_is_foreign(each) for each in arrays):
+            return None
+        seen: list[object] = []
+        if call.source is not None:
+            request = call.source[0]
+            wanted = self._outputs if request.outputs is None else sorted([each.name for each in request.outputs])
+            parameters = sorted([pair for pair in request.parameters.items() if pair[0] not in ("priority", "timeout")])
+            seen = [wanted, parameters]
+        return _Described(
+            _encode([self._owner, names, [[each.dtype.str, each.shape] for each in arrays], seen]), arrays
+        )
+
+    def _answer(self, call: Call, outputs: Sequence[Array]) -> None:
+        if call.finished:
+            return
+        call.finished = True
+        now = self._machine.clock.now()
+        self._statistics.succeeded(queue_s=now - call.arrived_s, total_s=now - call.arrived_s)
+        times = BatchTimes(now, now, now, now, call.rows, steps=0)
+        deliver(call, Answer(outputs, times, 0, 0, call.usage), self._name)
+
+    def _replied(self, digest: bytes, reply: Reply, result: Answer | InferenceError) -> None:
+        reply(result)
+        if isinstance(result, Answer):
+            began_s = self._machine.clock.now()
+            if (kept := _kept(result.outputs)) is not None:
+                self._cache.put(digest, self._owner, *kept, began_s, inf)
+            self._statistics.cache_miss.extend(self._machine.clock.now() - began_s)
+
+
+def model_cache(spec: ModelSpec, machine: Machine, statistics: Statistics) -> ModelCache | None:
+    """Return the part of a model version in the server's cache; None if it has none."""
+    if machine.answers is None or not spec.cached:
+        return None
+    return ModelCache(machine.answers, spec, machine, statistics)
+
+
+def _digest(described: _Described) -> bytes:
+    found = hashlib.sha256(described.text)
+    for array in described.arrays:
+        flat = array.reshape(-1)
+        found.update(_encode(flat.tolist()) if array.dtype.hasobject else memoryview(flat))  # type: ignore[arg-type]  # numpy says less than it does
+    return found.digest()
+
+
+def _is_foreign(array: object) -> bool:
+    """Return whether a tensor is on another device, or has more texts than the loop has time for."""
+    return not isinstance(array, np.ndarray) or (array.dtype.hasobject and array.size > MAX_TEXTS)
+
+
+def _kept(outputs: Sequence[Array]) -> tuple[Sequence[Array], int] | None:
+    """Return copies of arrays and the bytes that they take; None if they are not kept."""
+    size = ENTRY_BYTES
+    for array in outputs:
+        if array is None:
+            continue
+        if _is_foreign(array):
+            return None
+        texts = array.reshape(-1) if array.dtype.hasobject else ()
+        size += ENTRY_BYTES + array.nbytes + sum([len(each) + 64 for each in texts])
+    if size > MAX_ANSWER_BYTES:
+        return None
+    copies = [None if array is None else array.copy() for array in outputs]
+    if type(outputs) is Outputs:
+        return Outputs(copies, outputs.parameters, datatypes=outputs.datatypes), size + len(_encode(outputs.parameters))
+    return copies, size
