@@ -74,7 +74,7 @@ def test_a_step_goes_to_the_home_of_its_sequence_or_nowhere(events: list[tuple],
             if end:
                 table.forget(step.key)
                 del known[step.key]
-        assert len(table._latest) <= most and table._shares.held == len(table._latest)
+        assert len(table._latest) <= most and table._shares.held == len(table._latest) == len(table.users)
 
 
 def test_the_sequences_of_one_tenant_leave_room_for_those_of_another() -> None:
@@ -100,3 +100,22 @@ def test_an_endpoint_is_a_home_until_its_sequences_are_idle(monkeypatch: pytest.
     for now, homes in ((IDLE_S - 1.0, {place}), (IDLE_S, set())):
         monkeypatch.setattr("oriel_gateway.pools.sequences.monotonic", lambda now=now: now)
         assert table.homes() == homes
+
+
+def test_an_id_has_one_tenant_at_servers_that_do_not_tell_tenants_apart() -> None:
+    made = pool(1)
+    http, grpc, (place,) = Sequences(), Sequences(), [HttpEndpoint(address, made) for address in made.endpoints]
+    grpc.users = http.users
+    first, other = (Stick("sum 7", tenant, start=True) for tenant in TENANTS)
+    assert http.place(first, place, 0.0)
+    for table in (http, grpc):
+        with pytest.raises(Refused, match="in use by another tenant"):
+            table.find(other, 1.0)
+        assert not table.place(other, place, 1.0), "both have asked at once"
+    http.apart = True
+    http.find(other, 1.0)
+    assert http.place(other, place, 1.0)
+    http.forget(first.key)
+    assert list(http.users.values()) == [other]
+    http.forget(other.key)
+    assert not http.users

@@ -31,7 +31,13 @@ PROTOCOLS = ("HTTP/1.1", "HTTP/2", "gRPC", "stream")
 
 
 class States(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time
-    """One server: the state of a sequence counts its steps. foreign: steps without START for which it has no state."""
+    """One server: the state of a sequence counts its steps.
+
+    foreign: steps without START for which it has no state.
+    cost: what it reports, as servers do that know tenants; b"" for another one.
+    """
+
+    cost = b"x-oriel-cost-us: 5\r\n"
 
     def __init__(self) -> None:
         self.kept: dict[int | str, int] = {}
@@ -52,7 +58,8 @@ class States(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic a
         length = seen.get("inference-header-content-length")
         body = json.loads(seen.body[: int(length)] if length else seen.body)
         value = self.step(body.get("parameters", body))
-        return ok(str(value).encode(), status="200 OK" if value else "400 No")
+        answer = ok(str(value).encode(), status="200 OK" if value else "400 No")
+        return answer.replace(b"\r\n", b"\r\n" + self.cost, 1)
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
         if details.method == STREAM:
@@ -102,12 +109,12 @@ class House:
     def these(self) -> EndpointSet[Any]:
         return self.core.pools["p"].endpoints_for(grpc=not self.protocol.startswith("HTTP"))
 
-    async def step(self, sequence: int | str, *, start: bool = False, end: bool = False) -> int | str:
+    async def step(self, sequence: int | str, *, start: bool = False, end: bool = False, key: str = GOLD) -> int | str:
         """Send one step. Returns the state, 0 where the server has none, or the reason of a refusal."""
-        metadata = (("x-api-key", GOLD),)
+        metadata = (("x-api-key", key),)
         if self.protocol.startswith("HTTP"):
             flags = {"sequence_id": sequence, "sequence_start": start, "sequence_end": end}
-            answer = await self.client.post(PATH, json={"parameters": flags, "inputs": []})
+            answer = await self.client.post(PATH, json={"parameters": flags, "inputs": []}, headers=dict(metadata))
             return int(answer.content) if answer.content.isdigit() else answer.json()["reason"]  # type: ignore[no-any-return]
         try:
             message = message_of(sequence, start=start, end=end)
@@ -231,6 +238,18 @@ async def test_ids_of_two_tenants_models_or_kinds_are_sequences_of_their_own() -
         await it.client.post("/v2/models/other/infer", json=body)
         await it.client.post(PATH, json=body, headers={"x-api-key": BRONZE})
         assert it.live() == 4
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_no_tenant_reaches_the_state_of_another_at_servers_that_do_not_know_tenants(protocol: str) -> None:
+    async with house(protocol) as it:
+        for server in it.servers:
+            server.cost = b""
+        assert await it.step(7, start=True) == 1
+        for start in (False, True):
+            assert await it.step(7, start=start, key=BRONZE) in ("bad_request", 0)  # over gRPC INVALID_ARGUMENT
+        assert [await it.step(7), await it.step(7, end=True)] == [2, 3]
+        assert await it.step(7, start=True, key=BRONZE) == 1 and not any(server.foreign for server in it.servers)
 
 
 async def test_the_id_is_read_from_the_json_of_binary_and_generate_requests() -> None:

@@ -171,8 +171,8 @@ def sticky_endpoint(
         endpoint = endpoints.sticky.pick(endpoints.usable, stick.key, (*tried, *locations.lacking(model, now)))
     if endpoint is not None and not endpoint.outstanding:
         endpoint.record.heard_s = now
-    if endpoint is not None and stick.room is not None:
-        endpoints.sequences.place(stick, endpoint, now)
+    if endpoint is not None and stick.room is not None and not endpoints.sequences.place(stick, endpoint, now):
+        return None
     return endpoint
 
 

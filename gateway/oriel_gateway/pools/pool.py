@@ -81,6 +81,7 @@ class PoolGate:
             max_parked=pool.max_queue,
             probe_first=bool(pool.probe),
         )
+        self.grpc.sequences.users = self.endpoints.sequences.users
         for these in (self.endpoints, self.grpc):
             these.became_usable = self.pump
             these.usable_changed = self._usable_changed

@@ -62,8 +62,7 @@ def _step(call: Call, flags: _Flags, model: str) -> Stick | None:
     if not sequence or len(str(sequence)) > MAX_ID:
         return None
     # a number and a text of the same digits are two sequences
-    key = f"{call.tenant.name}\0{model}\0{sequence!r}"
-    return Stick(key, call.tenant, start=flags.sequence_start, end=flags.sequence_end)
+    return Stick(f"{model}\0{sequence!r}", call.tenant, start=flags.sequence_start, end=flags.sequence_end)
 
 
 def _in_json(call: Call) -> _Flags:

@@ -235,6 +235,8 @@ class Extras:
         """The call is over, however it ended."""
         routing, target, member, record = self._routing, call.target, self._member, call.record
         assert record is not None
+        if call.cost_us >= 0:
+            call.endpoints.sequences.apart = True
         if call.stick is not None and call.stick.end and record.outcome is Outcome.ANSWERED and record.status < 400:
             call.endpoints.sequences.forget(call.stick.key)
         if target.side:
