@@ -365,9 +365,7 @@ def _scaler_certificates(settings: Settings) -> Certificates | None:
         return None
     if chain is None or key is None:
         raise StartFailed("--scaler-client-ca needs the gateway's own certificate: pass --tls-cert and --tls-key")
-    from oriel_gateway.admin.external_scaler import client_certificates
-
-    return client_certificates(chain, key, authority)
+    return Certificates(chain, key, http2=True, authority=authority)
 
 
 def _ask(reloader: Reloader, mirror: Mirror | None) -> None:

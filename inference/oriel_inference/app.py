@@ -43,6 +43,7 @@ from oriel_wire.engine.buffered import serve as serve_http
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer, served_at
 from oriel_wire.engine.peers import TrustedPeers, is_loopback
+from oriel_wire.engine.tls import Certificates
 from oriel_wire.errors import StartFailed
 from oriel_wire.observe.spans import open_sink
 from oriel_wire.observe.trace import SpanSink
@@ -225,13 +226,16 @@ async def _open_ports(settings: Settings, surface: Surface, clock: Clock, cleanu
     def bind(host: str, port: int | None, what: str) -> socket.socket | None:
         return None if port is None else cleanup.enter_context(listen(host, port, f"inference {what}"))
 
+    certificates = _certificates(settings)
+    http_restricted = by_name(settings.http_restrictions, "api")
+    grpc_restricted = by_name(settings.grpc_restrictions, "protocol")
     http_socket = bind(settings.http_host, settings.http_port, "HTTP")
     grpc_socket = bind(settings.grpc_host, settings.grpc_port, "gRPC")
     metrics_socket = bind(settings.metrics_host, settings.metrics_port, "metrics")
     if grpc_socket is not None:
         surface.grpc_address = served_at(grpc_socket)
     encodings, large_json = Encodings(settings.max_body_bytes), LargeJson(clock, settings.max_body_bytes)
-    calls = GrpcFrontend(surface)
+    calls = GrpcFrontend(surface, grpc_restricted)
     http_server = grpc_server = None
     if http_socket is not None:
         frontend = HttpFrontend(
@@ -239,7 +243,7 @@ async def _open_ports(settings: Settings, surface: Surface, clock: Clock, cleanu
             encodings,
             large_json,
             local=is_loopback(settings.http_host),
-            restricted=by_name(settings.http_restrictions, "api"),
+            restricted=http_restricted,
         )
         http_server = await serve_http(
             frontend.handle,
@@ -251,6 +255,8 @@ async def _open_ports(settings: Settings, surface: Surface, clock: Clock, cleanu
             explain=frontend.explain,
             views=frontend.views,
         )
+    if certificates is not None:
+        surface.control.spawn(certificates.watch())
     if grpc_socket is not None:
         grpc_server = await serve_grpc(
             calls,
@@ -259,7 +265,7 @@ async def _open_ports(settings: Settings, surface: Surface, clock: Clock, cleanu
             encodings,
             max_message_bytes=settings.max_body_bytes,
             max_age_s=inf if settings.grpc_max_age_ms is None else settings.grpc_max_age_ms / 1e3,
-            restrictions=settings.grpc_restrictions,
+            tls=None if certificates is None else certificates.context,
         )
     ports = _Ports(
         http=http_server,
@@ -271,6 +277,22 @@ async def _open_ports(settings: Settings, surface: Surface, clock: Clock, cleanu
     )
     surface.under_way = lambda: sum(server.under_way for server in ports.servers())
     return ports
+
+
+def _certificates(settings: Settings) -> Certificates | None:
+    """Return the certificates of the gRPC port; None for plain text. Raises StartFailed."""
+    chain, key, authority = settings.grpc_cert, settings.grpc_key, settings.grpc_authority
+    flags = "--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert"
+    if not settings.grpc_tls and not settings.grpc_mutual_tls:
+        if chain or key or authority:
+            raise StartFailed(f"{', '.join(flags)} need --grpc-use-ssl or --grpc-use-ssl-mutual")
+        return None
+    if chain is None or key is None:
+        raise StartFailed("--grpc-use-ssl needs a certificate: pass --grpc-server-cert and --grpc-server-key")
+    if settings.grpc_mutual_tls and authority is None:
+        raise StartFailed("--grpc-use-ssl-mutual needs the authority of clients: pass --grpc-root-cert")
+    required = authority if settings.grpc_mutual_tls else None
+    return Certificates(chain, key, http2=True, authority=required, flags=flags)
 
 
 def _usage_ledger(settings: Settings, devices: Devices) -> UsageLedger | None:

@@ -118,6 +118,10 @@ def _forward(flag: str) -> re.Pattern[str] | None:
     return PORTS.setting(None, flag, type=header_pattern, metavar="REGEX", help=text)
 
 
+def _pem(flag: str, text: str) -> Path | None:
+    return PORTS.setting(None, flag, type=Path, metavar="FILE", help=text)
+
+
 def _log(name: str) -> dict[str, tuple[Flag, ...]]:
     return LOG.flag(f"--log-{name}", dest=f"log_{name}", type=switch, help=f"{name} lines (default true)")
 
@@ -346,6 +350,13 @@ class Settings:
     grpc_restrictions: tuple[Restriction, ...] = _restrict("--grpc-restricted-protocol", "protocol", GRPC_PREFIX)
     http_header_pattern: re.Pattern[str] | None = _forward("--http-header-forward-pattern")
     grpc_header_pattern: re.Pattern[str] | None = _forward("--grpc-header-forward-pattern")
+    grpc_tls: bool = PORTS.setting(False, "--grpc-use-ssl", type=switch, help="true: gRPC over TLS 1.2 or later")
+    grpc_mutual_tls: bool = PORTS.setting(
+        False, "--grpc-use-ssl-mutual", type=switch, help="true: also demand a certificate of --grpc-root-cert's"
+    )
+    grpc_cert: Path | None = _pem("--grpc-server-cert", "certificate chain of the gRPC port, PEM")
+    grpc_key: Path | None = _pem("--grpc-server-key", "its key, PEM; both are reloaded when they change")
+    grpc_authority: Path | None = _pem("--grpc-root-cert", "authority that signed the certificates of clients, PEM")
     grpc_max_age_ms: int | None = PORTS.setting(
         None,
         "--grpc-max-connection-age",

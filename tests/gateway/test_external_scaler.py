@@ -10,9 +10,10 @@ import grpc
 import pytest
 
 from oriel_cli.up.units import free_ports
-from oriel_gateway.admin.external_scaler import ExternalScaler, client_certificates
+from oriel_gateway.admin.external_scaler import ExternalScaler
 from oriel_policies.documents import compile_documents
 from oriel_policies.scaling.members import MISSING_S, Members
+from oriel_wire.engine.tls import Certificates
 from oriel_wire.errors import StartFailed
 
 from ..waiting import until
@@ -191,7 +192,7 @@ async def test_with_an_authority_only_its_clients_are_answered(tmp_path: Path) -
     with nobody() as closed:
         async with stack(closed) as all_of:
             scaler = ExternalScaler(all_of.core.scaled)
-            port = await scaler.open("127.0.0.1", 0, client_certificates(chain, key, own))
+            port = await scaler.open("127.0.0.1", 0, Certificates(chain, key, http2=True, authority=own))
             root = chain.read_bytes()
             known = grpc.ssl_channel_credentials(root, own_key.read_bytes(), own.read_bytes())
             async with keda(port, known) as operator:
@@ -202,7 +203,7 @@ async def test_with_an_authority_only_its_clients_are_answered(tmp_path: Path) -
                 assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             await scaler.close()
             with pytest.raises(StartFailed, match="--scaler-client-ca cannot be read"):
-                client_certificates(chain, key, tmp_path / "none")
+                Certificates(chain, key, http2=True, authority=tmp_path / "none")
 
 
 async def test_a_gateway_serves_the_port_and_ends_its_streams_well(tmp_path: Path) -> None:

@@ -12,11 +12,9 @@ and every further one doubles that wait.
 import asyncio
 import logging
 import random
-import ssl
 from collections.abc import Callable
 from functools import partial
 from math import ceil, inf
-from pathlib import Path
 from time import monotonic
 from typing import Final
 
@@ -27,7 +25,7 @@ from oriel_wire.engine.grpc_port import Http2Front, PortCall, PortConnection
 from oriel_wire.engine.limits import HttpLimits
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.tls import Certificates
-from oriel_wire.errors import BadMessage, StartFailed, TooLarge
+from oriel_wire.errors import BadMessage, TooLarge
 from oriel_wire.h2.grpc import (
     DEADLINE_EXCEEDED,
     HEAD,
@@ -330,16 +328,3 @@ class ScalerConnection(PortConnection):
 
     def new_stream(self, stream_id: int) -> ScalerCall:
         return ScalerCall(self, self._scaler)
-
-
-def client_certificates(chain: Path, key: Path, authority: Path) -> Certificates:
-    """Return the gateway's own certificates for a port whose clients have to show one that `authority` (PEM) signed.
-
-    Raises StartFailed.
-    """
-    try:
-        ssl.create_default_context(cafile=authority)
-    except OSError as error:
-        why = error.strerror or "it is not PEM"
-        raise StartFailed(f"--scaler-client-ca cannot be read: {why}") from error
-    return Certificates(chain, key, http2=True, authority=authority)

@@ -1,7 +1,8 @@
 """The v2 protocol over gRPC: the methods of the port and their answers, on calls of the HTTP/2 engine."""
 
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+import ssl
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -19,7 +20,7 @@ from oriel_inference.servers.reflection import Reflection
 from oriel_inference.servers.region_api import grpc_handlers
 from oriel_inference.servers.repository_api import GrpcRepository
 from oriel_inference.servers.request_record import keep_traces
-from oriel_inference.servers.restrictions import Restriction, by_name
+from oriel_inference.servers.restrictions import NOT_RESTRICTED, Restriction
 from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.stream import StreamFrontend
 from oriel_inference.servers.surface import SERVER_VERSION, Surface
@@ -42,7 +43,9 @@ _Slow = Callable[[Any], Coroutine[Any, Any, Message]]
 class GrpcFrontend:
     """The methods of the port. Those that answer with a message raise InferenceError or BadMessage for a refusal."""
 
-    def __init__(self, surface: Surface) -> None:
+    def __init__(self, surface: Surface, restricted: Mapping[str, Restriction] = NOT_RESTRICTED) -> None:
+        """restricted: methods that need a secret."""
+        self.restricted = restricted
         self._surface = surface
         self._streams = StreamFrontend(surface)
         self._watch = HealthWatch(surface)
@@ -80,11 +83,14 @@ class GrpcFrontend:
             "Watch": Method(start=self._watch.start),
         }
         return {
-            **{f"/{SERVICE}/{name}".encode(): method for name, method in found.items()},
-            **{f"/{HEALTH_SERVICE}/{name}".encode(): method for name, method in health.items()},
+            **{f"/{SERVICE}/{name}".encode(): self._limited(name, method) for name, method in found.items()},
+            **{f"/{HEALTH_SERVICE}/{name}".encode(): self._limited(name, method) for name, method in health.items()},
             KEEP_METHOD: Method(start=self._keep),
             **self._reflection.methods(),
         }
+
+    def _limited(self, name: str, method: Method) -> Method:
+        return replace(method, restriction=self.restricted.get(name))
 
     def stop(self, drain_s: float) -> None:
         """End the streams that would stay open for ever; the server drains within `drain_s`."""
@@ -219,25 +225,21 @@ async def serve_grpc(
     max_message_bytes: int,
     max_age_s: float = inf,
     max_calls: int = MAX_CALLS,
-    restrictions: Sequence[Restriction] = (),
+    tls: ssl.SSLContext | None = None,
 ) -> HttpServer:
     """Serve the methods on `sock`.
 
     max_age_s: seconds of a connection, inf for no limit. max_calls: the most calls that are under way at once, over all
-    connections. restrictions: secrets that callers need. Raises StartFailed for a group that two of them name.
+    connections.
     """
-    restricted = by_name(restrictions, "protocol")
+    restrictions = list(dict.fromkeys(frontend.restricted.values()))
     timeout_s, sampling = surface.default_timeout_s, surface.sink.sampling
     plans = {
         each: CallPlans(trusted=each, default_timeout_s=timeout_s, sampling=sampling, restrictions=restrictions)
         for each in (True, False)
     }
-    methods = {
-        path: replace(method, restriction=restricted.get(path.rpartition(b"/")[2].decode()))
-        for path, method in frontend.methods().items()
-    }
     port = GrpcPort(
-        methods=methods,
+        methods=frontend.methods(),
         plans=plans,
         encodings=encodings,
         max_message_bytes=max_message_bytes,
@@ -249,7 +251,7 @@ async def serve_grpc(
     def connection(front: Http2Front) -> GrpcConnection:
         return GrpcConnection(server, port, limits, trusted=front.peer in surface.peers)
 
-    await server.open(lambda: Http2Front(server, connection, refuse_http1), sock)
+    await server.open(lambda: Http2Front(server, connection, refuse_http1), sock, tls=tls)
     return server
 
 

@@ -21,7 +21,7 @@ from oriel_inference.servers.large_json import LargeJson
 from oriel_inference.servers.memory_report import memory_report
 from oriel_inference.servers.not_served import system_region, why_not_served, without_regions
 from oriel_inference.servers.request_record import keep_traces
-from oriel_inference.servers.restrictions import Restriction
+from oriel_inference.servers.restrictions import NOT_RESTRICTED, Restriction
 from oriel_inference.servers.statuses import as_inference_error, head_outcome, head_refusal, http_status, identity
 from oriel_inference.servers.surface import SERVER_VERSION, Surface
 from oriel_wire.context import ARTEFACT, LOOP_US, PROVIDER, TENANT
@@ -49,7 +49,6 @@ _CALLS = frozenset({"infer", "generate", "generate_stream"})
 _REGIONS = frozenset({"region_status", "region_register", "region_unregister"})  # of shared memory that is served
 _POSTED = _CALLS | {"keep", "regions_unregister", "region_register", "region_unregister"} | repository_api.POSTED
 _NOT_FOUND = (404, "Not Found")
-NOT_RESTRICTED: Mapping[str, Restriction] = {}
 
 
 @dataclass(frozen=True, slots=True)

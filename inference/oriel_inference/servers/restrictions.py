@@ -42,6 +42,9 @@ class Restriction:
         return given is not None and compare_digest(given.encode("latin-1"), self.secret)
 
 
+NOT_RESTRICTED: Mapping[str, Restriction] = {}
+
+
 def restriction_flag(what: str, prefix: str) -> Callable[[str], Restriction]:
     """Return the converter of a flag. what: "api" or "protocol". prefix: stands before the header's name."""
 

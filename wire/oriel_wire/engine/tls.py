@@ -17,6 +17,7 @@ from oriel_wire.errors import StartFailed
 
 POLL_S = 1.0
 MAX_FILE_BYTES = 1024 * 1024
+FLAGS = ("--tls-cert", "--tls-key", "--scaler-client-ca")
 _log = logging.getLogger(__name__)
 _Stamp = tuple[tuple[int, int, int, int], ...]
 
@@ -26,6 +27,7 @@ class Certificates:
 
     http2: True if the listener's `on_http2` takes connections; then ALPN offers `h2` before `http/1.1`.
     authority: clients have to show a certificate that this one (PEM) signed.
+    flags: the flags that name chain, key and authority, for errors.
     context: the TLS context for the listener; it hands each new connection to the pair in force. pem: (chain, key) of
     that pair. expires_at: the time when the first certificate of its chain ends, seconds since the epoch.
     Single writer: the task that runs `watch`. Raises StartFailed if there is no usable pair.
@@ -39,6 +41,7 @@ class Certificates:
         http2: bool = False,
         authority: Path | None = None,
         max_file_bytes: int = MAX_FILE_BYTES,
+        flags: tuple[str, str, str] = FLAGS,
     ) -> None:
         self._chain = chain
         self._authority = authority
@@ -46,12 +49,17 @@ class Certificates:
         self._key = key
         self._protocols = ["h2", "http/1.1"] if http2 else ["http/1.1"]
         self._named: _Stamp | None = None  # the unusable pair that was logged last; () if the files cannot be read
+        if authority is not None:
+            try:
+                ssl.create_default_context(cafile=authority)
+            except OSError as error:
+                raise StartFailed(f"{flags[2]} cannot be read: {error.strerror or 'it is not PEM'}") from error
         try:
             self._stamp = self._read_stamp()
             current, self.pem = self._read()
         except (OSError, ValueError) as error:
             raise StartFailed(
-                f"the certificate of --tls-cert and the key of --tls-key are not usable: {_reason(error)}"
+                f"the certificate of {flags[0]} and the key of {flags[1]} are not usable: {_reason(error)}"
             ) from error
         # The context of a listener cannot be replaced; the context of each handshake can.
         self.context = self._current = current
