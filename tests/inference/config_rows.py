@@ -3,6 +3,7 @@ words. Also the pieces of configurations that tests put together.
 """
 
 from collections.abc import Callable
+from hashlib import md5
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,6 +78,8 @@ def option(key: str, value: str) -> str:
     return f'parameters {{ key: "{key}" value: "{value}" }}'
 
 
+CHECKSUM = 'model_repository_agents { agents { name: "checksum" parameters { key: "%s" value: "%s" } } }'
+SUM = md5(models.double().SerializeToString()).hexdigest()
 FAMILY = 'metric_identifier { family: "f" }'
 SPEC = 'batch_size: 4 input { key: "x" value { dim: [ 4 ] } }'
 NOT_YET = "is understood, but not executed by this server yet"
@@ -310,12 +313,11 @@ ROWS = [
     refused(
         "model_transaction_policy.decoupled", "model_transaction_policy { decoupled: true }", "exactly one response"
     ),
-    refused("model_repository_agents.agents.name", 'model_repository_agents { agents { name: "checksum" } }', NOT_YET),
-    warned("model_repository_agents.agents.name", 'model_repository_agents { agents { name: "mirror" } }', "mirror"),
-    warned(
+    works("model_repository_agents.agents.name", CHECKSUM % ("md5:1/h.onnx", SUM), lambda v: v.spec.name),
+    works(
         "model_repository_agents.agents.parameters",
-        'model_repository_agents { agents { name: "m" parameters { key: "a" value: "b" } } }',
-        "(m)",
+        CHECKSUM % ("md5:l.txt", md5(b"a\nb\n").hexdigest()),
+        lambda v: v.spec.name,
     ),
     works("response_cache.enable", "response_cache { enable: true }", lambda v: v.spec.cached),
     warned(
@@ -334,6 +336,22 @@ ROWS = [
         "response_cache { enable: true } sequence_batching { }",
         "response_cache: does not go with sequence_batching",
     ),
+    refused(
+        "model_repository_agents.agents.parameters",
+        CHECKSUM % ("MD5:1/other.onnx", "0f"),
+        "Mismatched MD5 hash for file 1/other.onnx, expect: 0f, got: ",
+    ),
+    refused(
+        "model_repository_agents.agents.parameters", CHECKSUM % ("l.txt", "0f"), "agents[0]: failed to parse key: l.txt"
+    ),
+    refused(
+        "model_repository_agents.agents.parameters",
+        CHECKSUM % ("SHA1:l.txt", "0f"),
+        "agents[0]: Unsupported checksum algorithm: SHA1",
+    ),
+    refused("model_repository_agents.agents.parameters", CHECKSUM % ("MD5:no.txt", "0f"), "double/no.txt is missing"),
+    refused("model_repository_agents.agents.parameters", CHECKSUM % ("MD5:../l", "0f"), "stay inside the model's"),
+    warned("model_repository_agents.agents.name", 'model_repository_agents { agents { name: "mirror" } }', "mirror"),
     refused("metric_tags", 'metric_tags { key: "a-b" value: "c" }', "metric_tags['a-b']: the key must be a label name"),
     refused("metric_tags", 'metric_tags { key: "_a" value: "c" }', "metric_tags['_a']: the key must be a label name"),
     refused("metric_tags", f'metric_tags {{ key: "a" value: "{129 * "c"}" }}', "['a']: the value has 129 characters"),

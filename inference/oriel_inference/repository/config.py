@@ -251,10 +251,6 @@ def _not_executed(config: pb.ModelConfig, refuse: _Refuse) -> None:
     for index, library in enumerate(config.model_operations.op_library_filename):
         field = f"model_operations.op_library_filename[{index}]"
         raise refuse(field, f"{_NOT_YET}: the library {library[:64]!r} would be loaded into the server")
-    for index, agent in enumerate(config.model_repository_agents.agents):
-        if agent.name == "checksum":
-            reason = f"{_NOT_YET}: nothing would be compared, so the model is not loaded"
-            raise refuse(f"model_repository_agents.agents[{index}]", reason)
     if config.instance_group and all(group.passive for group in config.instance_group):
         raise refuse("instance_group[0].passive", "is true for every group: no instance would take requests")
 
@@ -288,7 +284,7 @@ def _names(config: pb.ModelConfig, refuse: _Refuse) -> None:
 def _without_effect(config: pb.ModelConfig) -> list[str]:
     """Return one line per field that is accepted and shown but has no effect here."""
     optimization, cuda = config.optimization, config.optimization.cuda
-    agents = [agent.name for agent in config.model_repository_agents.agents]
+    agents = [agent.name for agent in config.model_repository_agents.agents if agent.name != "checksum"]
     groups = config.instance_group
     on_cpu = bool(groups) and all(group.kind == pb.ModelInstanceGroup.KIND_CPU for group in groups)
     ignored = {

@@ -52,7 +52,7 @@ from oriel_inference.repository.plans import (
 from oriel_inference.repository.python_model import check_python, instance_count, open_all
 from oriel_inference.repository.sequences import INITIAL_STATES, with_sequences
 from oriel_inference.repository.spec import build_spec, check_against_file, complete, fill_defaults, require_complete
-from oriel_inference.repository.version_files import private_files, read_reference
+from oriel_inference.repository.version_files import check_sums, private_files, read_reference
 from oriel_inference.repository.warmup import run_warmup, time_warm_run
 from oriel_inference.stores import Fingerprint, ModelStore
 from oriel_policies.quality.reference import Reference
@@ -249,6 +249,7 @@ def _load_versions(
     versions, warnings = choose_versions(loading, config, available)
     for warning in warnings:
         _log.warning("%s: %s", file, warning)
+    check_sums(config, store, model, file)
     try:
         backend = None if is_ensemble(config) else loading.find_backend(config.backend)
     except LoadFailed as failure:
