@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 
 from oriel_inference.backends import RequestSession, Session
 from oriel_inference.batching.scheduler import Scheduler
-from oriel_inference.errors import ModelNotReady, NotLoaded, NoVersion, UnknownModel
+from oriel_inference.errors import InvalidRequest, ModelNotReady, NotLoaded, NoVersion, UnknownModel
 from oriel_inference.fitting import RequestFitter, ScanFitter, scan_fitter
 from oriel_inference.model import ModelSpec, ModelState, is_version
 from oriel_inference.sequences.scheduler import SequenceScheduler
@@ -232,10 +232,12 @@ class Catalog:
                 raise NoVersion(f"{_UNKNOWN} {quoted(name)} has no available versions: the repository index says why")
             lacks = f": it needs model {quoted(needed)}, which is not ready" if needed else ""
             raise ModelNotReady(f"model {quoted(name)} has no version that is ready{lacks}")
-        if is_version(version) and int(version) in entries:
+        if not is_version(version):
+            wanted = f"from specified version string {quoted(version)}, version should be an integral value > 0"
+            raise InvalidRequest(f"failed to get model version {wanted}")
+        if int(version) in entries:
             raise ModelNotReady(f"{_UNKNOWN} {quoted(name)} version {version} is not at ready state")
-        number = version if is_version(version) else quoted(version)
-        raise UnknownModel(f"{_UNKNOWN} {quoted(name)} version {number} is not found")
+        raise UnknownModel(f"{_UNKNOWN} {quoted(name)} version {version} is not found")
 
     def config(self, name: str, version: str = "") -> pb.ModelConfig:
         """Return the configuration of the version that `get` returns, or else of one that failed to load. Raises as

@@ -223,10 +223,14 @@ class ServerStopping(InferenceError):
 
 
 class StepFailed(InferenceError):
-    """A step of an ensemble failed for a reason of its own."""
+    """A step of an ensemble failed for a reason of its own. Clients match on Triton's sentences, which name the step's
+    model once.
+    """
 
     def __init__(self, ensemble: str, model: str, cause: InferenceError) -> None:
-        super().__init__(f"in ensemble {ensemble[:64]!r}, model {model[:64]!r}: {cause.message}")
+        step = f"{model[:64]!r}"
+        message = cause.message if step in cause.message else f"model {step}: {cause.message}"
+        super().__init__(f"in ensemble {ensemble[:64]!r}, {message}")
         self.outcome = cause.outcome
 
 

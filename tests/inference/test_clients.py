@@ -65,6 +65,8 @@ def over_grpc(port: int) -> None:
         assert list(client.get_model_metadata("double").inputs[0].shape) == [-1, 4]
         assert client.get_model_config("double").config.max_batch_size == 8
         assert client.get_inference_statistics("double").model_stats[0].name == "double"
+        with pytest.raises(InferenceServerException, match="failed to get model version from specified .* 'latest'"):
+            client.get_model_metadata("double", "latest")
 
 
 async def test_tritonclient_http(unit: Unit) -> None:

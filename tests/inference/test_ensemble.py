@@ -379,7 +379,7 @@ def test_an_ensemble_is_a_step_of_another() -> None:
         flights.settle()
     error = flights.error(number)
     assert error.outcome is Outcome.BACKEND_FAILED
-    assert error.message.startswith("in ensemble 'e', model 'e': in ensemble 'e', model 'b': ")
+    assert error.message.startswith("in ensemble 'e', in ensemble 'e', model 'b': ")
     assert inner.at_rest() and flights.at_rest()
 
 

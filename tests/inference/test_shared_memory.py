@@ -31,7 +31,7 @@ from oriel_inference.servers.regions import MAX_BYTES, MAX_REGIONS, Regions, Sha
 from oriel_policies.documents import compile_documents
 from oriel_wire.observe.trace import ListSink
 from oriel_wire.v2.grpc import SERVICE
-from oriel_wire.v2.messages import SharedBytes
+from oriel_wire.v2.messages import InferResponse, RequestedOutput, SharedBytes, Tensor
 from oriel_wire.v2.proto import v2_pb2
 
 from ..gateway.stack import GOLD, documents
@@ -176,7 +176,7 @@ def sparse() -> Iterator[tuple[str, Path]]:
 
 @pytest.mark.parametrize("slash", ["", "/"])
 def test_memory_of_a_triton_server_beside_is_refused(slash: str) -> None:
-    with pytest.raises(InvalidRequest, match="as it contains the reserved prefix"):
+    with pytest.raises(InvalidRequest, match="region 'r' with key .* as the key contains the reserved prefix"):
         Regions(1).register("r", f"{slash}triton_python_backend_shm_region_1", 0, 1)
 
 
@@ -208,7 +208,26 @@ def test_the_inputs_of_one_request_are_bounded(sparse: tuple[str, Path]) -> None
     assert inputs(SharedBytes("r", 0, 60)) == bytes(60) and inputs.size_bytes == 60
     with pytest.raises(RequestTooLarge, match="larger than 100 bytes"):
         inputs(SharedBytes("r", 0, 60))
+    with pytest.raises(InvalidRequest, match="Integer overflow detected: byte_size"):
+        inputs(SharedBytes("r", 32, 2**64 - 32))
     regions.unregister("")
+
+
+def test_a_region_stays_until_the_requests_that_want_outputs_in_it_are_answered(sparse: tuple[str, Path]) -> None:
+    regions = Regions(100)
+    for name in ("in", "out"):
+        regions.register(name, sparse[0], 0, 8)
+    inputs, output = SharedInputs(regions), RequestedOutput("y", shared=SharedBytes("out", 0, 8))
+    inputs(SharedBytes("in", 0, 8))
+    inputs.check([output])
+    del inputs
+    regions.unregister("")
+    assert {each.name for each in regions.status("")} == {"in", "out"}
+    regions.write(InferResponse(model_name="m", outputs=[Tensor("y", "FP64", (1,), np.ones(1))]), [output])
+    with sparse[1].open("rb") as file:
+        assert file.read(8) == np.ones(1).tobytes()
+    del output
+    assert regions.status("") == []
 
 
 def test_a_file_of_another_user_is_refused(sparse: tuple[str, Path]) -> None:
@@ -308,21 +327,20 @@ def test_text_in_regions(client: Client) -> None:
     texts = np.array([[b"one"], [b""], ["drei \u00fc".encode()]], object)
     packed = serialize_byte_tensor(texts)
     client.region("in", 64, packed)
-    said = client.region("out", 64)
+    out = client.region("out", 64)
     text = client.kind.InferInput("text", [3, 1], "BYTES")
     text.set_shared_memory("in", len(packed.item()))
     client.raw.infer("echo", [text], outputs=[client.output("said", "out", 64)])
-    assert shm.get_contents_as_numpy(said, np.object_, [3, 1]).tolist() == texts.tolist()
+    assert shm.get_contents_as_numpy(out, np.object_, [3, 1]).tolist() == texts.tolist()
     text.set_shared_memory("in", len(packed.item()) + 1)
-    assert "unexpected number of string elements 4 for inference input 'text'" in client.refusal(
-        client.raw.infer, "echo", [text]
-    )
+    said = client.refusal(client.raw.infer, "echo", [text])
+    assert "unexpected number of string elements 4 for inference input 'text' for model 'echo', expecting 3" in said
 
 
 @pytest.mark.parametrize(
     ("given_place", "output_place", "said"),
     [
-        (("a", 128), ("out", 64), "unexpected total byte size 128 for input 'a'"),
+        (("a", 128), ("out", 64), "input byte size mismatch for input 'a' for model 'pair'. Expected 64, got 128"),
         (("none", 64), ("out", 64), "Unable to find shared memory region: 'none'"),
         (("a", 64, 1), ("out", 64), "Invalid offset + byte size for shared memory region: 'a'"),
         (("a", 64), ("none", 64), "Unable to find shared memory region: 'none'"),

@@ -403,7 +403,7 @@ def _write(folder: Path, files: Mapping[str, bytes | memoryview]) -> None:
         parts = name.split("/")
         inside = all(part not in ("", ".", "..") and "\0" not in part and len(part) <= 255 for part in parts)
         if not inside or not 2 <= len(parts) <= 16 or not parts[0].isdigit():
-            raise LoadFailed(f"file {name[:100]!r} is not named <version>/<path>")
+            raise LoadFailed(f"Invalid file path {name[:100]!r}, it must be <version>/<path>")
         if "*" in name:
             raise LoadFailed(f"file {name[:100]!r} must have no asterisk in its name")
         path = folder.joinpath(*parts)

@@ -10,6 +10,7 @@ the limit of bodies is raised, take some 20 ms.
 
 import os
 import stat
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,9 +29,12 @@ _NO_DATA = np.empty(0)
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Region:
-    """A registered range of a file. key: the file's name as the client gave it. offset: in bytes from its start."""
+    """A registered range of a file, which is closed with the object.
+
+    key: the file's name as the client gave it. offset: bytes of the file before the range.
+    """
 
     name: str
     key: str
@@ -40,11 +44,14 @@ class Region:
 
 
 class Regions:
-    """All registered regions, and the size limit of one request's inputs in them."""
+    """All registered regions, and the size limit of one request's inputs in them. Unregistered ones stay for as long as
+    requests have places for outputs in them.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self._regions: dict[str, Region] = {}
+        self._kept: dict[str, Region] = {}
+        self._regions: weakref.WeakValueDictionary[str, Region] = weakref.WeakValueDictionary()
 
     def register(self, name: str, key: str, offset: int, size_bytes: int) -> None:
         """Open a file under /dev/shm. Raises InferenceError."""
@@ -56,7 +63,7 @@ class Regions:
                 f"shared memory region {quoted(name)}: at most {MAX_REGIONS} regions with {MAX_BYTES} bytes in all are "
                 "registered at once, unregister others first"
             )
-        descriptor = _open(key)
+        descriptor = _open(name, key)
         within = offset >= 0 and size_bytes > 0 and offset + size_bytes <= os.fstat(descriptor).st_size
         if not within or not 0 < len(name) <= MAX_NAME:
             os.close(descriptor)
@@ -64,14 +71,15 @@ class Regions:
                 f"failed to register shared memory region {quoted(name)}: invalid args, offset and byte_size must name "
                 f"a part of the file, the name has 1 to {MAX_NAME} characters"
             )
-        self._regions[name] = Region(name, key, offset, size_bytes, descriptor)
+        self._kept[name] = self._regions[name] = region = Region(name, key, offset, size_bytes, descriptor)
+        weakref.finalize(region, os.close, descriptor)
 
     def unregister(self, name: str) -> None:
-        """Close a region, or all of them if the name is empty. There may be none."""
-        for each in [name] if name else list(self._regions):
-            region = self._regions.pop(each, None)
-            if region is not None:
-                os.close(region.descriptor)
+        """Close a region, or all of them if the name is empty, once no request needs it. There may be none."""
+        if name:
+            self._kept.pop(name, None)
+        else:
+            self._kept.clear()
 
     def status(self, name: str) -> list[Region]:
         """Return the region of that name, or all regions if it is empty. Raises InvalidRequest."""
@@ -79,16 +87,19 @@ class Regions:
             raise InvalidRequest(f"Unable to find system shared memory region: {quoted(name)}")
         return [self._regions[name]] if name else list(self._regions.values())
 
-    def find(self, place: SharedBytes) -> tuple[int, int]:
-        """Return the descriptor and the offset in the file. Raises InvalidRequest for what is not in a region."""
+    def find(self, place: SharedBytes) -> Region:
+        """Return its region. Raises InvalidRequest for what is not in one."""
         region = self._regions.get(place.region)
         if region is None:
             raise InvalidRequest(f"Unable to find shared memory region: {quoted(place.region)}")
         if place.offset >= region.size_bytes:
             raise InvalidRequest(f"Invalid offset for shared memory region: {quoted(place.region)}")
+        if place.offset + place.size_bytes >= 1 << 64:
+            sizes = f"byte_size {place.size_bytes} + offset {place.offset}"
+            raise InvalidRequest(f"Integer overflow detected: {sizes} of shared memory region {quoted(place.region)}")
         if place.offset + place.size_bytes > region.size_bytes:
             raise InvalidRequest(f"Invalid offset + byte size for shared memory region: {quoted(place.region)}")
-        return region.descriptor, region.offset + place.offset
+        return region
 
     def write(self, response: InferResponse, requested: Sequence[RequestedOutput] | None) -> None:
         """Write the outputs for which the client has named regions, and take their data out of the response.
@@ -111,7 +122,8 @@ class Regions:
                 f"shared memory size specified with the request for {what} ({place.size_bytes} bytes) should be at "
                 f"least {size} bytes to hold the results"
             )
-        descriptor, offset = self.find(place)
+        region = self.find(place)
+        descriptor, offset = region.descriptor, region.offset + place.offset
         if os.fstat(descriptor).st_size < offset + size:  # writing would make the file longer
             raise _shrunk(place)
         written = 0
@@ -127,43 +139,50 @@ class Regions:
 class SharedInputs:
     """Reads the inputs of one request; see `ReadShared`. size_bytes: bytes read so far."""
 
-    __slots__ = ("_regions", "size_bytes")
+    __slots__ = ("_regions", "_used", "size_bytes")
 
     def __init__(self, regions: Regions) -> None:
         self._regions = regions
+        self._used: list[Region] = []
         self.size_bytes = 0
 
     def __call__(self, place: SharedBytes) -> memoryview:
-        descriptor, offset = self._regions.find(place)
+        region = self._regions.find(place)
+        self._used.append(region)
         self.size_bytes += place.size_bytes
         if self.size_bytes > (limit := self._regions.limit_bytes):
             raise RequestTooLarge(f"the inputs in shared memory are larger than {limit} bytes, send fewer rows at once")
         data = np.empty(place.size_bytes, np.uint8)  # large arrays have large pages, bytes do not: half of the time
-        if os.preadv(descriptor, [data.data], offset) != place.size_bytes:
+        if os.preadv(region.descriptor, [data.data], region.offset + place.offset) != place.size_bytes:
             raise _shrunk(place)
         data.flags.writeable = False
         return data.data
 
     def check(self, outputs: Sequence[RequestedOutput] | None) -> None:
-        """Raise InvalidRequest for an output whose place is not in a region, before the model runs."""
+        """Let outputs with places in regions keep all regions of the request, until it is answered.
+
+        Raises InvalidRequest for a place that is not in a region, before the model runs.
+        """
         for each in outputs or ():
             if each.shared is not None:
-                self._regions.find(each.shared)
+                self._used.append(self._regions.find(each.shared))
+                each.kept = self._used
 
 
-def _open(key: str) -> int:
+def _open(name: str, key: str) -> int:
     """Open a regular file of /dev/shm, and nothing that a link or another file system put there.
 
     Raises BackendFailed, because clients match on Triton's status for that, and InvalidRequest.
     """
     failed = f"Unable to open shared memory region: {quoted(key)}"
-    name = key.removeprefix("/")
-    if name in ("", ".", "..") or "/" in name or "\0" in name:
+    file = key.removeprefix("/")
+    if file in ("", ".", "..") or "/" in file or "\0" in file:
         raise BackendFailed(f"{failed}, it is not the name of a file under {_FOLDER}")
-    if name.startswith(_RESERVED):
-        raise InvalidRequest(f"cannot register key {quoted(key)}, as it contains the reserved prefix {_RESERVED!r}")
+    if file.startswith(_RESERVED):
+        which = f"shared memory region {quoted(name)} with key {quoted(key)}"
+        raise InvalidRequest(f"cannot register {which} as the key contains the reserved prefix {_RESERVED!r}")
     try:
-        descriptor = os.open(f"{_FOLDER}/{name}", _FLAGS)
+        descriptor = os.open(f"{_FOLDER}/{file}", _FLAGS)
     except (OSError, UnicodeEncodeError) as error:
         why = os.strerror(error.errno or 0) if isinstance(error, OSError) else "its name is not valid text"
         raise BackendFailed(f"{failed}, {why}") from error

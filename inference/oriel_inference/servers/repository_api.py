@@ -53,7 +53,7 @@ def resolve(path: str) -> tuple[str, str, str] | None:
             repository, model = unquote(repository, errors="replace"), unquote(name, errors="replace")
         case _:
             return None
-    return (f"repository_{what}", repository, model) if is_model_name(model) else None
+    return (f"repository_{what}", repository, model) if model else None
 
 
 class HttpRepository:
@@ -93,7 +93,7 @@ class HttpRepository:
 
     async def _unload(self, body: bytes, model: str) -> bytes:
         dependents = _unload_parameters(decode_body(_short(body)).parameters)
-        await self._control.unload(model, dependents=dependents)
+        await self._control.unload(_model(model), dependents=dependents)
         return b""
 
 

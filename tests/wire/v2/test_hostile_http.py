@@ -44,7 +44,7 @@ def refusal(body: bytes, header_length: int | None = None, **options: Any) -> st
             "shape [0, 8388608] has no elements; the product of its other dimensions may be 4194304",
         ),
         ({"datatype": "BYTES", "shape": [2**18 + 1]}, "262145 BYTES elements, at most 262144 are accepted"),
-        ({"parameters": {f"p{n}": n for n in range(1025)}}, "input 'x': parameters: 1025 are given, at most 1024"),
+        ({"parameters": {f"p{n}": n for n in range(1025)}}, "parameters: 1025 are given, at most 1024"),
         ({"shape": [2] * 33}, "33 dimensions, at most 32"),
         ({"shape": [1] * 100_000}, "100000 dimensions, at most 32"),
         ({"shape": [-1]}, "shape [-1] has a negative dimension"),
@@ -89,7 +89,7 @@ def test_json_tensor_is_refused(changes: dict[str, Any], hint: str) -> None:
 @pytest.mark.parametrize(
     ("size", "binary", "changes", "hint"),
     [
-        (7, b"1234567", {}, "input byte size mismatch for input 'x'. Expected 8, got 7"),
+        (7, b"1234567", {}, "input byte size mismatch for input 'x' for model 'm'. Expected 8, got 7"),
         (8, b"1234", {}, "binary_data_size is 8, the body has 4 bytes left"),
         (8, b"1234567890", {}, "the body has 2 bytes that belong to no input"),
         (-8, b"12345678", {}, "must be a whole number of bytes"),
@@ -101,13 +101,13 @@ def test_json_tensor_is_refused(changes: dict[str, Any], hint: str) -> None:
             8,
             b"\x00" * 8,
             {"datatype": "BYTES", "shape": [3]},
-            "expected 3 string elements for inference input 'x', got 2 at most",
+            "expected 3 string elements for inference input 'x' for model 'm', got 2 at most",
         ),
         (
-            8,
-            b"\x00" * 8,
+            12,
+            b"\x00" * 12,
             {"datatype": "BYTES", "shape": [1]},
-            "unexpected number of string elements 2 for inference input 'x', expecting 1",
+            "unexpected number of string elements 2 for inference input 'x' for model 'm', expecting 1",
         ),
         (
             8,
@@ -119,7 +119,7 @@ def test_json_tensor_is_refused(changes: dict[str, Any], hint: str) -> None:
             8,
             b"\x02\0\0\0ab\0\0",
             {"datatype": "BYTES", "shape": [2]},
-            "expected 2 string elements for inference input 'x', got 1",
+            "expected 2 string elements for inference input 'x' for model 'm', got 1",
         ),
     ],
 )
@@ -197,7 +197,7 @@ def test_json_part_over_the_limit_is_not_decoded() -> None:
 
 def test_names_given_twice() -> None:
     entry = {"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}
-    assert refusal(json.dumps({"inputs": [entry, entry]}).encode()) == "input 'x' is given more than once"
+    assert refusal(json.dumps({"inputs": [entry, entry]}).encode()) == "input 'x' for model 'm' is given more than once"
     body = json.dumps({"inputs": [entry], "outputs": [{"name": "y"}, {"name": "z"}, {"name": "y"}]}).encode()
     outputs = http.decode_request("m", "", body, None).outputs or ()
     assert [output.name for output in outputs] == ["y", "z"], "it is still one output"

@@ -65,7 +65,7 @@ def test_places_are_read_and_kept_apart_from_other_parameters(transport: str) ->
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"shared_memory_byte_size": 7}, "unexpected total byte size 7 for input 'x'"),
+        ({"shared_memory_byte_size": 7}, "input byte size mismatch for input 'x' for model 'm'. Expected 8, got 7"),
         ({"shared_memory_region": 3}, "must be a name"),
         ({"shared_memory_byte_size": "8"}, "whole numbers of bytes"),
         ({"shared_memory_byte_size": True}, "whole numbers of bytes"),
@@ -92,7 +92,7 @@ def test_data_besides_a_region_is_refused() -> None:
         ({"data": [1, 2], "parameters": REGION}, b""),
         ({"parameters": {**REGION, "binary_data_size": 8}}, bytes(8)),
     ):
-        with pytest.raises(BadMessage, match="input 'x': has data in the body and in shared memory"):
+        with pytest.raises(BadMessage, match="input 'x' for model 'm': has data in the body and in shared memory"):
             over_http(entry, binary=binary)
     with pytest.raises(BadMessage, match="typed contents and a region of shared memory"):
         grpc.decode_infer(message(REGION, fp32_contents=[1, 2]), None, read)

@@ -85,7 +85,7 @@ def test_their_nan_is_read_but_not_in_json() -> None:
 def test_their_shared_memory_is_refused_by_name() -> None:
     each = triton_http.InferInput("x", [3], "FP32")
     each.set_shared_memory("region", 12)
-    with pytest.raises(BadMessage, match="input 'x': shared memory is not supported"):
+    with pytest.raises(BadMessage, match="input 'x' for model 'm': shared memory is not supported"):
         http.decode_request("m", "", *triton_http.InferenceServerClient.generate_request_body([each]))
 
 

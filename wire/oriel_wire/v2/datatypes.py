@@ -162,11 +162,7 @@ def deserialize_bytes(
             raise BadMessage(f"incomplete string data for inference {what}, {text}")
         add(data[start:offset])
     if offset != stop:
-        given = count
-        while offset < stop and given < 2 * count + 1:  # no more work for a refusal than for an answer
-            given += 1
-            offset += 4 + (unpack(data, offset)[0] if offset + 4 <= stop else 0)
-        raise BadMessage(f"unexpected number of string elements {given} for inference {what}, expecting {count}")
+        raise BadMessage(f"unexpected number of string elements {count + 1} for inference {what}, expecting {count}")
     array = np.empty(count, dtype=object)
     array[:] = elements if isinstance(data, bytes) else [bytes(each) for each in elements]
     return array
@@ -210,9 +206,13 @@ def decode_raw(
     if not entry.size:
         return deserialize_bytes(data, count, what, begin=offset, end=offset + size).reshape(shape)
     if size != count * entry.size:
-        kind, needed = what.partition(" ")[0], count * entry.size
-        raise BadMessage(f"{kind} byte size mismatch for {what}. Expected {needed}, got {size}")
+        raise wrong_size(what, count * entry.size, size)
     return np.ndarray(shape, entry.dtype, data, offset)  # one object; frombuffer and reshape would be two
+
+
+def wrong_size(what: str, expected: int, got: int) -> BadMessage:
+    """The refusal of a tensor whose data has another number of bytes than its shape; what: "input 'x'"."""
+    return BadMessage(f"{what.partition(' ')[0]} byte size mismatch for {what}. Expected {expected}, got {got}")
 
 
 def raw_view(array: NDArray[Any], datatype: str, shape: tuple[int, ...], what: str) -> bytes | memoryview:

@@ -95,8 +95,10 @@ class DocumentDecoder(Generic[_Document]):
         limit: int,
         most_bytes: int = 1 << 62,
         read: ReadShared | None = None,
+        model: str = "",
     ) -> tuple[_Document, list[Tensor]]:
-        """Decode a body. read: reads tensors from shared memory; None refuses them.
+        """Decode a body. read: reads tensors from shared memory; None refuses them. model: the end of a tensor's
+        description in errors.
 
         Raises BadMessage; TooLarge if the JSON part is longer than `limit` bytes or has too many values, or if the
         shapes of tensors in it announce more than `most_bytes` as binary data.
@@ -124,7 +126,8 @@ class DocumentDecoder(Generic[_Document]):
                 raise BadMessage(f"the JSON part is not an infer message: {json_fault(head, error)[:200]}") from error
             document, lists = self._decode_loosely(head)
         found: list[TensorEntry] = getattr(document, self._member)
-        return document, self._tensors(found, lists, body, length, most_bytes, read)
+        data = [(each, each.data) for each in found] if lists is None else list(zip(found, lists, strict=True))
+        return document, self._tensors(data, body, length, most_bytes, read, model)
 
     def _decode_loosely(self, text: bytes) -> tuple[_Document, list[Any]]:
         """Decode with NaN and infinities, which are not JSON but are written by v2 servers; for answers only."""
@@ -152,20 +155,20 @@ class DocumentDecoder(Generic[_Document]):
 
     def _tensors(
         self,
-        found: list[TensorEntry],
-        lists: list[Any] | None,
+        found: list[tuple[TensorEntry, Any]],
         body: bytes | memoryview,
         offset: int,
         most_bytes: int,
         read: ReadShared | None,
+        model: str,
     ) -> list[Tensor]:
         tensors: list[Tensor] = []
         announced = 0
         names: set[str] = set()
         if len(found) > MAX_TENSORS:
             raise too_many(found, MAX_TENSORS, f"{self._kind}s")
-        for index, each in enumerate(found):
-            what = f"{self._kind} {quoted(each.name)}"
+        for each, data in found:
+            what = f"{self._kind} {quoted(each.name)}{model}"
             if each.name in names:
                 raise BadMessage(f"{what} is given more than once")
             names.add(each.name)
@@ -177,7 +180,6 @@ class DocumentDecoder(Generic[_Document]):
                 if len(parameters) > MAX_PARAMETERS:
                     raise too_many(parameters, MAX_PARAMETERS, f"{what}: parameters")
                 shared = take_shared(parameters, what, allowed=read is not None)
-            data = each.data if lists is None else lists[index]
             absent = isinstance(data, msgspec.Raw) and not len(data)
             size = parameters.pop("binary_data_size", None)
             if shared is not None:

@@ -69,7 +69,7 @@ def decode_request(
     if header_length == 0:
         raw = Tensor("", "", (len(body),), np.frombuffer(body, np.uint8))
         return InferRequest(model_name=model, model_version=version, inputs=[raw], binary_default=True)
-    document, inputs = _requests.decode(body, header_length, json_limit, read=read)
+    document, inputs = _requests.decode(body, header_length, json_limit, read=read, model=f" for model {quoted(model)}")
     parameters = document.parameters or {}
     if len(parameters) > MAX_PARAMETERS:
         raise too_many(parameters, MAX_PARAMETERS, "request: parameters")

@@ -8,7 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oriel_wire.errors import BadMessage
-from oriel_wire.v2.datatypes import Datatype, decode_raw, element_count, lookup, name_of, quoted, to_bytes_array
+from oriel_wire.v2.datatypes import (
+    Datatype,
+    decode_raw,
+    element_count,
+    lookup,
+    name_of,
+    quoted,
+    to_bytes_array,
+    wrong_size,
+)
 
 Array = NDArray[Any]
 # More would block the loop, and no model needs more.
@@ -47,7 +56,8 @@ ReadShared = Callable[[SharedBytes], bytes | memoryview]
 
 class RequestedOutput(msgspec.Struct, gc=False):
     """An output that the client requests. classification: number of top classes to return; 0 for the tensor. shared:
-    the place in shared memory where the client wants it; None for the answer.
+    the place in shared memory where the client wants it; None for the answer. kept: a server's regions, which live as
+    long as the output is wanted.
     """
 
     name: str
@@ -55,6 +65,7 @@ class RequestedOutput(msgspec.Struct, gc=False):
     classification: int = 0
     parameters: dict[str, ParameterValue] = {}
     shared: SharedBytes | None = None
+    kept: object = None
 
 
 class InferRequest(msgspec.Struct, kw_only=True, gc=False):
@@ -152,5 +163,5 @@ def shared_array(
     """Copy an input from shared memory. read: None if `take_shared` has refused it. Raises BadMessage."""
     assert read is not None
     if entry.size and (needed := element_count(shape, what) * entry.size) != shared.size_bytes:
-        raise BadMessage(f"unexpected total byte size {shared.size_bytes} for {what}, expecting {needed}")
+        raise wrong_size(what, needed, shared.size_bytes)
     return decode_raw(read(shared), 0, shared.size_bytes, entry, shape, what)
