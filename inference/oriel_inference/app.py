@@ -147,6 +147,7 @@ async def open_unit(
         strict_readiness=settings.strict_readiness,
         server_id=settings.server_id,
         regions=Regions(settings.max_body_bytes) if settings.client_shm else None,
+        metrics=settings.metrics,
         http_headers=_forwarded(settings, settings.http_header_pattern),
         grpc_headers=_forwarded(settings, settings.grpc_header_pattern),
     )

@@ -114,9 +114,10 @@ async def open_models(settings: Settings, backends: Callable[[str], Backend], sp
     budgets = {HOST: settings.model_memory_bytes} if settings.model_memory_bytes else {}
     if settings.gpu_memory_bytes:
         budgets |= {gpu_name(gpu.number): settings.gpu_memory_bytes for gpu in await asyncio.to_thread(list_gpus)}
+    ledger = Ledger(catalog.serves, summarises=bool(settings.metrics.quantiles))
     tools = LoadTools(
         find_backend=lambda name: python if name == python.name else backends(name),
-        make_scheduler=_schedulers(machine, Ledger(catalog.serves), quality),
+        make_scheduler=_schedulers(machine, ledger, quality),
         machine=machine,
         leave_s=settings.default_timeout_s,
         # Test doubles open no files.

@@ -7,6 +7,7 @@ import argparse
 import os
 
 from oriel_inference.flags import add_foreign, collector_in, settle
+from oriel_inference.metrics_choice import from_metrics_config
 from oriel_inference.repository.defaults import from_backend_config
 from oriel_inference.settings import Settings, available_cores
 from oriel_wire.errors import StartFailed
@@ -49,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
         "cores": args.cores or available_cores(),
         "log": {name: value for name, value in wanted.items() if value is not None},
         "load_defaults": defaults,
+        "metrics": from_metrics_config(args.metrics_config),
         "usage_folder": usage_folder(args.usage),
         "as_triton": args.as_triton,
         "without_effect": (*warnings, *without_effect),

@@ -29,7 +29,6 @@ class ForeignFlag:
 
 
 _OFF = frozenset({"false", "0", "off"})
-_ON = frozenset({"true", "1", "on"})
 _THREADS = "requests are read by one event loop, models compute in --cores threads"
 _POOL = "memory is taken as it is needed, there are no pools"
 _GPU = "GPU memory is managed by the runtime of each model"
@@ -80,11 +79,6 @@ _ROWS = [
     *_refused("free GPU memory is not checked before a model is loaded", "--model-load-gpu-limit"),
     *_refused("model names are unique across repositories", "--model-namespacing", silent=_OFF),
     *_refused("configurations are read from config.pbtxt only", "--model-config-name"),
-    *_refused(
-        "latencies are counters and histograms, there are no summaries",
-        "--metrics-config",
-        silent=frozenset({f"counter_latencies={on}" for on in _ON} | {f"summary_latencies={off}" for off in _OFF}),
-    ),
 ]
 FOREIGN = {flag.name: flag for flag in _ROWS}
 

@@ -7,12 +7,14 @@ that is loaded again continues to count; a version that leaves keeps its series 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from oriel_inference.artefacts.records import ArtefactCounts
 from oriel_inference.backends.nvml import GpuLoad
 from oriel_inference.batching.device import Devices
 from oriel_inference.batching.statistics import Statistics
+from oriel_inference.batching.summaries import TEXTS
 from oriel_inference.catalog import ServingModel
 from oriel_inference.errors import Outcome
 from oriel_inference.host import HostLoad
@@ -45,8 +47,10 @@ class _Traced(NamedTuple):
     exemplars: Mapping[int, Exemplar]
 
 
+# Writes the lines of a sample, gets the name of the family and the text of its labels.
+Lines = Callable[[str, str], Iterator[str]]
 # Labels and value; a metric's name, kind, text and samples.
-Samples = Iterable[tuple[Mapping[str, str], float | Histogram | _Traced]]
+Samples = Iterable[tuple[Mapping[str, str], float | Histogram | _Traced | Lines]]
 Own = tuple[str, str, str, Samples]
 
 
@@ -81,7 +85,11 @@ def exposition(surface: Surface, host: HostLoad, gpus: Sequence[GpuLoad], *, ope
     gpus: the load of each.
     """
     sources = _sources(surface, openmetrics)
-    for family in FAMILIES:
+    metrics = surface.metrics
+    summaries = (_summary(name, text, metrics.quantiles) for name, text in TEXTS.items() if metrics.quantiles)
+    for family in (*FAMILIES, *summaries):
+        if metrics.hides(family.name):
+            continue
         yield head(family.name, family.kind, family.text, openmetrics=openmetrics)
         if family.name == "oriel_requests_total":
             yield from pieces(_lines(family.name, "", _refused(surface)), size=PIECE_LINES)
@@ -98,6 +106,8 @@ def _lines(name: str, common: str, samples: Samples) -> Iterator[str]:
         labels = ",".join(filter(None, (common, label_text(more))))
         if isinstance(value, _Traced):
             yield from histogram(name, labels, *value)
+        elif callable(value):
+            yield from value(name, labels)
         elif isinstance(value, Histogram):
             yield from histogram(name, labels, value)
         else:
@@ -340,6 +350,14 @@ FAMILIES = (
     Family("oriel_model_odd_values_total", "counter", "Odd values of sampled rows by kind", _odd_values),
     Family("oriel_model_sampled_rows_total", "counter", "Rows to sample by what became of them", _sampled),
 )
+
+
+def _summary(name: str, text: str, shares: Sequence[float]) -> Family:
+    def read(source: Source) -> Samples:
+        found = source.statistics.summaries
+        return () if found is None else [({}, partial(found.by_name[name].lines, shares))]
+
+    return Family(f"nv_inference_{name}_summary_us", "summary", f"{text}, in microseconds", read)
 
 
 # The server's own --------------------------------------------------------------------------------------------------

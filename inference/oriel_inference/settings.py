@@ -12,6 +12,7 @@ from math import ceil
 from pathlib import Path
 from typing import Literal
 
+from oriel_inference.metrics_choice import MetricsChoice
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.servers.forwarded_headers import header_pattern
 from oriel_inference.servers.restrictions import GRPC_PREFIX, Restriction, restriction_flag
@@ -332,6 +333,18 @@ class Settings:
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = field(
         default=8002, metadata=flags(_port("metrics", 8002), _host("metrics"), _allow("metrics"))
+    )
+    metrics: MetricsChoice = field(
+        default=MetricsChoice(),
+        metadata=PORTS.flag(
+            "--metrics-config",
+            dest="metrics_config",
+            action="append",
+            default=[],
+            metavar="KEY=VALUE",
+            help="latencies on the metrics port: counter_latencies, histogram_latencies (default true), "
+            "summary_latencies (default false), summary_quantiles=0.5:0.05,0.99:0.001 (repeatable)",
+        ),
     )
     gpu_metrics: bool = PORTS.setting(
         True,

@@ -70,7 +70,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "oriel_inference": (
         "command",
         "app assembly flags repository_check settings",
-        "servers host log_settings metrics",
+        "servers host log_settings metrics metrics_choice",
         "models",
         "artefacts",
         "dataplane",

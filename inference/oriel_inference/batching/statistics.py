@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from oriel_inference.batching.call import BatchTimes, Call
+from oriel_inference.batching.summaries import Summaries
 from oriel_inference.errors import Outcome
 from oriel_inference.model import ModelSpec
 from oriel_wire.observe.telemetry import DURATION_BOUNDS_S, Histogram
@@ -106,6 +107,7 @@ class Statistics:
     sequences: how sequences ended -> their number.
     cache_hit, cache_miss: requests by whether the response cache had their answer; the times of looking, and of keeping
     the answer.
+    summaries: quantiles of latencies; None if they are not shown.
     offer: takes samples of executed rows, the next one when `inferences` reaches sample_at. Writer: `quality`.
     """
 
@@ -128,6 +130,7 @@ class Statistics:
         "sizes",
         "stages",
         "success",
+        "summaries",
         "tiers",
     )
 
@@ -146,6 +149,7 @@ class Statistics:
         self.responses: list[Response] = []
         self.first_response = Histogram(FIRST_RESPONSE_MS)
         self.sequences: Counter[str] = Counter()
+        self.summaries: Summaries | None = None
         self.offer: Offer | None = None
         self.sample_at = inf
 
@@ -192,6 +196,8 @@ class Statistics:
         self.last_ms = time.time_ns() // 1_000_000
         self.stages.add(times, calls)
         self.sizes.observe(times.rows)
+        if self.summaries is not None:
+            self.summaries.executed(times, calls)
         if self.inferences >= self.sample_at and self.offer is not None:
             self.sample_at = self.offer(spec, self.inferences, self.sample_at, members, shares)
         batch = self.batches.get(times.rows)
@@ -205,6 +211,8 @@ class Statistics:
         """Count an answered request."""
         self.success.add(total_s)
         self.queue.add(queue_s)
+        if self.summaries is not None:
+            self.summaries.succeeded(queue_s, total_s)
 
     def count_failure(self, outcome: Outcome, total_s: float = 0.0) -> None:
         """Count a request that got no rows."""
@@ -293,11 +301,15 @@ class Responses:
 class Ledger:
     """The counters of every version, kept while the process lives: a counter must not restart at zero with an update.
 
+    summarises: True if their latencies are shown as summaries.
     The oldest of the versions that do not serve any more are forgotten beyond MAX_LEDGER. Single writer: the loop.
     """
 
-    def __init__(self, is_serving: Callable[[str, int], bool], *, max_versions: int = MAX_LEDGER) -> None:
+    def __init__(
+        self, is_serving: Callable[[str, int], bool], *, max_versions: int = MAX_LEDGER, summarises: bool = False
+    ) -> None:
         self._is_serving = is_serving
+        self._summarises = summarises
         self._max_versions = max_versions
         self._kept: dict[tuple[str, int], Statistics] = {}
 
@@ -305,6 +317,8 @@ class Ledger:
         """Return the counters of a version that is about to serve."""
         found = self._kept.pop((name, version), None) or Statistics()
         self._kept[name, version] = found
+        if self._summarises and found.summaries is None:
+            found.summaries = Summaries()
         if len(self._kept) > self._max_versions:
             gone = (key for key in self._kept if key != (name, version) and not self._is_serving(*key))
             if (oldest := next(gone, None)) is not None:

@@ -9,6 +9,7 @@ from oriel_inference.catalog import Catalog
 from oriel_inference.dataplane.dataplane import Dataplane
 from oriel_inference.errors import ModelNotReady, UnknownModel
 from oriel_inference.log_settings import LogSettings
+from oriel_inference.metrics_choice import MetricsChoice
 from oriel_inference.models.control import ModelControl
 from oriel_inference.quality.sampler import Quality
 from oriel_inference.servers.forwarded_headers import ForwardedHeaders
@@ -46,6 +47,7 @@ class Surface:
     under_way: returns the requests of all servers that have begun and are not answered.
     usage: counts of the usage ledger, if there is one. grpc_address: address and port of the gRPC listener.
     quality: samples of what the models get and answer. regions: shared memory; None if its use is not allowed.
+    metrics: latencies that are shown.
     http_headers, grpc_headers: choose the headers that models get as parameters; None if they get none.
     answers: the response cache; None if there is none.
     """
@@ -67,6 +69,7 @@ class Surface:
     usage: LedgerCounts = field(default_factory=LedgerCounts)
     grpc_address: tuple[str, int] = NOWHERE
     regions: Regions | None = None
+    metrics: MetricsChoice = MetricsChoice()
     http_headers: ForwardedHeaders | None = None
     grpc_headers: ForwardedHeaders | None = None
     answers: AnswerCache[Sequence[Array]] | None = None
