@@ -5,6 +5,7 @@ The spellings of tritonserver work as they are: the flags with an effect are her
 
 import argparse
 import os
+from dataclasses import replace
 
 from oriel_inference.flags import add_foreign, collector_in, settle
 from oriel_inference.metrics_choice import from_metrics_config
@@ -36,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
         if name == "--trace-config" and (url := collector_in(value)[0]):
             os.environ[COLLECTOR_VARIABLES[1]] = url
     defaults, without_effect = from_backend_config(args.backend_config, auto_complete=not args.strict_model_config)
+    defaults = replace(defaults, custom_ops=args.custom_ops)
     wanted = {"log_verbose_level": args.log_verbose, "log_info": args.log_info, "log_warning": args.log_warning}
     wanted |= {"log_error": args.log_error, "log_format": args.log_format}
     chosen = values(Settings, args) | {

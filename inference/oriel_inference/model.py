@@ -156,6 +156,7 @@ class EngineOptions:
     model of OpenVINO's own, the same settings and those of `repository.openvino`.
     concurrent_runs: number of runs of one session at once.
     inputs, outputs: the tensors of the configuration, for files that do not describe theirs.
+    operators: paths of libraries of custom operators.
     """
 
     providers: Sequence[tuple[str, Mapping[str, str]]] = ()
@@ -171,6 +172,7 @@ class EngineOptions:
     concurrent_runs: int = 1
     inputs: Sequence[TensorInfo] = ()
     outputs: Sequence[TensorInfo] = ()
+    operators: Sequence[str] = ()
 
     @property
     def cuda_graphs(self) -> bool:

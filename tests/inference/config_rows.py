@@ -309,7 +309,11 @@ ROWS = [
         'parameters { key: "intra_op_thread_count" value { string_value: "257" } }',
         "must be a number from 0 to 256",
     ),
-    refused("model_operations.op_library_filename", 'model_operations { op_library_filename: "ops.so" }', NOT_YET),
+    refused(
+        "model_operations.op_library_filename",
+        'model_operations { op_library_filename: "ops.so" }',
+        "op_library_filename[0]: 'ops.so' is not in a folder that --allow-custom-ops DIR names",
+    ),
     refused(
         "model_transaction_policy.decoupled", "model_transaction_policy { decoupled: true }", "exactly one response"
     ),

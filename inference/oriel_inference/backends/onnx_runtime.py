@@ -254,7 +254,7 @@ class _GraphRuntime:
 
 
 def session_settings(options: EngineOptions) -> Any:
-    """Return ONNX Runtime's options of a session, without its providers."""
+    """Return ONNX Runtime's options of a session, without its providers. Raises LoadFailed."""
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = options.intra_op_threads
     settings.inter_op_num_threads = options.inter_op_threads
@@ -269,6 +269,14 @@ def session_settings(options: EngineOptions) -> Any:
     settings.add_session_config_entry("session.inter_op.allow_spinning", "0")
     for key, value in options.session_entries.items():
         settings.add_session_config_entry(key, value)
+    for library in options.operators:
+        try:
+            settings.register_custom_ops_library(library)
+        except Exception as error:
+            # ONNX Runtime's exceptions have no common base class below Exception.
+            raise LoadFailed(
+                f"ONNX Runtime cannot use the operators of {Path(library).name}: {_plain(error)}"
+            ) from error
     return settings
 
 

@@ -248,9 +248,8 @@ def _not_executed(config: pb.ModelConfig, refuse: _Refuse) -> None:
         if tensor.allow_ragged_batch and config.backend != "python":
             reason = f"{_NOT_YET}: requests of unequal shapes share a batch of Python models only, so leave it out"
             raise refuse(f"input[{index}].allow_ragged_batch", reason)
-    for index, library in enumerate(config.model_operations.op_library_filename):
-        field = f"model_operations.op_library_filename[{index}]"
-        raise refuse(field, f"{_NOT_YET}: the library {library[:64]!r} would be loaded into the server")
+    if config.model_operations.op_library_filename and config.backend != "onnxruntime":
+        raise refuse("model_operations.op_library_filename", "is for ONNX models only")
     if config.instance_group and all(group.passive for group in config.instance_group):
         raise refuse("instance_group[0].passive", "is true for every group: no instance would take requests")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from oriel_wire.errors import StartFailed
 from oriel_wire.process.environment import names_of
@@ -37,6 +38,7 @@ class LoadDefaults:
     engine_host_code: True if TensorRT plans may carry code that runs in this process, as version-compatible ones do.
     python_environment: names of the server's variables that Python models get in addition to the usual ones; one that
     ends in an asterisk stands for all names that begin so.
+    custom_ops: the folder with libraries of custom operators.
     """
 
     max_batch_size: int = AUTO_MAX_BATCH_SIZE
@@ -46,6 +48,7 @@ class LoadDefaults:
     require_accelerators: bool = False
     engine_host_code: bool = False
     python_environment: tuple[str, ...] = ()
+    custom_ops: Path | None = None
 
 
 def from_backend_config(texts: Iterable[str], *, auto_complete: bool = True) -> tuple[LoadDefaults, list[str]]:

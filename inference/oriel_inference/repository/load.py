@@ -38,6 +38,7 @@ from oriel_inference.repository.instances import (
     on_cpu_instead,
     placements,
 )
+from oriel_inference.repository.onnx_files import operator_libraries
 from oriel_inference.repository.outline import device_of
 from oriel_inference.repository.plans import (
     ReserveModel,
@@ -342,6 +343,8 @@ def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
         found = forests.with_forest(config, file, found)
     if defaults.engine_host_code:
         found = with_host_code(found)
+    if libraries := operator_libraries(config, file, defaults.custom_ops):
+        found = [replace(place, options=replace(place.options, operators=libraries)) for place in found]
     found, wanted = with_compiler(config, file, found, backend.lacks)
     if wanted is not None and config.HasField("sequence_batching"):
         reason = "does not go with a compiler: leave out the parameter or the accelerator that asks for one"

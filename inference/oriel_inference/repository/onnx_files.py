@@ -1,4 +1,4 @@
-"""Reads the references of an ONNX file to other files, without a runtime.
+"""Reads the references of an ONNX model to other files, without a runtime.
 
 Weights may lie in other files, named in the model file by its author. The runtime opens any name, so the names are read
 first, and only those of regular files in the version's own folder are allowed.
@@ -8,7 +8,8 @@ import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
-from oriel_inference.errors import LoadFailed
+from oriel_inference.errors import ConfigInvalid, LoadFailed
+from oriel_wire.v2.proto import model_config_pb2 as pb
 
 MAX_DEPTH = 32
 MAX_FIELDS = 20_000_000
@@ -28,6 +29,22 @@ _INSIDE: dict[str, dict[int, str]] = {
     "sparse": {1: _TENSOR, 2: _TENSOR},
     _TENSOR: {13: _ENTRY},
 }
+
+
+def operator_libraries(config: pb.ModelConfig, file: str, folder: Path | None) -> tuple[str, ...]:
+    """Return the paths of the libraries of custom operators that a configuration names.
+
+    folder: the only folder that they may lie in, because they are code that runs in this process; None for none.
+    Raises ConfigInvalid.
+    """
+    found = []
+    for index, name in enumerate(config.model_operations.op_library_filename):
+        path = Path() if folder is None or "\0" in name else (folder / name).resolve()
+        if folder is None or not path.is_relative_to(folder.resolve()) or not path.is_file():
+            reason = f"{name[:64]!r} is not in a folder that --allow-custom-ops DIR names: its code runs in the server"
+            raise ConfigInvalid(file, f"model_operations.op_library_filename[{index}]", reason)
+        found.append(str(path))
+    return tuple(found)
 
 
 def check_model_file(path: Path, shown: str) -> None:
