@@ -28,6 +28,7 @@ from .config_rows import OUTPUT
         ("xgboost.json", "forests need the package treelite, which is not installed"),
         ("checkpoint.tl", "pip install 'oriel-serving[forests]'"),
         ("notes.txt", "names no backend and holds no model.onnx"),
+        ("config.pbtxt", "move config.pbtxt out of the version's folder"),
     ],
 )
 @pytest.mark.usefixtures("without_engines")

@@ -14,12 +14,14 @@ Single writer: the loop. Only `check` may be called by other threads.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from oriel_inference.backends import Session
 from oriel_inference.batching.cores import Contender, Cores
-from oriel_inference.errors import LoadFailed
+from oriel_inference.errors import ConfigInvalid
 from oriel_inference.model import EVERYWHERE, InstanceLimit, Resource
+
+_FIELD = "instance_group.rate_limiter"
 
 
 class InstanceLimits:
@@ -95,8 +97,10 @@ class RateLimiter(Cores):
         self.members: dict[Contender, InstanceLimits] = {}
         self._counts = counts
 
-    def check(self, limits: Iterable[InstanceLimit]) -> None:
-        """Raise LoadFailed if an instance with such a limit could never run."""
+    def check(self, limits: Sequence[InstanceLimit], file: str) -> tuple[InstanceLimit, ...]:
+        """Return the limits of a model; none if its instances need nothing. Raises ConfigInvalid if one of them could
+        never run.
+        """
         known = {each for member in tuple(self.members.values()) for each in member.resources}
         wanted = {each: count for limit in limits for each, count in limit.needs.items()}
         everywhere = {name for name, device in (*known, *wanted) if device == EVERYWHERE}
@@ -105,12 +109,15 @@ class RateLimiter(Cores):
                 name, device = resource
                 if device != EVERYWHERE and name in everywhere:
                     both = "is present as both global and device-specific resource in the model configuration"
-                    raise LoadFailed(f'Resource "{name}" {both}.')
+                    raise ConfigInvalid(file, _FIELD, f'Resource "{name}" {both}.')
                 if self._counts and self._given(resource) < count:
-                    raise LoadFailed(
+                    raise ConfigInvalid(
+                        file,
+                        _FIELD,
                         f'Resource count for "{name}" is limited to {self._given(resource)} which will prevent '
-                        f"scheduling of one or more model instances, the minimum required count is {count}"
+                        f"scheduling of one or more model instances, the minimum required count is {count}",
                     )
+        return tuple(limits) if wanted or any(limit.priority > 1 for limit in limits) else ()
 
     def has(self, resource: Resource, count: int) -> bool:
         """Return whether so much of a resource is free."""

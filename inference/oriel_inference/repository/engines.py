@@ -157,9 +157,12 @@ def name_engine(config: pb.ModelConfig, file: str, files: Sequence[str]) -> None
         field, backend = "", _foreign(files)
     if not backend:
         model = file.partition("/")[0]
-        raise LoadFailed(
-            f"{model} names no backend and holds no model.onnx, so its engine is unknown: see docs/model-repository.md"
+        do = (
+            "move config.pbtxt out of the version's folder"
+            if "config.pbtxt" in files
+            else "see docs/model-repository.md"
         )
+        raise LoadFailed(f"{model} names no backend and holds no model.onnx, so its engine is unknown: {do}")
     if backend in _REFUSED:
         raise (
             ConfigInvalid(file, field, _REFUSED[backend])

@@ -146,13 +146,7 @@ class _VersionLoading:
         """Builds the specification from the completed configuration. limits: one for each session. Raises
         LoadFailed.
         """
-        limiter = self.of.limiter
-        try:
-            if limiter is not None:
-                limiter.check(limits)
-        except LoadFailed as failure:
-            raise ConfigInvalid(self.of.file, "instance_group.rate_limiter", failure.reason) from failure
-        used = tuple(limits) if limiter is not None and any(each.needs or each.priority > 1 for each in limits) else ()
+        used = () if self.of.limiter is None else self.of.limiter.check(limits, self.of.file)
         check_graph_specs(self.config, self.of.file)
         spec = build_spec(self.config, self.version, self.of.file, instances=instances, labels=self.of.labels)
         found = replace(spec, by_demand=by_demand, limits=used)
@@ -291,9 +285,7 @@ def choose_versions(loading: Loading, config: pb.ModelConfig, available: Sequenc
     """
     warnings = validate(config, loading.model, loading.file, _files_naming_engine(loading, config, available))
     versions, missing = select_versions(config, available, loading.file)
-    if loading.limiter is None and any(
-        each.rate_limiter.resources or each.rate_limiter.priority > 1 for each in config.instance_group
-    ):
+    if loading.limiter is None and any(limit.needs or limit.priority > 1 for limit in limits_of_processes(config)):
         warnings.append("instance_group.rate_limiter has no effect here without --rate-limit=execution_count")
     return versions, [*warnings, *([f"version_policy.specific: {no_folder(missing)}"] if missing else [])]
 
