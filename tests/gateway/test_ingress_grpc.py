@@ -326,6 +326,15 @@ async def test_no_name_is_no_model(method: str, scope: str) -> None:
         assert idle(core)
 
 
+async def test_a_version_that_is_no_number_is_refused_as_triton_does() -> None:
+    backend = Backend()
+    async with stack(backend) as (address, _), triton.InferenceServerClient(address) as client:
+        for name, said in (("digits", "failed to get model version from specified .* 'first'"), ("others", "no model")):
+            with pytest.raises(InferenceServerException, match=said):
+                await client.get_model_metadata(name, "first", headers=headers(BRONZE))
+        assert not backend.seen
+
+
 async def test_nothing_of_the_callers_own_hop_reaches_the_upstream() -> None:
     backend = Backend()
     forged = {

@@ -214,10 +214,14 @@ def chosen(target: Target, header: Callable[[str], str | None], span: str) -> Ta
 
 
 def check_model(tenant: Tenant, name: str, version: str) -> None:
-    """Raise Refused NOT_FOUND if these name no model, or one that this tenant may not use. version: may be ""."""
-    valid = _ONLY_NAME.match(name) is not None and (not version or _ONLY_VERSION.match(version) is not None)
-    if not valid or not tenant.may_use_model(name):
+    """Raise Refused NOT_FOUND if these name no model, or one that this tenant may not use. version: may be ""; for one
+    that is no number the refusal is INVALID_REQUEST, with Triton's sentence.
+    """
+    if _ONLY_NAME.match(name) is None or not tenant.may_use_model(name):
         raise absent("model", name, tenant)
+    if version and not _ONLY_VERSION.match(version):
+        wanted = f"from specified version string {version[:64]!r}, version should be an integral value > 0"
+        raise Refused(Outcome.INVALID_REQUEST, f"failed to get model version {wanted}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
