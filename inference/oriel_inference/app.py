@@ -36,6 +36,7 @@ from oriel_inference.servers.http import HttpFrontend
 from oriel_inference.servers.large_json import LargeJson
 from oriel_inference.servers.meter import Meter
 from oriel_inference.servers.regions import Regions
+from oriel_inference.servers.repository_api import ModelsRepository
 from oriel_inference.servers.restrictions import by_name
 from oriel_inference.servers.surface import Surface
 from oriel_inference.settings import Settings
@@ -143,6 +144,7 @@ async def open_unit(
         devices=models.machine.devices,
         answers=models.machine.answers,
         quality=models.quality,
+        model_metrics=models.python.metrics,
         default_timeout_s=settings.default_timeout_s,
         strict_readiness=settings.strict_readiness,
         server_id=settings.server_id,
@@ -151,6 +153,7 @@ async def open_unit(
         http_headers=_forwarded(settings, settings.http_header_pattern),
         grpc_headers=_forwarded(settings, settings.grpc_header_pattern),
     )
+    models.scripting.manage = ModelsRepository(surface)
     with ExitStack() as cleanup:
         for store in models.remote:
             cleanup.callback(store.close)

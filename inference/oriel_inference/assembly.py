@@ -69,6 +69,7 @@ class Models:
     catalog: Catalog
     quality: Quality
     python: PythonBackend
+    scripting: Scripting
     remote: Sequence[RemoteStore | GroupStore]
     control: ModelControl
     dataplane: Dataplane
@@ -143,6 +144,7 @@ async def open_models(settings: Settings, backends: Callable[[str], Backend], sp
         catalog=catalog,
         quality=quality,
         python=python,
+        scripting=scripting,
         remote=remote,
         control=control,
         dataplane=dataplane,

@@ -179,8 +179,8 @@ class Catalog:
         """Return whether a model has that name, serving or not."""
         return name in self._entries
 
-    def serves(self, name: str, version: int) -> bool:
-        """Return whether that version serves."""
+    def serves(self, name: str, version: int | str) -> bool:
+        """Return whether that version serves; "" for any."""
         return (name, str(version)) in self._by_request
 
     def identities(self) -> set[str]:

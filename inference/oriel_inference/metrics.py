@@ -98,6 +98,10 @@ def exposition(surface: Surface, host: HostLoad, gpus: Sequence[GpuLoad], *, ope
     for name, kind, text, samples in (*_server(surface, host, gpus), *_usage(surface.devices)):
         yield head(name, kind, text, openmetrics=openmetrics)
         yield from pieces(_lines(name, "", samples), size=PIECE_LINES)
+    for made in list(surface.model_metrics.families.values()):
+        yield head(made.name, made.kind, made.text, openmetrics=openmetrics)
+        values = [(each.labels, each.value) for each in made.series.values()]
+        yield from pieces(_lines(made.name, "", values), size=PIECE_LINES)
 
 
 def _lines(name: str, common: str, samples: Samples) -> Iterator[str]:

@@ -195,7 +195,7 @@ async def test_parameters_that_do_not_fit_fail_nobody_else(http: httpx.AsyncClie
         ("complain the cat is out", "the cat is out"),
         ("raise the dog", "the model failed: the server's log says why"),
         ("short", "execute returned 0 responses for 1 requests"),
-        ("missing MetricFamily", "pb_utils.MetricFamily is not supported by this server"),
+        ("missing TRITONSERVER_TELEPORT", "pb_utils.TRITONSERVER_TELEPORT is not supported by this server"),
     ],
 )
 async def test_what_a_model_does_wrong_is_said(http: httpx.AsyncClient, text: str, error: str) -> None:

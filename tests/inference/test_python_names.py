@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oriel_inference.backends.python import pb_request, pb_utils
+from oriel_inference.backends.python import pb_utils
+from oriel_inference.backends.python import runtime as runtime_module
 from oriel_inference.backends.python.frames import read_tensors, tensor_parts
 from oriel_inference.backends.python.messages import Infer, Inferred, ResultHead
 
@@ -76,9 +77,9 @@ def test_types_have_their_names_and_numbers() -> None:
 
 
 def test_what_is_not_there_says_so() -> None:
-    with pytest.raises(AttributeError, match="pb_utils.MetricFamily is not supported by this server"):
-        pb_utils.MetricFamily  # noqa: B018
-    with pytest.raises(pb_utils.TritonModelException, match="only be called in execute"):
+    with pytest.raises(AttributeError, match="pb_utils.TRITONSERVER_TELEPORT is not supported by this server"):
+        pb_utils.TRITONSERVER_TELEPORT  # noqa: B018
+    with pytest.raises(pb_utils.TritonModelException, match="only the code of a model that the server runs"):
         pb_utils.InferenceRequest(model_name="m").exec()
     with pytest.raises(pb_utils.TritonModelException, match="CPU's memory"):
         pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_GPU, 0)
@@ -137,7 +138,7 @@ def test_names_and_texts_may_be_bytes_as_tensors_of_text_have_them() -> None:
 def test_an_answer_to_a_closed_event_loop_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ended the thread that all later answers, and all cancellations, come through."""
     runtime = Asked()
-    monkeypatch.setattr(pb_request, "_runtime", runtime)
+    monkeypatch.setattr(runtime_module, "_current", runtime)
 
     async def give_up() -> None:
         asking = asyncio.create_task(pb_utils.InferenceRequest(model_name="m").async_exec())

@@ -14,7 +14,7 @@ import msgspec
 
 from oriel_inference.backends import Request
 from oriel_inference.backends.python.frames import read_tensors, tensor_parts
-from oriel_inference.backends.python.messages import Infer, Inferred, ResultHead
+from oriel_inference.backends.python.messages import Infer, Inferred, Manage, ResultHead
 from oriel_inference.backends.python.outcomes import code_of
 from oriel_inference.backends.python.session import PythonSession
 from oriel_inference.dataplane.dataplane import Completion, Dataplane
@@ -40,7 +40,7 @@ class ScriptedRequest(InferRequest, kw_only=True, gc=False):
 
 class Scripting:
     """Runs model calls; passed to the Python backend as `scripting`. `dataplane` and `wait`, which is `Demand.wait`,
-    are set before the first model loads.
+    and `manage`, which loads and unloads models, are set before the first model loads.
     now: the loop's clock.
     """
 
@@ -48,9 +48,14 @@ class Scripting:
         self._now = now
         self.dataplane: Dataplane | None = None
         self.wait: Callable[..., Callable[[], None]] | None = None
+        self.manage: Callable[[PythonSession, Manage, memoryview], None] | None = None
 
-    def __call__(self, session: PythonSession, message: Infer, body: memoryview) -> None:
+    def __call__(self, session: PythonSession, message: Infer | Manage, body: memoryview) -> None:
         """Start the model call of `message`, or answer with an error; never raises a refusal."""
+        if isinstance(message, Manage):
+            if self.manage is not None:
+                self.manage(session, message, body)
+            return
         try:
             self._begin(session, message, body)
         except InferenceError as error:

@@ -5,7 +5,7 @@ own, FETCHES at most, so that a slow store delays no model of another store, and
 
 A load that takes longer than SLOW_S no longer counts among those for which there are slots, as long as no more loads
 than there are slots have done so: files whose check hangs, and Python models that sleep, do not hold up every other
-model.
+model. Nor does a Python model count while it waits for another one that it loads.
 """
 
 import time
@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from threading import Condition
 from weakref import WeakKeyDictionary
 
-from oriel_inference.errors import LoadFailed
+from oriel_inference.errors import InvalidRequest, LoadFailed
 from oriel_inference.stores import ModelStore
 
 FETCHES = 16
 SLOW_S = 3.0
+MAX_LENT = 32
 
 
 class LoadSlots:
@@ -29,9 +30,10 @@ class LoadSlots:
         self._count = count
         self._slow_s = slow_s
         self._began_s: list[float] = []  # begin of each load that holds a slot
+        self._lent = 0
         self._changed = Condition()
         self._closed = False
-        self._threads = ThreadPoolExecutor(2 * count, thread_name_prefix="oriel-load")
+        self._threads = ThreadPoolExecutor(2 * count + MAX_LENT, thread_name_prefix="oriel-load")
         self._fetching: WeakKeyDictionary[ModelStore, ThreadPoolExecutor] = WeakKeyDictionary()
 
     def threads(self, store: ModelStore) -> ThreadPoolExecutor:
@@ -61,6 +63,22 @@ class LoadSlots:
                 self._began_s.remove(began_s)
                 self._changed.notify_all()
 
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Give the slot of a load to others while its model waits for one of them. Raises InvalidRequest if MAX_LENT
+        models do so.
+        """
+        with self._changed:
+            if self._lent >= MAX_LENT:
+                raise InvalidRequest(f"{MAX_LENT} models wait already for others that they load while they start")
+            self._lent += 1
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._lent -= 1
+
     def close(self) -> None:
         """Make threads that wait for a slot, now or later, raise LoadFailed."""
         with self._changed:
@@ -71,4 +89,4 @@ class LoadSlots:
 
     def _is_free(self, now: float) -> bool:
         quick = sum(now - began_s < self._slow_s for began_s in self._began_s)
-        return quick < self._count and len(self._began_s) < 2 * self._count
+        return quick - self._lent < self._count and len(self._began_s) - self._lent < 2 * self._count

@@ -114,7 +114,7 @@ class Rollout:
         self.spawn = spawn
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         # One file that hangs must not stop all loads, not even on one core.
-        self._slots = LoadSlots(min(MAX_SLOTS, tools.load_threads or max(2, tools.machine.cores.total)))
+        self.slots = LoadSlots(min(MAX_SLOTS, tools.load_threads or max(2, tools.machine.cores.total)))
         self._ensembles: dict[str, dict[int, ServingModel]] = {}  # the newest of each, whether it can serve or not
         self._last_load = 0.0
         self._closing: dict[ServingModel, asyncio.Task[None]] = {}
@@ -158,12 +158,12 @@ class Rollout:
                     have=have,
                     defaults=self.tools.defaults,
                     devices=self.tools.machine.devices,
-                    slot=self._slots.taken,
+                    slot=self.slots.taken,
                     reserve=reserve,
                     limiter=self.tools.machine.limiter,
                 )
                 loop = asyncio.get_running_loop()
-                versions = await loop.run_in_executor(self._slots.threads(store), load_model, loading)
+                versions = await loop.run_in_executor(self.slots.threads(store), load_model, loading)
             except LoadFailed as failure:
                 return self.refuse(name, failure.reason, failure)
             except Exception:
@@ -178,7 +178,7 @@ class Rollout:
 
     def close(self) -> None:
         """Make loads that wait for a slot fail."""
-        self._slots.close()
+        self.slots.close()
 
     def refuse(self, name: str, reason: str, failure: LoadFailed | None = None, *, kind: str = "repository") -> str:
         """Record that the model as a whole cannot be (re)loaded; what serves continues. Returns the reason."""

@@ -1,4 +1,4 @@
-"""The model repository extension over HTTP and gRPC: index, load, unload."""
+"""The model repository extension over HTTP and gRPC, and for Python models: index, load, unload."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
@@ -8,6 +8,11 @@ from urllib.parse import unquote
 import msgspec
 from google.protobuf.message import Message
 
+from oriel_inference.backends.python.frames import read_tensors
+from oriel_inference.backends.python.messages import Inferred, Manage, ResultHead
+from oriel_inference.backends.python.outcomes import code_of
+from oriel_inference.backends.python.pb_errors import TritonError
+from oriel_inference.backends.python.session import PythonSession
 from oriel_inference.catalog import Entry
 from oriel_inference.errors import InvalidRequest, NotSupported, ServerStopping, not_polled
 from oriel_inference.model import is_model_name
@@ -18,6 +23,7 @@ from oriel_inference.servers.statuses import as_inference_error
 from oriel_inference.servers.surface import Surface
 from oriel_wire.engine.buffered import Exchange
 from oriel_wire.errors import BadMessage
+from oriel_wire.v2.datatypes import quoted
 from oriel_wire.v2.depth import check_depth
 from oriel_wire.v2.metadata import parse_config_json
 from oriel_wire.v2.proto import model_config_pb2 as pb
@@ -131,6 +137,62 @@ class GrpcRepository:
         dependents = _unload_parameters(_values(request.parameters))
         await self._surface.control.unload(_model(request.model_name), dependents=dependents)
         return v2_pb2.RepositoryModelUnloadResponse()
+
+
+class ModelsRepository:
+    """Requests of Python models to load and unload others. One that a model makes while it starts holds its own load
+    up, so it must not wait for that load.
+    """
+
+    def __init__(self, surface: Surface) -> None:
+        self._surface = surface
+        self._waits: list[tuple[str, str]] = []  # a model that starts, and the one that it waits for
+
+    def __call__(self, session: PythonSession, message: Manage, body: memoryview) -> None:
+        """Begin to do what the message says; the session gets the answer."""
+        self._surface.control.spawn(self._answer(session, message, body))
+
+    async def _answer(self, session: PythonSession, message: Manage, body: memoryview) -> None:
+        pid, head = session.pid, ResultHead(error=(TritonError.UNAVAILABLE, ServerStopping().message))
+        try:
+            head = ResultHead(parameters={"ready": await self._run(session, message, body)})
+        except Exception as failure:
+            refusal = as_inference_error(failure)
+            head.error = code_of(refusal), refusal.message
+        finally:
+            if session.pid == pid:
+                session.inferred(Inferred(message.id, head, True))
+
+    async def _run(self, session: PythonSession, message: Manage, body: memoryview) -> bool:
+        caller, model = session.launch.model, message.model
+        if message.action == "ready":
+            return self._surface.catalog.serves(model, message.version)
+        if not session.starting:
+            return await self._manage(message, body)
+        if self._waits_for(model, caller):
+            raise InvalidRequest(f"model {caller!r} loads {quoted(model)} while it starts: it would wait for itself")
+        with self._surface.control.rollout.slots.lent():
+            self._waits.append((caller, model))
+            try:
+                return await self._manage(message, body)
+            finally:
+                self._waits.remove((caller, model))
+
+    def _waits_for(self, model: str, other: str) -> bool:
+        """Return whether a model is another one, or its load waits for that one."""
+        return model == other or any(self._waits_for(each, other) for caller, each in self._waits if caller == model)
+
+    async def _manage(self, message: Manage, body: memoryview) -> bool:
+        control = self._surface.control
+        if message.action == "unload":
+            await control.unload(_model(message.model), dependents=message.dependents)
+            return True
+        parameters: dict[str, Any] = {name: array.data for name, _, array in read_tensors(message.files, body)[0]}
+        if message.config:
+            parameters["config"] = message.config
+        config, files = await asyncio.to_thread(lambda: _read(message.model, parameters, lambda _, data: data))
+        await control.load(message.model, config=config, files=files)
+        return True
 
 
 def _line(entry: Entry | str) -> dict[str, str]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from oriel_inference.backends.python.model_metrics import ModelMetrics
 from oriel_inference.batching.device import Devices
 from oriel_inference.catalog import Catalog
 from oriel_inference.dataplane.dataplane import Dataplane
@@ -50,6 +51,7 @@ class Surface:
     metrics: latencies that are shown.
     http_headers, grpc_headers: choose the headers that models get as parameters; None if they get none.
     answers: the response cache; None if there is none.
+    model_metrics: the metrics that Python models define.
     """
 
     catalog: Catalog
@@ -61,6 +63,7 @@ class Surface:
     devices: Devices
     quality: Quality
     log: LogSettings
+    model_metrics: ModelMetrics
     default_timeout_s: float
     strict_readiness: bool | Literal["any"] = True
     stopping: bool = False

@@ -89,11 +89,11 @@ def histogram(
 
     exemplars: traces by the number of their bucket; only for OpenMetrics.
     """
-    buckets = found.buckets()
+    buckets, before = found.buckets(), f"{labels}," if labels else ""
     for number, (bound, seen) in enumerate(buckets):
         exemplar = exemplars.get(number) if exemplars else None
         beside = "" if exemplar is None else exemplar_text(exemplar)
-        yield f'{name}_bucket{{{labels},le="{bound}"}} {seen}{beside}\n'
+        yield f'{name}_bucket{{{before}le="{bound}"}} {seen}{beside}\n'
     if not found.bounds or found.bounds[0] >= 0.0:
         yield f"{name}_count{{{labels}}} {buckets[-1][1]}\n"
         yield f"{name}_sum{{{labels}}} {found.total!r}\n"

@@ -4,6 +4,7 @@ messages   both sides: the messages they exchange
 frames     both sides: how messages are encoded as bytes
 process    the server: starts one child, reads and writes its socket, notices its end
 executions the server: the batches that one process works on
+model_metrics the server: the metrics that models define
 session    the server: one instance as the batcher sees it; restarts its process
 backend    the server: opens a folder with `model.py` as sessions
 child      the child: loads the model and executes it

@@ -11,6 +11,7 @@ from weakref import WeakSet
 from oriel_inference.backends import ConfiguredBackend
 from oriel_inference.backends.hidden_tensors import hidden_inputs
 from oriel_inference.backends.python.launch import Launch, PythonLimits
+from oriel_inference.backends.python.model_metrics import Holdings, ModelMetrics
 from oriel_inference.backends.python.session import PythonSession, Scripting
 from oriel_inference.errors import LoadFailed
 from oriel_inference.model import EngineOptions, TensorInfo
@@ -38,8 +39,13 @@ class PythonBackend(ConfiguredBackend):
     name = "python"
 
     def __init__(
-        self, scripting: Scripting, limits: PythonLimits | None = None, *, environment: Sequence[str] = ()
+        self,
+        scripting: Scripting,
+        limits: PythonLimits | None = None,
+        *,
+        environment: Sequence[str] = (),
     ) -> None:
+        self.metrics = ModelMetrics()
         self._loop = asyncio.get_running_loop()
         self._scripting = scripting
         self._limits = limits or PythonLimits()
@@ -125,7 +131,7 @@ class PythonBackend(ConfiguredBackend):
                 self._starting.discard(session)
 
     def _session(self, launch: Launch, limits: PythonLimits) -> PythonSession:
-        session = PythonSession(launch, limits, self._scripting)
+        session = PythonSession(launch, limits, self._scripting, Holdings(self.metrics, launch.model))
         self._opened.add(session)
         return session
 

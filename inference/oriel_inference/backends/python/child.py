@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from oriel_inference.backends import without_folders
-from oriel_inference.backends.python import pb_request, pb_utils
+from oriel_inference.backends.python import pb_utils
 from oriel_inference.backends.python.frames import read_tensors
 from oriel_inference.backends.python.messages import (
     Answers,
@@ -41,7 +41,7 @@ from oriel_inference.backends.python.messages import (
 from oriel_inference.backends.python.pb_errors import TritonError, TritonModelException, printed
 from oriel_inference.backends.python.pb_request import InferenceResponse, ServedRequest, encode_response
 from oriel_inference.backends.python.pb_tensor import Tensor
-from oriel_inference.backends.python.runtime import Runtime
+from oriel_inference.backends.python.runtime import Runtime, connect
 from oriel_wire.process.messages import Buffer, FrameError
 from oriel_wire.process.start import end_with_parent
 
@@ -93,7 +93,7 @@ class Instance:
         runtime.max_body_bytes = load.max_body_bytes
         folder = Path(load.file).parent
         pb_utils.connect(runtime, str(folder))
-        pb_request.connect(runtime)
+        connect(runtime)
         sys.modules[MODULE] = pb_utils
         # Appended behind the installed packages: the model's own files replace none of them.
         sys.path += [str(folder), str(folder.parent)]

@@ -152,11 +152,55 @@ class Infer(msgspec.Struct, array_like=True, tag=15):
 
 
 class Inferred(msgspec.Struct, array_like=True, tag=16):
-    """A response of another model. final: nothing follows."""
+    """A response of another model, or the server's answer to another question. final: nothing follows."""
 
     id: int
     result: ResultHead | None
     final: bool
+
+
+class MakeMetric(msgspec.Struct, array_like=True, tag=17):
+    """Make an object for a metric family, or for a metric of one.
+
+    handle: the object's number in its process.
+    family: the number of the metric's family; 0 for a family, which alone has name, kind and text.
+    """
+
+    id: int
+    handle: int
+    family: int
+    name: str = ""
+    kind: str = ""
+    text: str = ""
+    labels: dict[str, str] = {}
+    buckets: list[float] | None = None
+
+
+class UseMetric(msgspec.Struct, array_like=True, tag=18):
+    """Change, read or delete a metric. id: the number of the answer; 0 for none."""
+
+    id: int
+    handle: int
+    how: str
+    value: float = 0.0
+
+
+class Manage(msgspec.Struct, array_like=True, tag=19):
+    """Load or unload a model, or find out whether it is ready.
+
+    action: "load", "unload" or "ready".
+    config: replaces the configuration file; "" for none.
+    files: their bytes as tensors.
+    dependents: unload the models of an ensemble's steps, too.
+    """
+
+    id: int
+    action: str
+    model: str
+    version: str = ""
+    config: str = ""
+    files: list[TensorHead] = []
+    dependents: bool = False
 
 
 Message = (
@@ -176,4 +220,7 @@ Message = (
     | Say
     | Infer
     | Inferred
+    | MakeMetric
+    | UseMetric
+    | Manage
 )

@@ -30,7 +30,7 @@ from oriel_inference.backends.python.pb_errors import (
     printed,
 )
 from oriel_inference.backends.python.pb_tensor import Tensor
-from oriel_inference.backends.python.runtime import Pending, Runtime
+from oriel_inference.backends.python.runtime import Pending, Runtime, current
 from oriel_wire.errors import BadMessage
 from oriel_wire.process.messages import Buffer, FrameError
 from oriel_wire.v2.messages import ParameterValue
@@ -38,13 +38,6 @@ from oriel_wire.v2.messages import ParameterValue
 RESPONSE_COMPLETE_FINAL = 1
 SEQUENCE_START, SEQUENCE_END = 1, 2
 RELEASE_ALL, RELEASE_RESCHEDULE = 1, 2
-_runtime: Runtime | None = None
-
-
-def connect(runtime: Runtime) -> None:
-    """Set the runtime that sends requests to other models."""
-    global _runtime
-    _runtime = runtime
 
 
 class PreferredMemory:
@@ -212,8 +205,8 @@ class InferenceRequest:
         return found if found is not None else _response(*inbox.get())
 
     def _ask(self, decoupled: bool, inbox: Any) -> tuple[Runtime, int]:
-        runtime = _runtime
-        if runtime is None or not runtime.executing:
+        runtime = current()
+        if not runtime.executing:
             raise TritonModelException("other models can only be called in execute")
         if not self._model_name:
             raise TritonModelException("InferenceRequest: model_name is missing")

@@ -9,6 +9,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
+from oriel_inference.backends.python.frames import tensor_parts
+from oriel_inference.backends.python.messages import Manage
 from oriel_inference.backends.python.pb_config import ModelConfig
 from oriel_inference.backends.python.pb_errors import (
     NotThere,
@@ -17,6 +21,7 @@ from oriel_inference.backends.python.pb_errors import (
     checked_text,
     printed,
 )
+from oriel_inference.backends.python.pb_metrics import MetricFamily
 from oriel_inference.backends.python.pb_request import (
     InferenceRequest,
     InferenceResponse,
@@ -33,7 +38,9 @@ from oriel_inference.backends.python.pb_tensor import (
     triton_string_to_numpy,
     triton_to_numpy_type,
 )
-from oriel_inference.backends.python.runtime import Runtime
+from oriel_inference.backends.python.runtime import Runtime, current
+from oriel_wire.errors import BadMessage
+from oriel_wire.process.messages import Buffer
 
 __all__ = [
     "TRITONSERVER_MEMORY_CPU",
@@ -49,6 +56,7 @@ __all__ = [
     "InferenceResponseSender",
     "InferenceTrace",
     "Logger",
+    "MetricFamily",
     "ModelConfig",
     "PreferredMemory",
     "Tensor",
@@ -60,10 +68,13 @@ __all__ = [
     "get_model_dir",
     "get_output_config_by_name",
     "get_output_tensor_by_name",
+    "is_model_ready",
+    "load_model",
     "numpy_to_triton_type",
     "serialize_byte_tensor",
     "triton_string_to_numpy",
     "triton_to_numpy_type",
+    "unload_model",
     "using_decoupled_model_transaction_policy",
 ]
 
@@ -142,6 +153,36 @@ def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> Any
 def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
     """Return whether a parsed model configuration is decoupled."""
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
+
+
+def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
+    """Load or reload a model, as a client's request to load it does. config: JSON that replaces the configuration file.
+    files: `file:<version>/<path>` -> bytes.
+    """
+    if not isinstance(files, Mapping | None):
+        raise TritonModelException("load_model: files must be a dictionary of paths and bytes")
+    body: list[Buffer] = []
+    try:
+        parts = [(name, "UINT8", np.frombuffer(data, np.uint8)) for name, data in (files or {}).items()]
+        heads = tensor_parts(parts, body)
+    except (BadMessage, TypeError, ValueError) as error:
+        raise TritonModelException(f"load_model: the files cannot be sent: {error}") from error
+    name, text = checked_text(model_name, "model_name"), checked_text(config or "", "config")
+    current().result(lambda number: Manage(number, "load", name, config=text, files=heads), body)
+
+
+def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+    """Take a model out of service. unload_dependents: the models of an ensemble's steps, too."""
+    name, dependents = checked_text(model_name, "model_name"), bool(unload_dependents)
+    current().result(lambda number: Manage(number, "unload", name, dependents=dependents))
+
+
+def is_model_ready(model_name: str, model_version: str = "") -> bool:
+    """Return whether a model, or a version of it, serves."""
+    name, version = checked_text(model_name, "model_name"), checked_text(model_version, "model_version")
+    if version and not (version.isascii() and version.isdigit()):
+        raise TritonModelException(f"is_model_ready: {version[:64]!r} is not the number of a version")
+    return bool(current().result(lambda number: Manage(number, "ready", name, version)).parameters["ready"])
 
 
 def get_model_dir() -> str:

@@ -18,7 +18,6 @@ from oriel_inference.backends.python.frames import AHEAD, decode, encode
 from oriel_inference.backends.python.messages import (
     Cancel,
     Credit,
-    Infer,
     Inferred,
     Message,
     RequestHead,
@@ -26,7 +25,7 @@ from oriel_inference.backends.python.messages import (
     ResultHead,
     Say,
 )
-from oriel_inference.backends.python.pb_errors import printed
+from oriel_inference.backends.python.pb_errors import TritonModelException, printed
 from oriel_wire.process import messages
 from oriel_wire.process.messages import Assembler, Buffer
 from oriel_wire.process.output import WINDOW_S, LogLimit
@@ -116,7 +115,7 @@ class Runtime:
         self.max_body_bytes = 1 << 30
         self.executing = False
         self.iterative = False  # requests may be executed more than once
-        self.abandoned: SimpleQueue[Respond | Cancel] = SimpleQueue()
+        self.abandoned: SimpleQueue[Message] = SimpleQueue()
         threading.Thread(target=self._listen, name="oriel-control", daemon=True).start()
         threading.Thread(target=self._bury, name="oriel-abandoned", daemon=True).start()
 
@@ -175,14 +174,27 @@ class Runtime:
             batch[request].caller_left()
         return list(batch.values())
 
-    def ask(self, make: Callable[[int], Infer], body: Sequence[Buffer], inbox: Inbox) -> int:
-        """Send a request to another model. inbox: receives its responses on the control thread; the last one has
-        `final`.
-        """
+    def number(self) -> int:
+        """Return a number that this process has not used yet."""
         with self._table:
             self._asks += 1
-            number = self._asks
-            self._inboxes[number] = inbox
+            return self._asks
+
+    def result(self, make: Callable[[int], Message], body: Sequence[Buffer] = ()) -> ResultHead:
+        """Ask the server something, and wait for its answer. Raises TritonModelException for an error."""
+        answers: SimpleQueue[ResultHead | None] = SimpleQueue()
+        self.ask(make, body, lambda message, _: answers.put(message.result))
+        head = answers.get() or ResultHead()
+        if head.error is not None:
+            raise TritonModelException(head.error[1])
+        return head
+
+    def ask(self, make: Callable[[int], Message], body: Sequence[Buffer], inbox: Inbox) -> int:
+        """Send a request to another model, or a question. inbox: receives the responses on the control thread; the last
+        one has `final`.
+        """
+        number = self.number()
+        self._inboxes[number] = inbox
         try:
             self.send(make(number), body)
         except Exception:
@@ -218,6 +230,22 @@ class Runtime:
     def _bury(self) -> None:
         while True:
             self.send(self.abandoned.get())
+
+
+_current: Runtime | None = None
+
+
+def connect(runtime: Runtime) -> None:
+    """Set the runtime of this process, before the model is imported."""
+    global _current
+    _current = runtime
+
+
+def current() -> Runtime:
+    """Return the runtime of this process. Raises TritonModelException outside one."""
+    if _current is None:
+        raise TritonModelException("only the code of a model that the server runs can do this")
+    return _current
 
 
 def _read(link: socket.socket, assembler: Assembler) -> list[tuple[Message, memoryview]]:

@@ -31,20 +31,28 @@ from oriel_inference.backends.python.messages import (
     Finalize,
     Finalized,
     Infer,
+    Inferred,
     Initialize,
     Load,
     Loaded,
+    MakeMetric,
+    Manage,
     Message,
     Ready,
     Respond,
+    ResultHead,
     Returned,
     Say,
+    UseMetric,
 )
+from oriel_inference.backends.python.model_metrics import Holdings
+from oriel_inference.backends.python.outcomes import code_of
 from oriel_inference.backends.python.process import ModelProcess, resident_bytes
 from oriel_inference.errors import (
     BackendFailed,
     DeadlineExceeded,
     InferenceError,
+    InvalidRequest,
     LoadFailed,
     ModelNotReady,
     ServerStopping,
@@ -70,16 +78,17 @@ class OutgoingCall(Protocol):
         ...
 
 
-Scripting = Callable[["PythonSession", Infer, memoryview], None]
+Scripting = Callable[["PythonSession", Infer | Manage, memoryview], None]
 
 
 class PythonSession(RequestSession):
-    """One instance. scripting: runs the requests that its model makes to other models."""
+    """One instance. scripting: runs the requests that its model makes to other models, and to load them."""
 
     provider = "python"
 
-    def __init__(self, launch: Launch, limits: PythonLimits, scripting: Scripting) -> None:
+    def __init__(self, launch: Launch, limits: PythonLimits, scripting: Scripting, metrics: Holdings) -> None:
         self.adopt(launch)
+        self._metrics = metrics
         self._limits = limits
         self._scripting = scripting
         self._loop = asyncio.get_running_loop()
@@ -101,6 +110,11 @@ class PythonSession(RequestSession):
     def pid(self) -> int | None:
         """Return the process id while there is a process."""
         return None if self._process is None else self._process.pid
+
+    @property
+    def starting(self) -> bool:
+        """Return whether the model is not initialised yet."""
+        return self._executions is None and not self._closing
 
     def memory_bytes(self) -> int:
         """Return the resident memory of the process; 0 while it is not ready or if the system does not report it."""
@@ -154,6 +168,7 @@ class PythonSession(RequestSession):
             self._executions = Executions(
                 self.launch, self._process, grace_s=self._limits.grace_s, progressed=self._progressed
             )
+            self._metrics.process_ready()
 
     async def finalise(self) -> None:
         """Finalise the model if possible, and end its process in any case; the requests it has fail."""
@@ -205,6 +220,7 @@ class PythonSession(RequestSession):
             return  # a process that did not start and has been replaced already
         model, executions = self.launch.model, self._executions
         self._executions = None
+        self._metrics.process_died()
         self._give_up()
         if self._gone is not None and not self._gone.done():
             self._gone.set_result(how)
@@ -363,8 +379,10 @@ class PythonSession(RequestSession):
                 self.model_calls[message.request].caller_left()
             case Credit() | Cancel():
                 pass  # about a request that has ended meanwhile
-            case Infer():
+            case Infer() | Manage():
                 self._scripting(self, message, body)
+            case MakeMetric() | UseMetric():
+                self._measure(message)
             case Failed():
                 _log_lines(logging.ERROR, f"model {self.launch.model} failed to load", message.detail)
                 self._done(LoadFailed(f"the model's code failed: {message.reason}"))
@@ -372,6 +390,18 @@ class PythonSession(RequestSession):
                 self._done(message)
             case _:
                 self.kill("it sent a message of the wrong kind")
+
+    def _measure(self, message: MakeMetric | UseMetric) -> None:
+        head = ResultHead()
+        try:
+            if isinstance(message, UseMetric):
+                head.parameters = {"value": self._metrics.use(message)}
+            else:
+                self._metrics.make(message)
+        except InvalidRequest as refusal:
+            head.error = code_of(refusal), refusal.message
+        if message.id:
+            self.inferred(Inferred(message.id, head, True))
 
     def _done(self, what: Message | LoadFailed) -> None:
         if self._step is None or self._step.done():
@@ -383,6 +413,7 @@ class PythonSession(RequestSession):
 
     def _abandon(self) -> None:
         """Fail what waits, because there will be no new process."""
+        self._metrics.close()
         for execution in self._stuck:
             execution.returned()
         for execution in self._waiting:
