@@ -47,7 +47,6 @@ def test_what_triton_takes_is_taken(text: str) -> None:
         (config(ONE) + "instance_group [ { count: 2 } ]", "instance_group: is not for ensembles"),
         (config(ONE) + "optimization { }", "optimization: is not for ensembles"),
         (config(ONE) + 'model_warmup [ { name: "w" } ]', "model_warmup: is not for ensembles"),
-        (config(ONE) + "model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled: is not"),
         (config(ONE) + "dynamic_batching { }", "config.pbtxt"),
         (config((("", {"x": "in"}, {"y": "out"}),)), "step[0].model_name: is missing"),
         (config((("a/b", {"x": "in"}, {"y": "out"}),)), "step[0].model_name: 'a/b' is not a valid model name"),
@@ -98,7 +97,6 @@ def changed(**more: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("spec", "models", "reason"),
     [
-        (PLAIN, changed(decoupled=True), "step[0].model_name: model 'a' is decoupled (model_transaction_policy)"),
         (PLAIN, changed(max_rows=4), "max_batch_size: 8 is more than the 4 of its model 'a'"),
         (PLAIN, changed(inputs=(tensor("q"),)), "input_map['x']: model 'a' has no input 'x', only q"),
         (PLAIN, changed(outputs=(tensor("q"),)), "output_map['y']: model 'a' has no output 'y', only q"),

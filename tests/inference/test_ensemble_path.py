@@ -23,7 +23,7 @@ from oriel_wire.observe.trace import ListSink
 from ..waiting import until
 from . import models
 from .control_server import Served, serving
-from .ensembles import CHAIN, DIAMOND, PART, ROW, Step, config, infer, part, put, scheduled
+from .ensembles import CHAIN, DIAMOND, PART, ROW, Step, config, infer, part, put
 
 
 def diamond(root: Path) -> None:
@@ -362,20 +362,3 @@ async def test_a_load_that_lacks_a_part_says_so(tmp_path: Path) -> None:
         part(tmp_path, "b", 3)
         assert (await load(served, "e")).status_code == 200
         assert await infer(served) == (200, 6)
-
-
-async def test_decoupled_parts_are_refused_by_field(tmp_path: Path) -> None:
-    from .streams import Fakes, streaming
-
-    maps = ({"n": "n"}, {"i": "i"})
-    text = f"""platform: "ensemble"
-        input [ {{ name: "n" data_type: TYPE_INT32 dims: [ 1 ] }} ]
-        output [ {{ name: "i" data_type: TYPE_INT32 dims: [ 1 ] }} ]
-        ensemble_scheduling {{ {scheduled((("count", *maps),))} }}"""
-    async with streaming(tmp_path, Fakes()):
-        pass
-    put(tmp_path, "e", text)
-    settings = Settings(repositories=(tmp_path,), http_port=0, grpc_port=0, metrics_port=0, cores=2)
-    async with open_unit(settings, backends=Fakes().find, sink=ListSink()) as unit:
-        (entry,) = unit.catalog.entries("e")
-        assert "e/config.pbtxt: ensemble_scheduling.step[0].model_name: model 'count' is decoupled" in entry.reason

@@ -1,6 +1,7 @@
 """The state of one call of an ensemble on its way through the graph."""
 
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 
 from oriel_inference.batching.call import Answer, Call, StepRun
 from oriel_inference.catalog import ServingModel
@@ -11,13 +12,30 @@ from oriel_policies.waiting.queue import SlaQueue
 from oriel_wire.v2.messages import Array
 
 
+class Flow:
+    """The responses of a decoupled step. They go through the steps behind it one after the other.
+
+    waiting: those whose turn has not come, each with its function to call once it is consumed.
+    consumed: the function of the response that is on its way; None if none is.
+    over: no response follows.
+    """
+
+    __slots__ = ("consumed", "over", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: deque[tuple[Sequence[Array], Callable[[], None]]] = deque()
+        self.consumed: Callable[[], None] | None = None
+        self.over = False
+
+
 class CallState:
     """A call in progress.
 
     tensors: None for an optional input that the request left out, or for an output that its model left out.
     missing: per step, how many tensors it still waits for.
     uses: tensor -> how many steps still need it.
-    todo: number of steps that have not ended.
+    todo: number of steps that have not ended, by their origins; see `graph.origins_of`.
+    flows: per decoupled step, its responses.
     needed: the steps that run.
     outputs: the requested outputs of the ensemble.
     waiting: step -> its ticket at the concurrency limit.
@@ -25,10 +43,12 @@ class CallState:
     """
 
     __slots__ = (
+        "all_uses",
         "call",
         "cost_us",
         "device_ns",
         "ended",
+        "flows",
         "missing",
         "models",
         "needed",
@@ -44,7 +64,14 @@ class CallState:
         "waiting",
     )
 
-    def __init__(self, call: Call, models: Sequence[ServingModel], graph: Graph, outputs: frozenset[str]) -> None:
+    def __init__(
+        self,
+        call: Call,
+        models: Sequence[ServingModel],
+        graph: Graph,
+        outputs: frozenset[str],
+        origins: Mapping[int, int],
+    ) -> None:
         self.call = call
         self.outputs = outputs
         choice = graph.choice(outputs)
@@ -54,7 +81,9 @@ class CallState:
         self.tensors: dict[str, Array | None] = {}
         self.missing = list(graph.needs)
         self.uses = dict(choice.uses)
-        self.todo = len(self.needed)
+        self.all_uses = choice.uses
+        self.todo = Counter(origins[step] for step in self.needed)
+        self.flows = {step: Flow() for step in self.needed if models[step].spec.decoupled}
         self.running: dict[int, Call] = {}
         self.waiting: dict[int, Ticket] = {}
         self.timer: Timer | None = None

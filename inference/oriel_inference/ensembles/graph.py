@@ -9,7 +9,7 @@ A tensor may pass between a model with a batch dimension and one without if its 
 one: then the first dimension is dropped or added (`fit_rank`).
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from oriel_inference.errors import ConfigInvalid, InvalidRequest
@@ -152,16 +152,35 @@ def check_models(spec: ModelSpec, models: Sequence[ModelSpec], file: str) -> Non
                     f"input {quoted(tensor.name)} of {quoted(model.name)}", tensor.datatype, tensor.dims, model.batched
                 )
                 _check_edge(name, origins[name], goal, file, _field(index, "input_map", tensor.name))
+    origins_of(spec, models, file)
     for number, output in enumerate(spec.outputs):
         goal = _seen(output, spec, "the ensemble's output")
         _check_edge(output.name, origins[output.name], goal, file, f"output[{number}]")
 
 
+def origins_of(spec: ModelSpec, models: Sequence[ModelSpec], file: str) -> tuple[dict[int, int], int]:
+    """Return, for each step, the decoupled step on each of whose responses it runs, -1 for the request itself; and the
+    same for the outputs of the ensemble. Raises ConfigInvalid where tensors of different origins would meet.
+    """
+    of_tensor = {tensor.name: -1 for tensor in spec.inputs}
+    found: dict[int, int] = {}
+    for index in Graph(spec).makers:
+        step = spec.steps[index]
+        found[index] = _origin(step.inputs.values(), of_tensor, file, f"{_SCHEDULING}.step[{index}].input_map")
+        made_by = index if models[index].decoupled else found[index]
+        of_tensor |= dict.fromkeys(step.outputs.values(), made_by)
+    return found, _origin([tensor.name for tensor in spec.outputs], of_tensor, file, "output")
+
+
+def _origin(tensors: Iterable[str], of_tensor: Mapping[str, int], file: str, field: str) -> int:
+    origin, *others = {of_tensor[tensor] for tensor in tensors}
+    if others:
+        reason = "takes tensors of different decoupled models, or of one and of the request"
+        raise ConfigInvalid(file, field, reason)
+    return origin
+
+
 def _check_step(index: int, step: EnsembleStep, model: ModelSpec, spec: ModelSpec, file: str) -> None:
-    name = f"{_SCHEDULING}.step[{index}].model_name"
-    if model.decoupled:
-        reason = f"model {quoted(model.name)} is decoupled (model_transaction_policy): it cannot be a step here"
-        raise ConfigInvalid(file, name, reason)
     if model.batched and model.max_batch_size < spec.max_batch_size:
         reason = f"{spec.max_batch_size} is more than the {model.max_batch_size} of its model {quoted(model.name)}"
         raise ConfigInvalid(file, "max_batch_size", reason)

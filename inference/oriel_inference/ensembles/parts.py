@@ -42,16 +42,17 @@ def judge(spec: ModelSpec, catalog: Catalog, file: str) -> Verdict:
 
 
 def labelled(spec: ModelSpec, models: Sequence[ModelSpec]) -> ModelSpec:
-    """Return an ensemble whose outputs without class names get those of the models that produce them."""
+    """Return an ensemble whose outputs without class names get those of the models that produce them. It is decoupled
+    if one of its models is.
+    """
     known = {
         step.outputs[output.name]: output.labels
         for step, model in zip(spec.steps, models, strict=True)
         for output in model.outputs
         if output.name in step.outputs
     }
-    return replace(
-        spec, outputs=tuple(replace(each, labels=each.labels or known.get(each.name, ())) for each in spec.outputs)
-    )
+    outputs = tuple(replace(each, labels=each.labels or known.get(each.name, ())) for each in spec.outputs)
+    return replace(spec, outputs=outputs, decoupled=any(model.decoupled for model in models))
 
 
 def _missing(ensemble: str, model: str, version: str, catalog: Catalog) -> Verdict:

@@ -12,13 +12,16 @@ Rules.
 5. Tensors are passed on as they are, and a batch whose rows go on together is not assembled anew. A tensor is dropped
    when the last step that takes it has ended. Tensors that only steps on the same device need stay in its memory.
 6. Steps that no requested output needs do not run.
+7. The steps behind a decoupled one run once for each of its responses, one response after the other, and each of them
+   makes a response of the ensemble.
 
 `max_inflight` bounds how often each step runs at once. Further calls wait here in the usual order.
 
 Owner and single writer: the loop.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -29,10 +32,11 @@ from oriel_inference.batching.assemble import reshaped_if_it_fits
 from oriel_inference.batching.call import NOTHING_KEPT, Answer, BatchTimes, Call, StepRun, deliver
 from oriel_inference.batching.device import Accounts
 from oriel_inference.batching.machine import Machine
+from oriel_inference.batching.requests import IDLE_S, MAX_S
 from oriel_inference.batching.statistics import Statistics
 from oriel_inference.catalog import ServingModel
-from oriel_inference.ensembles.call_state import CallState, StepLimit
-from oriel_inference.ensembles.graph import Graph, fit_rank
+from oriel_inference.ensembles.call_state import CallState, Flow, StepLimit
+from oriel_inference.ensembles.graph import Graph, fit_rank, origins_of
 from oriel_inference.errors import (
     BackendFailed,
     CallerLeft,
@@ -75,6 +79,8 @@ class Ensemble:
         self.statistics = statistics or Statistics()
         self.models: tuple[ServingModel, ...] = ()
         self._graph = Graph(spec)
+        self._origins: dict[int, int] = {}
+        self._last = -1  # the origin of the outputs
         self._inputs = frozenset(tensor.name for tensor in spec.inputs)
         self._outputs = frozenset(tensor.name for tensor in spec.outputs)
         self._clock = machine.clock
@@ -88,6 +94,7 @@ class Ensemble:
     def bind(self, models: Sequence[ServingModel]) -> None:
         """Set the models of the steps, in their order, for all further calls. The caller has checked that they fit."""
         self.models = tuple(models)
+        self._origins, self._last = origins_of(self.spec, [model.spec for model in models], self.spec.name)
 
     @property
     def pending(self) -> int:
@@ -158,7 +165,7 @@ class Ensemble:
         )
 
     def _begin(self, call: Call) -> None:
-        state = CallState(call, self.models, self._graph, self._requested(call))
+        state = CallState(call, self.models, self._graph, self._requested(call), self._origins)
         self._states[call] = state
         self._size_bytes += state.size_bytes
         for model in state.models:
@@ -230,6 +237,7 @@ class Ensemble:
             caller=outer.caller,
             usage=outer.usage,
             keep=self._kept(state, index) if model.batcher.resident else NOTHING_KEPT,
+            emit=partial(self._responded, state, index) if model.spec.decoupled else None,
         )
         state.running[index] = call
         model.batcher.submit(call)
@@ -287,16 +295,27 @@ class Ensemble:
             late = isinstance(result, DeadlineExceeded | DeadlineTooShort | ServerStopping)
             self._fail(state, result if late else StepFailed(self.spec.name, step.model, result))
             return
-        state.todo -= 1
         # The call remembers its steps to its end, which must not keep memory of the device.
         remembered = replace(result, outputs=()) if ended.keep else result
-        state.steps.append(StepRun(step.model, model.version, queued_s, remembered))
+        if self._origins[index] < 0:
+            state.steps.append(StepRun(step.model, model.version, queued_s, remembered))
         state.charge(result)
         for tensor in set(step.inputs.values()):
             self._used(state, tensor)
-        ready: list[int] = []
-        others = result.outputs.datatypes if type(result.outputs) is Outputs else {}
-        for number, (known, array) in enumerate(zip(model.spec.outputs, result.outputs, strict=True)):
+        if index in state.flows:
+            state.flows[index].over = True
+            self._go_on(state, index)
+            return
+        state.todo[self._origins[index]] -= 1
+        self._made(state, index, result.outputs, self._origins[index])
+
+    def _made(self, state: CallState, index: int, outputs: Sequence[Array], origin: int) -> None:
+        """Store the outputs of a step, and start the steps that waited for nothing else, or end their share of the
+        graph.
+        """
+        step, model, ready = self.spec.steps[index], state.models[index], list[int]()
+        others = outputs.datatypes if type(outputs) is Outputs else {}
+        for number, (known, array) in enumerate(zip(model.spec.outputs, outputs, strict=True)):
             tensor = step.outputs.get(known.name, "")
             if tensor and state.uses[tensor]:
                 if array is None or number in others:
@@ -309,10 +328,56 @@ class Ensemble:
                 state.size_bytes += size
                 self._size_bytes += size
                 ready += self._arrived(state, tensor, array)
-        if state.todo:
+        if state.todo[origin]:
             self._start(state, ready)
-        else:
+        elif origin < 0:
             self._answer(state)
+        else:
+            self._emit(state, origin)
+
+    def _responded(self, state: CallState, index: int, outputs: Sequence[Array], consumed: Callable[[], None]) -> None:
+        """Take a response of a decoupled step."""
+        if not state.ended:
+            state.flows[index].waiting.append((outputs, consumed))
+            self._go_on(state, index)
+
+    def _go_on(self, state: CallState, index: int) -> None:
+        """Run the steps behind a decoupled one for its next response; after the last one, end it."""
+        flow, origin = state.flows[index], self._origins[index]
+        if flow.consumed is not None or state.ended:
+            return
+        if flow.waiting:
+            outputs, flow.consumed = flow.waiting.popleft()
+            call, behind = state.call, [each for each in state.needed if self._origins[each] == index]
+            call.deadline = max(call.deadline, min(call.arrived_s + MAX_S, self._clock.now() + IDLE_S))
+            state.todo[index] = len(behind)
+            for each in (index, *behind):
+                state.missing[each] = self._graph.needs[each]
+                state.uses |= {name: state.all_uses[name] for name in self.spec.steps[each].outputs.values()}
+            state.flows |= {each: Flow() for each in behind if each in state.flows}
+            self._made(state, index, outputs, index)
+        elif flow.over:
+            state.todo[origin] -= 1
+            if not state.todo[origin]:
+                self._answer(state) if origin < 0 else self._emit(state, origin)
+
+    def _emit(self, state: CallState, index: int) -> None:
+        """End the way of one response of a decoupled step, which is a response of the ensemble if its outputs come from
+        there.
+        """
+        flow = state.flows[index]
+        consumed, flow.consumed = flow.consumed or _nothing, None
+        if index != self._last:
+            consumed()
+        elif state.call.emit is not None:
+            try:
+                state.call.emit(self._found(state), consumed)
+            except InferenceError as error:
+                self._fail(state, error)
+                return
+            for tensor in state.outputs:
+                self._used(state, tensor)
+        self._go_on(state, index)
 
     def _used(self, state: CallState, tensor: str) -> None:
         state.uses[tensor] -= 1
@@ -327,10 +392,7 @@ class Ensemble:
     def _answer(self, state: CallState) -> None:
         call, now = state.call, self._clock.now()
         try:
-            outputs: list[Array | None] = [
-                self._output(state, number) if output.name in state.outputs else None
-                for number, output in enumerate(self.spec.outputs)
-            ]
+            outputs = [] if self._last >= 0 else self._found(state)
         except InferenceError as error:
             self._fail(state, error)
             return
@@ -345,9 +407,15 @@ class Ensemble:
         self.statistics.executed(stages, 1)
         self.statistics.succeeded(queue_s=began - call.arrived_s, total_s=now - call.arrived_s)
         times = BatchTimes(began, began, now, now, call.rows)
-        self._reply(
-            call, Answer(cast(list[Array], outputs), times, state.cost_us, state.device_ns, call.usage, state.steps)
-        )
+        self._reply(call, Answer(outputs, times, state.cost_us, state.device_ns, call.usage, state.steps))
+
+    def _found(self, state: CallState) -> list[Array]:
+        """Return the outputs, None for those that were not requested. Raises InferenceError."""
+        found = [
+            self._output(state, number) if output.name in state.outputs else None
+            for number, output in enumerate(self.spec.outputs)
+        ]
+        return cast(list[Array], found)
 
     def _output(self, state: CallState, number: int) -> Array:
         spec = self.spec.outputs[number]
@@ -417,6 +485,10 @@ class Ensemble:
 
     def _reply(self, call: Call, result: Answer | InferenceError) -> None:
         deliver(call, result, self.spec.name)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _nbytes(array: Array | None) -> int:

@@ -37,10 +37,6 @@ def check_ensemble(config: pb.ModelConfig, file: str) -> None:
         "instance_group": (bool(config.instance_group), "scale the models of its steps instead"),
         "optimization": (config.HasField("optimization"), "set it for the models of its steps"),
         "model_warmup": (bool(config.model_warmup), "warm the models of its steps up"),
-        "model_transaction_policy.decoupled": (
-            config.model_transaction_policy.decoupled,
-            "decoupled ensembles are not supported",
-        ),
     }
     for field, (found, remedy) in refused.items():
         if found:
