@@ -1,6 +1,7 @@
 """`sequence_batching` of a configuration: what it means, and what is refused by name."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from oriel_inference.backends import find_backend
 from oriel_inference.catalog import ServingModel
 from oriel_inference.errors import InvalidRequest, LoadFailed
 from oriel_inference.model import ControlKind, ModelSpec, SequenceControl, SequenceRules, TensorSpec
+from oriel_inference.repository import instances
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.repository.sequences import with_sequences
 from oriel_inference.sequences.controls import Controls, corrid, first_step
@@ -21,6 +23,7 @@ from .sequence_bench import SequenceBench
 from .sequence_models import STATE, put
 
 START = 'control_input { name: "START" control { kind: CONTROL_SEQUENCE_START %s } }'
+THREADS = 'parameters { key: "intra_op_thread_count" value { string_value: "3" } }'
 INITIAL = "initial_state { data_type: TYPE_INT32 dims: [ 1 ] %s }"
 
 
@@ -36,7 +39,7 @@ def load(root: Path) -> LoadedVersion | LoadFailed:
     return found
 
 
-def rules(root: Path, batching: str, **more: int) -> tuple[LoadedVersion, SequenceRules]:
+def rules(root: Path, batching: str, **more: Any) -> tuple[LoadedVersion, SequenceRules]:
     put(root, "sum", f"{batching} {STATE % ''}", **more)
     found = load(root)
     assert isinstance(found, LoadedVersion), found
@@ -50,6 +53,15 @@ def test_without_a_strategy_each_row_of_a_batch_is_a_slot(tmp_path: Path) -> Non
     assert found.config.sequence_batching.HasField("direct")
     assert [each.tensor.name for each in made.states] == ["STATE_IN"] and made.states[0].initial.tolist() == [0]
     assert [each.name for each in found.spec.inputs + found.spec.outputs] == ["INPUT", "OUTPUT"]
+
+
+@pytest.mark.parametrize(("brief_s", "more", "threads"), [(9.0, "", 1), (0.0, "", 4), (9.0, THREADS, 3)])
+def test_a_model_of_short_steps_runs_on_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brief_s: float, more: str, threads: int
+) -> None:
+    monkeypatch.setattr(instances, "BRIEF_S", brief_s)
+    found, _ = rules(tmp_path, "", more=more)
+    assert found.units == threads
 
 
 def test_delays_and_preferred_sizes_bound_batches(tmp_path: Path) -> None:

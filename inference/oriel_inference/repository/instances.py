@@ -14,6 +14,8 @@ from oriel_wire.v2.proto import model_config_pb2 as pb
 CPU = "CPUExecutionProvider"
 PROVIDER_KEY = "oriel.execution_provider"
 MAX_THREADS = 256
+_THREADS = "intra_op_thread_count"
+BRIEF_S = 0.001  # a run that is shorter is not divided among threads
 _ARENA, _PATTERN = "enable_mem_arena", "enable_mem_pattern"
 SHRINK = "memory.enable_memory_arena_shrinkage"
 _DEVICE_ALLOCATOR = "session.use_device_allocator_for_initializers"
@@ -52,6 +54,20 @@ def placements(
             )
             found += [place] * (group.count or 1)
     return found
+
+
+def on_one_thread(config: pb.ModelConfig, file: str, found: Sequence[Place], run_s: float | None) -> list[Place]:
+    """Return the places with one thread for each instance, if the steps of a model with states are so short that more
+    threads cost more than they save; otherwise an empty list, also if the configuration gives a number of threads.
+
+    run_s: the seconds of a run with all threads, None if that is not known.
+    """
+    if config.backend != "onnxruntime" or not config.sequence_batching.state or count(config, _THREADS, file):
+        return []
+    options = found[0].options
+    if run_s is None or run_s >= BRIEF_S or options.intra_op_threads == 1 or options.providers:
+        return []
+    return [replace(place, options=replace(place.options, intra_op_threads=1)) for place in found]
 
 
 def _limit(group: pb.ModelInstanceGroup, gpu: int) -> InstanceLimit:
@@ -158,7 +174,7 @@ def _place(config: pb.ModelConfig, file: str, threads: int, inter_threads: int, 
     entries: Mapping[str, str] = {}
     if parameter(config, _DEVICE_ALLOCATOR):
         entries = {_DEVICE_ALLOCATOR: "1" if switch(config, _DEVICE_ALLOCATOR, file) else "0"}
-    intra = count(config, "intra_op_thread_count", file) or default_threads
+    intra = count(config, _THREADS, file) or default_threads
     return Place(
         options=EngineOptions(
             providers=tuple((name, _threaded(name, options, intra)) for name, options in providers),

@@ -36,6 +36,7 @@ from oriel_inference.repository.instances import (
     instances_by_demand,
     limits_of_processes,
     on_cpu_instead,
+    on_one_thread,
     placements,
 )
 from oriel_inference.repository.onnx_files import operator_libraries
@@ -133,9 +134,7 @@ class _VersionLoading:
     sharing: int
 
     def threads(self, instances: int) -> int:
-        """The default threads of one instance. A lone model gets all cores; where several models share the machine, a
-        long batch of one leaves at least half of the cores to the others.
-        """
+        """The default threads of one instance: all cores for a lone model, half of them at most beside others."""
         return max(1, self.of.cores // max(instances, min(2, self.sharing)))
 
     def unchanged(self) -> bool:
@@ -143,9 +142,7 @@ class _VersionLoading:
         return self.of.store.fingerprint(self.of.model) == self.before
 
     def spec(self, instances: int, limits: Sequence[InstanceLimit] = (), *, by_demand: bool = False) -> ModelSpec:
-        """Builds the specification from the completed configuration. limits: one for each session. Raises
-        LoadFailed.
-        """
+        """Builds the specification of the completed configuration. limits: one per session. Raises LoadFailed."""
         used = () if self.of.limiter is None else self.of.limiter.check(limits, self.of.file)
         check_graph_specs(self.config, self.of.file)
         spec = build_spec(self.config, self.version, self.of.file, instances=instances, labels=self.of.labels)
@@ -362,6 +359,10 @@ def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
     copied = nullcontext(paths) if backend.apart else private_files(store, model, version, paths)
     with one.of.slot() as waited_s, copied as files:
         loaded = _open_version(one, backend, found, files, wanted)
+        brief = [] if defaults.intra_op_threads else on_one_thread(config, file, found, loaded.run_s)
+        if brief:
+            loaded.close()
+            loaded = _open_version(one, backend, brief, files, wanted)
     note = note or openvino.runs_on(config)
     return replace(loaded, note=note, load_s=time.monotonic() - began_s - waited_s)
 
