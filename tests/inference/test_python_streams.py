@@ -18,13 +18,14 @@ import pytest_asyncio
 import tritonclient.grpc
 
 from oriel_inference.app import Unit, open_unit
+from oriel_inference.backends import Request
 from oriel_inference.backends.python import session as session_module
 from oriel_inference.backends.python.frames import AHEAD
 from oriel_inference.backends.python.messages import Infer
 from oriel_inference.batching import requests as request_batches
 from oriel_inference.catalog import UNTRIED
-from oriel_inference.dataplane.scripting import ModelCall
-from oriel_inference.errors import BackendFailed
+from oriel_inference.dataplane.scripting import ModelCall, of_sequence
+from oriel_inference.errors import BackendFailed, InvalidRequest
 from oriel_inference.settings import Settings
 from oriel_wire.context import read_headers
 from oriel_wire.observe.trace import ListSink
@@ -34,6 +35,7 @@ from oriel_wire.v2.messages import InferRequest, InferResponse, tensor
 
 from ..waiting import until
 from . import models
+from .bench import context
 from .python_calls import BEHAVE, put
 from .streams import said, stream
 
@@ -463,3 +465,17 @@ async def test_shapes_of_a_decoupled_models_responses_are_passed_on(
     (output,) = response.infer_response.outputs
     assert expected == (output.datatype if isinstance(expected, str) else list(output.shape))
     await until(lambda: not unit.catalog.get(model).batcher.running)
+
+
+async def test_a_step_of_a_sequence_is_sent_for_the_request_with_its_id() -> None:
+    """In a batch of several tenants it belonged to nobody, and its sequence was not found."""
+
+    def asked(sequence: int, tenant: str) -> Request:
+        client = InferRequest(model_name="m", parameters={"sequence_id": sequence})
+        return Request(inputs={}, outputs=[], deadline=1.0, ends=1.0, client_request=client, context=context(tenant))
+
+    one, two = asked(-1, "a"), asked(8, "b")
+    assert of_sequence([one, two], 2**64 - 1) == [one] and of_sequence([one, two], 8) == [two]
+    assert of_sequence([one, two], 9) == [one, two]
+    with pytest.raises(InvalidRequest, match="several tenants use sequence 8"):
+        of_sequence([two, asked(8, "a")], 8)

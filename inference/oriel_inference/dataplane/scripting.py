@@ -1,9 +1,10 @@
 """Requests of Python models to other models ("business logic scripting").
 
 They run through the same dataplane as client requests, on behalf of the requests that the calling model works on: with
-the latest of their deadlines, their most urgent band, and their tenant and tier where these agree. When all those
-callers have left, the model call ends, too. A model that calls itself, directly or through others, would wait for its
-own instance: that is refused, and so are chains of more than MAX_CHAIN models.
+the latest of their deadlines, their most urgent band, and their tenant and tier where these agree. A step of a sequence
+runs on behalf of the requests with its id, because a sequence has one tenant. When all those callers have left, the
+model call ends, too. A model that calls itself, directly or through others, would wait for its own instance: that is
+refused, and so are chains of more than MAX_CHAIN models.
 """
 
 import logging
@@ -19,10 +20,11 @@ from oriel_inference.backends.python.outcomes import code_of
 from oriel_inference.backends.python.session import PythonSession
 from oriel_inference.dataplane.dataplane import Completion, Dataplane
 from oriel_inference.errors import BackendFailed, InferenceError, InvalidRequest, NotLoaded
+from oriel_inference.sequences.flags import ID
 from oriel_wire.context import CallContext
 from oriel_wire.errors import BadMessage
 from oriel_wire.process.messages import Buffer, FrameError
-from oriel_wire.v2.messages import InferRequest, InferResponse, RequestedOutput, Tensor
+from oriel_wire.v2.messages import InferRequest, InferResponse, ParameterValue, RequestedOutput, Tensor
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +67,9 @@ class Scripting:
             session.inferred(Inferred(message.id, refusal(text, code_of(InvalidRequest(""))), True))
 
     def _begin(self, session: PythonSession, message: Infer, body: memoryview) -> None:
-        behalf = [each for each in session.waiting_requests() if each.context is not None]
+        behalf: Sequence[Request] = [each for each in session.waiting_requests() if each.context is not None]
+        if sequence := message.parameters.get(ID):
+            behalf = of_sequence(behalf, sequence)
         if self.dataplane is None or not behalf:
             raise InvalidRequest("other models can only be called on behalf of a client's request")
         if len(session.model_calls) >= MAX_CALLS:
@@ -121,6 +125,20 @@ class Scripting:
         except (InferenceError, BadMessage):
             session.model_calls.pop(message.id, None)
             raise
+
+
+def of_sequence(behalf: Sequence[Request], sequence: ParameterValue) -> Sequence[Request]:
+    """Return the requests with the id of a sequence, or all if there are none. Raises InvalidRequest if they have
+    several tenants.
+    """
+    found = []
+    for each in behalf:
+        own = each.client_request.parameters.get(ID) if each.client_request is not None else None
+        if own == sequence or (isinstance(own, int) and own % (1 << 64) == sequence):  # see `read_flags`
+            found.append(each)
+    if len({each.context.tenant for each in found if each.context is not None}) > 1:
+        raise InvalidRequest(f"several tenants use sequence {str(sequence)[:128]}: use an id that nobody else uses")
+    return found or behalf
 
 
 def _chain(session: PythonSession, message: Infer, behalf: Sequence[Request], dataplane: Dataplane) -> tuple[str, ...]:
