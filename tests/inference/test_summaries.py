@@ -6,10 +6,10 @@ from math import isnan
 import pytest
 
 from oriel_inference.app import open_unit
-from oriel_inference.batching.summaries import SLICE_S, SLICES, Summary
 from oriel_inference.metrics_choice import QUANTILES, MetricsChoice, from_metrics_config
 from oriel_inference.settings import Settings
 from oriel_wire.errors import StartFailed
+from oriel_wire.observe.summary import SLICE_S, SLICES, Summary
 from oriel_wire.observe.trace import ListSink
 
 from .clients import client_of
