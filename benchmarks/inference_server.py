@@ -27,7 +27,7 @@ from inference_bench.contenders import CONTENDERS
 from inference_bench.report import as_document, as_markdown, as_text
 from inference_bench.workloads import WORKLOADS, Measured, measure
 
-from oriel_inference.settings import available_cores
+from oriel_inference.host import available_cores
 
 
 def arguments() -> argparse.Namespace:

@@ -9,9 +9,10 @@ time; what still waits is refused; threads end and sessions close.
 import asyncio
 import gc
 import logging
+import os
 import re
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from math import inf
@@ -28,6 +29,7 @@ from oriel_inference.log_settings import LogSettings
 from oriel_inference.models.control import ModelControl
 from oriel_inference.models.start_report import models_table, ports_table
 from oriel_inference.servers.access_log import AccessLog
+from oriel_inference.servers.cloud import CloudPaths, sagemaker_paths, vertex_paths
 from oriel_inference.servers.control import control_app
 from oriel_inference.servers.encoding import Encodings
 from oriel_inference.servers.forwarded_headers import ForwardedHeaders
@@ -57,6 +59,7 @@ _log = logging.getLogger(__name__)
 POLL_S = 0.05
 # Triton's names of the ports, in the log lines that tell scripts that it has started.
 TRITON_PORTS = {"HTTP": "HTTPService", "gRPC": "GRPCInferenceService", "metrics": "Metrics Service"}
+TRITON_PORTS |= {"SageMaker": "Sagemaker HTTPService", "Vertex-AI": "Vertex AI HTTPService"}
 # Young objects before a collection, and collections before the middle and the old generation are collected too. One of
 # the middle generation takes 10 ms at most.
 COLLECTOR_THRESHOLDS = (20_000, 5, 20)
@@ -72,6 +75,7 @@ class Unit:
     catalog: Catalog
     surface: Surface
     large_json: LargeJson
+    cloud_ports: Mapping[str, int]
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
@@ -91,6 +95,7 @@ def _report(settings: Settings, unit: Unit) -> None:
     ports = (
         ("HTTP", "http://{}", settings.http_host, unit.http_port),
         ("gRPC", "{}", settings.grpc_host, unit.grpc_port),
+        *((name, "http://{}", settings.http_host, port) for name, port in unit.cloud_ports.items()),
         ("metrics", "http://{}/metrics", settings.metrics_host, unit.metrics_port),
     )
     addresses = {
@@ -177,7 +182,8 @@ async def open_unit(
                 if await _done(loading, stop) and settings.exit_on_error:
                     _refuse_failures(models.catalog, models.control)
                 yield Unit(
-                    http_port=ports.http.port if ports.http is not None else 0,
+                    http_port=ports.http["HTTP"].port if "HTTP" in ports.http else 0,
+                    cloud_ports={name: server.port for name, server in ports.http.items() if name != "HTTP"},
                     grpc_port=ports.grpc.port if ports.grpc is not None else 0,
                     metrics_port=ports.metrics.getsockname()[1] if ports.metrics is not None else 0,
                     catalog=models.catalog,
@@ -205,9 +211,11 @@ def _forwarded(settings: Settings, pattern: re.Pattern[str] | None) -> Forwarded
 
 @dataclass(slots=True, kw_only=True)
 class _Ports:
-    """The servers of the unit. metrics: the socket of the metrics port. None for a port that is not open."""
+    """The servers of the unit. http: "HTTP", and the front ends of clouds by name. metrics: the socket of the metrics
+    port. None for a port that is not open.
+    """
 
-    http: HttpServer | None
+    http: Mapping[str, HttpServer]
     grpc: HttpServer | None
     metrics: socket.socket | None
     calls: GrpcFrontend
@@ -215,7 +223,7 @@ class _Ports:
     large_json: LargeJson
 
     def servers(self) -> Sequence[HttpServer]:
-        return [server for server in (self.http, self.grpc) if server is not None]
+        return [*self.http.values(), *([self.grpc] if self.grpc is not None else ())]
 
     async def drain(self, surface: Surface, drain_s: float) -> None:
         """Let the requests in progress end; wait at most `drain_s` seconds."""
@@ -227,31 +235,39 @@ class _Ports:
 async def _open_ports(settings: Settings, surface: Surface, clock: Clock, cleanup: ExitStack) -> _Ports:
     """Open all ports, then answer on those for models. cleanup: closes the sockets. Raises StartFailed."""
 
+    shared = {"HTTP": settings.reuse_http, "gRPC": settings.reuse_grpc}
+
     def bind(host: str, port: int | None, what: str) -> socket.socket | None:
-        return None if port is None else cleanup.enter_context(listen(host, port, f"inference {what}"))
+        if port is None:
+            return None
+        return cleanup.enter_context(listen(host, port, f"inference {what}", shared=shared.get(what, False)))
 
     certificates = _certificates(settings)
     http_restricted = by_name(settings.http_restrictions, "api")
     grpc_restricted = by_name(settings.grpc_restrictions, "protocol")
-    http_socket = bind(settings.http_host, settings.http_port, "HTTP")
+    fronts = _fronts(settings, surface.catalog)
+    http_sockets = {name: bind(settings.http_host, port, name) for name, (port, _) in fronts.items()}
     grpc_socket = bind(settings.grpc_host, settings.grpc_port, "gRPC")
     metrics_socket = bind(settings.metrics_host, settings.metrics_port, "metrics")
     if grpc_socket is not None:
         surface.grpc_address = served_at(grpc_socket)
     encodings, large_json = Encodings(settings.max_body_bytes), LargeJson(clock, settings.max_body_bytes)
     calls = GrpcFrontend(surface, grpc_restricted)
-    http_server = grpc_server = None
-    if http_socket is not None:
+    grpc_server, http_servers = None, {}
+    for name, sock in http_sockets.items():
+        if sock is None:
+            continue
         frontend = HttpFrontend(
             surface,
             encodings,
             large_json,
             local=is_loopback(settings.http_host),
             restricted=http_restricted,
+            cloud=fronts[name][1],
         )
-        http_server = await serve_http(
+        http_servers[name] = await serve_http(
             frontend.handle,
-            http_socket,
+            sock,
             # A refused body is still read to its end: a gateway that is sending would otherwise see a reset and no
             # reason.
             limits=HttpLimits(max_body_bytes=settings.max_body_bytes, drain_bytes=settings.max_body_bytes),
@@ -272,7 +288,7 @@ async def _open_ports(settings: Settings, surface: Surface, clock: Clock, cleanu
             tls=None if certificates is None else certificates.context,
         )
     ports = _Ports(
-        http=http_server,
+        http=http_servers,
         grpc=grpc_server,
         metrics=metrics_socket,
         calls=calls,
@@ -281,6 +297,21 @@ async def _open_ports(settings: Settings, surface: Surface, clock: Clock, cleanu
     )
     surface.under_way = lambda: sum(server.under_way for server in ports.servers())
     return ports
+
+
+def _fronts(settings: Settings, catalog: Catalog) -> dict[str, tuple[int | None, CloudPaths | None]]:
+    """Return the port and the paths of each front end that speaks HTTP. Raises StartFailed."""
+
+    def default_model() -> str:
+        names = catalog.names()
+        return settings.vertex_model or (names[0] if len(names) == 1 else "unspecified_vertex_ai_default_model")
+
+    vertex = None if settings.vertex_port is None else vertex_paths(os.environ, default_model)
+    return {
+        "HTTP": (settings.http_port, None),
+        "SageMaker": (settings.sagemaker_port, sagemaker_paths(os.environ)),
+        "Vertex-AI": (settings.vertex_port, vertex),
+    }
 
 
 def _certificates(settings: Settings) -> Certificates | None:

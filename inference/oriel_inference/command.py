@@ -8,9 +8,10 @@ import os
 from dataclasses import replace
 
 from oriel_inference.flags import add_foreign, collector_in, settle
+from oriel_inference.host import available_cores
 from oriel_inference.metrics_choice import from_metrics_config
 from oriel_inference.repository.defaults import from_backend_config
-from oriel_inference.settings import Settings, available_cores
+from oriel_inference.settings import Settings
 from oriel_wire.errors import StartFailed
 from oriel_wire.observe.otel_settings import COLLECTOR_VARIABLES
 from oriel_wire.process.flags import add_flags, values
@@ -40,14 +41,18 @@ def run(args: argparse.Namespace) -> int:
     defaults = replace(defaults, custom_ops=args.custom_ops)
     wanted = {"log_verbose_level": args.log_verbose, "log_info": args.log_info, "log_warning": args.log_warning}
     wanted |= {"log_error": args.log_error, "log_format": args.log_format}
+    # Vertex AI reaches its own port only.
+    in_vertex, aip_port = os.environ.get("AIP_MODE") == "PREDICTION", os.environ.get("AIP_HTTP_PORT")
     chosen = values(Settings, args) | {
         "http_host": args.http_address or args.host,
-        "http_port": args.http_port if args.allow_http else None,
+        "http_port": _port(args.allow_http, not in_vertex, args.http_port),
+        "sagemaker_port": _port(args.allow_sagemaker, False, args.sagemaker_port),
+        "vertex_port": _port(args.allow_vertex_ai, in_vertex, args.vertex_port or aip_port),
         "grpc_host": args.grpc_address or args.host,
-        "grpc_port": args.grpc_port if args.allow_grpc else None,
+        "grpc_port": _port(args.allow_grpc, not in_vertex, args.grpc_port),
         # Like tritonserver: the address of HTTP unless it is given.
         "metrics_host": args.metrics_address or args.http_address or args.host,
-        "metrics_port": args.metrics_port if args.allow_metrics else None,
+        "metrics_port": _port(args.allow_metrics, True, args.metrics_port),
         "repositories": tuple(args.model_repository),
         "cores": args.cores or available_cores(),
         "log": {name: value for name, value in wanted.items() if value is not None},
@@ -80,10 +85,15 @@ def import_ahead() -> None:
         pass  # it is not installed: models of another backend may be served
 
 
+def _port(allowed: bool | None, default: bool, port: int | str | None) -> int | None:
+    return int(8080 if port is None else port) if (default if allowed is None else allowed) else None
+
+
 def _check(settings: Settings) -> None:
     if settings.load_models and settings.control_mode not in ("explicit", "demand"):
         raise StartFailed("--load-model needs --model-control-mode explicit or demand")
     if "*" in settings.load_models and len(set(settings.load_models)) > 1:
         raise StartFailed("--load-model '*' means all models: it must be the only --load-model")
-    if settings.http_port is None and settings.grpc_port is None:
+    ports = settings.http_port, settings.grpc_port, settings.sagemaker_port, settings.vertex_port
+    if ports == (None, None, None, None):
         raise StartFailed("neither HTTP nor gRPC is allowed: leave out --allow-http=false or --allow-grpc=false")

@@ -35,7 +35,6 @@ _GPU = "GPU memory is managed by the runtime of each model"
 _TRACE = "traces are exported over OTLP: set OTEL_EXPORTER_OTLP_ENDPOINT"
 _COLLECTOR = "`mode=opentelemetry` and `url=` set the collector, for the others see OTEL_EXPORTER_OTLP_ENDPOINT"
 _PLUGIN = "backends are Python packages, no shared libraries are loaded"
-_CLOUD = "this front end is not part of the server: use HTTP or gRPC"
 _PINGS = "a client with calls that is silent for 60 s is pinged, and cut if nothing comes from it in 20 s"
 _COST = "a client may send pings as long as they are few beside its calls"
 
@@ -72,10 +71,8 @@ _ROWS = [
     *_ignored(_PLUGIN, "--backend-directory", "--repoagent-directory"),
     *_ignored("a load is tried once; poll mode tries again when files change", "--model-load-retry-count"),
     *_ignored("threads are not pinned", "--host-policy"),
-    *_ignored(_CLOUD, "--sagemaker-port", "--sagemaker-safe-port-range", "--sagemaker-thread-count"),
-    *_ignored(_CLOUD, "--vertex-ai-port", "--vertex-ai-thread-count", "--vertex-ai-default-model"),
-    *_refused(_CLOUD, "--allow-sagemaker", "--allow-vertex-ai", silent=_OFF),
-    *_refused("ports are not shared between servers", "--reuse-http-port", "--reuse-grpc-port", silent=_OFF),
+    *_ignored(_THREADS, "--sagemaker-thread-count", "--vertex-ai-thread-count"),
+    *_ignored("the port is opened wherever it is free", "--sagemaker-safe-port-range"),
     *_refused("free GPU memory is not checked before a model is loaded", "--model-load-gpu-limit"),
     *_refused("model names are unique across repositories", "--model-namespacing", silent=_OFF),
     *_refused("configurations are read from config.pbtxt only", "--model-config-name"),

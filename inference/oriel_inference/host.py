@@ -2,8 +2,10 @@
 /proc.
 """
 
+import os
 import time
 from collections.abc import Callable
+from math import ceil
 from pathlib import Path
 
 MIN_WINDOW_S = 1.0
@@ -52,3 +54,15 @@ class HostLoad:
         if name != "cpu" or len(counts) < TICKS:
             return None
         return sum(counts) - counts[IDLE] - counts[IO_WAIT], sum(counts)
+
+
+def available_cores() -> int:
+    """Return the cores that this process may use: its affinity and the quota of its control group, at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        if quota != "max":
+            cores = min(cores, ceil(int(quota) / int(period)))
+    except (OSError, ValueError):
+        pass  # no control group v2: only the affinity is known
+    return max(1, cores)

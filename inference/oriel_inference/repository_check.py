@@ -14,13 +14,14 @@ from oriel_inference.backends import Backend, ConfiguredBackend, RequestSession,
 from oriel_inference.backends.python.backend import PythonBackend
 from oriel_inference.catalog import Entry
 from oriel_inference.errors import InferenceError, LoadFailed
+from oriel_inference.host import available_cores
 from oriel_inference.model import EngineOptions, Gpu
 from oriel_inference.models.control import ModelControl
 from oriel_inference.repository.ensembles import part_names
 from oriel_inference.repository.load import Loading, choose_versions, load_model
 from oriel_inference.repository.onnx_files import check_model_file
 from oriel_inference.repository.scan import Repositories
-from oriel_inference.settings import Settings, available_cores
+from oriel_inference.settings import Settings
 from oriel_inference.stores import ModelStore
 from oriel_wire.errors import StartFailed
 from oriel_wire.observe.trace import NullSink

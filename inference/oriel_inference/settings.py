@@ -4,11 +4,9 @@ tritonserver's spellings are honoured where the meaning is the same. `oriel_infe
 """
 
 import argparse
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import ceil
 from pathlib import Path
 from typing import Literal
 
@@ -105,7 +103,13 @@ def _port(name: str, default: int) -> dict[str, tuple[Flag, ...]]:
 
 def _allow(name: str) -> dict[str, tuple[Flag, ...]]:
     dest, text = f"allow_{name}", "false: the port is not opened"
-    return PORTS.flag(f"--allow-{name}", dest=dest, type=switch, default=True, help=text)
+    return PORTS.flag(f"--allow-{name}", dest=dest, type=switch, help=text)
+
+
+def _cloud(name: str, cloud: str) -> int | None:
+    allow, text = f"allow_{name.replace('-', '_')}", f"true: also serve the paths of containers of {cloud}"
+    port = PORTS.flag(f"--{name}-port", type=int, metavar="N", help="default 8080")
+    return field(default=None, metadata=flags(PORTS.flag(f"--allow-{name}", dest=allow, type=switch, help=text), port))
 
 
 def _restrict(flag: str, what: str, prefix: str = "") -> tuple[Restriction, ...]:
@@ -353,6 +357,11 @@ class Settings:
             "summary_latencies (default false), summary_quantiles=0.5:0.05,0.99:0.001 (repeatable)",
         ),
     )
+    sagemaker_port: int | None = _cloud("sagemaker", "SageMaker")
+    vertex_port: int | None = _cloud("vertex-ai", "Vertex AI")
+    vertex_model: str = PORTS.setting(
+        "", "--vertex-ai-default-model", metavar="NAME", help="model of its predictions (default: the only one)"
+    )
     gpu_metrics: bool = PORTS.setting(
         True,
         "--allow-gpu-metrics",
@@ -370,6 +379,8 @@ class Settings:
     grpc_restrictions: tuple[Restriction, ...] = _restrict("--grpc-restricted-protocol", "protocol", GRPC_PREFIX)
     http_header_pattern: re.Pattern[str] | None = _forward("--http-header-forward-pattern")
     grpc_header_pattern: re.Pattern[str] | None = _forward("--grpc-header-forward-pattern")
+    reuse_http: bool = PORTS.setting(False, "--reuse-http-port", type=switch, help="true: share it with other servers")
+    reuse_grpc: bool = PORTS.setting(False, "--reuse-grpc-port", type=switch, help="true: share it with other servers")
     grpc_tls: bool = PORTS.setting(False, "--grpc-use-ssl", type=switch, help="true: gRPC over TLS 1.2 or later")
     grpc_mutual_tls: bool = PORTS.setting(
         False, "--grpc-use-ssl-mutual", type=switch, help="true: also demand a certificate of --grpc-root-cert's"
@@ -480,15 +491,3 @@ class Settings:
     check_timeout_s: float = 60.0
     young_s: float = YOUNG_S
     young_loads: float = YOUNG_LOADS
-
-
-def available_cores() -> int:
-    """Return the cores that this process may use: its affinity and the quota of its control group, at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        if quota != "max":
-            cores = min(cores, ceil(int(quota) / int(period)))
-    except (OSError, ValueError):
-        pass  # no control group v2: only the affinity is known
-    return max(1, cores)

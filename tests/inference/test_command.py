@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from oriel_inference.command import add_arguments
-from oriel_inference.settings import available_cores
+from oriel_inference.host import available_cores
 from oriel_wire.engine.peers import TrustedPeers
 from oriel_wire.errors import StartFailed
 

@@ -189,7 +189,7 @@ def test_its_defaults_are_tritons() -> None:
         (["--version"], 0, "oriel "),
         (["--help"], 0, "--model-control-mode"),
         (["--model-repository=/m", "--http-prot=1"], 1, "unknown flag --http-prot, did you mean --http-port?"),
-        (["--model-repository=/m", "--rate-limit=execution_count"], 1, "--rate-limit is refused"),
+        (["--model-repository=/m", "--model-load-gpu-limit=0:0.5"], 1, "--model-load-gpu-limit is refused"),
         (["--model-repository=/nothing/is/here"], 1, "pass --model-repository DIR"),
         ([], 1, "required: --model-repository"),
     ],

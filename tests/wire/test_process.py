@@ -194,6 +194,14 @@ def test_a_crash_is_logged_as_one_line_and_exit_code_1(start: Start) -> None:
     assert stderr.count("\n") == 1 and "CRITICAL sample" in stderr and r"ValueError: odd\x1b[31m" in stderr
 
 
+def test_a_shared_port_is_shared_only_among_those_that_ask() -> None:
+    with listen("127.0.0.1", 0, "gateway HTTP", shared=True) as sock:
+        port = sock.getsockname()[1]
+        with listen("127.0.0.1", port, "gateway HTTP", shared=True):
+            with pytest.raises(StartFailed, match="is in use"):
+                listen("127.0.0.1", port, "gateway HTTP")
+
+
 def test_listen_takes_a_free_port_and_names_a_busy_one_with_its_flag() -> None:
     with listen("127.0.0.1", 0, "gateway HTTP") as sock:
         port = sock.getsockname()[1]

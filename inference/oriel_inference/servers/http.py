@@ -13,6 +13,7 @@ import msgspec
 from oriel_inference.errors import InferenceError, Outcome, UnknownModel
 from oriel_inference.model import is_model_name
 from oriel_inference.servers import region_api, repository_api
+from oriel_inference.servers.cloud import CloudPaths
 from oriel_inference.servers.encoding import ACCEPTED, Encodings, is_encoded, is_known
 from oriel_inference.servers.generate import generate
 from oriel_inference.servers.http_call import answer, hinted, json_object, refuse
@@ -69,15 +70,17 @@ class HttpFrontend:
         *,
         local: bool = False,
         restricted: Mapping[str, Restriction] = NOT_RESTRICTED,
+        cloud: CloudPaths | None = None,
     ) -> None:
         """local: True if only this machine reaches the port; pages in a browser here must not control the server.
-        restricted: kinds of routes that need a secret.
+        restricted: kinds of routes that need a secret. cloud: the paths of the port, if they are not those of v2.
         """
         self._local = local
         self._restricted = restricted
         self._surface = surface
         self._encodings = encodings
-        self._infer = HttpInfer(surface, encodings, large_json)
+        self._infer = HttpInfer(surface, encodings, large_json, "" if cloud is None else cloud.mime)
+        self._target = None if cloud is None else cloud.target
         self._routes: dict[tuple[str, str], _Route] = {}
         self._repository = repository_api.HttpRepository(surface, large_json)
         self._plain: dict[str, Callable[[Exchange, _Route], None]] = {
@@ -237,16 +240,17 @@ class HttpFrontend:
 
     def _route(self, head: RequestHead) -> _Route | tuple[int, str] | tuple[int, str, Outcome]:
         line = head.line
-        key = (line.method, line.path)
+        key = (line.method, line.path) if self._target is None else self._target(head)
+        method, path = key
         found = self._routes.get(key)
         if found is not None:
             return found
-        route = self._resolve_region(head) or _resolve(line.path)
+        route = self._resolve_region(head, path) or _resolve(path)
         if route is None:
-            why = why_not_served(line.path)
+            why = why_not_served(path)
             return _NOT_FOUND if why is None else (501, why, Outcome.NOT_SUPPORTED)
         allowed = ("POST",) if route.kind in _POSTED else ("GET", "HEAD", "POST")[: 3 if route.kind == "logging" else 2]
-        if line.method not in allowed:
+        if method not in allowed:
             return 405, f"use {allowed[0]} for this path"
         # Only routes of existing models are cached, because their number is known. Those of regions depend on the head.
         cached = self._exists(route) if route.model else not route.version and not route.kind.startswith("region")
@@ -254,10 +258,10 @@ class HttpFrontend:
             self._routes[key] = route
         return route
 
-    def _resolve_region(self, head: RequestHead) -> _Route | None:
+    def _resolve_region(self, head: RequestHead, path: str) -> _Route | None:
         """Return the route of a request for regions of shared memory, if its sender may use any."""
         may = self._surface.regions is not None and TENANT not in head.by_name()
-        found = system_region(head.line.path) if may else None
+        found = system_region(path) if may else None
         return _Route(f"region_{found[0]}", version=found[1]) if found else None
 
     def _exists(self, route: _Route) -> bool:

@@ -55,14 +55,21 @@ class _Recognised:
 class HttpInfer:
     """Starts inferences and answers them."""
 
-    def __init__(self, surface: Surface, encodings: Encodings, large_json: LargeJson) -> None:
+    def __init__(self, surface: Surface, encodings: Encodings, large_json: LargeJson, mime: str) -> None:
+        """mime: see `CloudPaths`; "" for bodies as v2 has them."""
+        self.mime = mime
+        self.length_line = f"content-type: {mime}" if mime else f"{_BINARY_LINE}{HEADER_LENGTH}: "
         self.surface = surface
         self.encodings = encodings
         self.large_json = large_json
 
     def start(self, exchange: Exchange, model: str, version: str, body: Body) -> None:
         """Answers one request, now or when its batch has run."""
-        _HttpCall(self, exchange, *begin(self.surface, exchange)).start(model, version, body)
+        plan, ctx, record = begin(self.surface, exchange)
+        if self.mime:
+            before, found, length = (exchange.head.get("content-type") or "").partition(self.mime)
+            plan.header_length = (before or length) if found else None
+        _HttpCall(self, exchange, plan, ctx, record).start(model, version, body)
 
 
 class _HttpCall:
@@ -166,7 +173,7 @@ class _HttpCall:
             if encoded is not None:
                 body, length = encoded
                 lines = self._record.finished_as_lines(completion, result, len(body))
-                lines += _JSON_LINE if length is None else f"{_BINARY_LINE}{HEADER_LENGTH}: {length}\r\n"
+                lines += _JSON_LINE if length is None else f"{self._front.length_line}{length}\r\n"
                 self._exchange.respond(200, lines, body)
                 return
         completion.response = respond(serving, self._request.outputs, self._request.id, outputs)
@@ -290,6 +297,8 @@ class _HttpCall:
         headers = self._record.finished(completion, self._serving.spec.name, size)
         if json_length is None:
             headers.append(JSON)
+        elif self._front.mime:
+            headers.append((BINARY[0], f"{self._front.mime}{json_length}"))
         else:
             headers.append(BINARY)
             headers.append((HEADER_LENGTH, str(json_length)))

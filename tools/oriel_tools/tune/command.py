@@ -154,7 +154,7 @@ def _duration(text: str) -> float:
 
 
 def _available_cores() -> int:
-    from oriel_inference.settings import available_cores
+    from oriel_inference.host import available_cores
 
     return available_cores()
 

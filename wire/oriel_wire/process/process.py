@@ -156,11 +156,12 @@ def _start_failure(crash: BaseException) -> StartFailed | None:
     return None
 
 
-def listen(host: str, port: int, what: str, flag: str = "") -> socket.socket:
+def listen(host: str, port: int, what: str, flag: str = "", *, shared: bool = False) -> socket.socket:
     """A listening TCP socket on `host`:`port`; port 0 takes any free one (read it from `getsockname()`).
 
     what: the name of the owner. flag: the flag that moves it; "" for the one of the last word of its name: "gateway
-    HTTP" is moved by `--http-port`. Raises StartFailed with the fix. The caller owns and closes the socket.
+    HTTP" is moved by `--http-port`. shared: other processes of this user may listen there as well, and the kernel
+    spreads connections over them. Raises StartFailed with the fix. The caller owns and closes the socket.
     """
     flag = flag or f"--{what.split()[-1].lower()}-port"
     if not 0 <= port <= 65535:
@@ -174,6 +175,8 @@ def listen(host: str, port: int, what: str, flag: str = "") -> socket.socket:
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind(address)
         sock.listen(BACKLOG)
         sock.setblocking(False)
