@@ -153,13 +153,16 @@ async def open_models(settings: Settings, backends: Callable[[str], Backend], sp
 
 def _model_stores(settings: Settings, catalog: Catalog) -> Sequence[ModelStore]:
     try:
-        return open_stores(
+        stores = open_stores(
             settings.repositories,
             settings.model_cache,
             max_cache_bytes=settings.max_cache_bytes,
             in_use=catalog.identities,
             links_to=settings.links_to,
         )
+        for number, store in enumerate(stores if settings.namespacing else (), 1):
+            store.namespace = str(number)
+        return stores
     except LoadFailed as failure:
         missing = any(isinstance(each, Path) and not each.is_dir() for each in settings.repositories)
         raise StartFailed(failure.reason + (": pass --model-repository DIR" if missing else "")) from failure

@@ -8,7 +8,7 @@ from oriel_inference.backends import RequestSession, Session
 from oriel_inference.batching.scheduler import Scheduler
 from oriel_inference.errors import InvalidRequest, ModelNotReady, NotLoaded, NoVersion, UnknownModel
 from oriel_inference.fitting import RequestFitter, ScanFitter, scan_fitter
-from oriel_inference.model import ModelSpec, ModelState, is_version
+from oriel_inference.model import ModelSpec, ModelState, base_name, is_version
 from oriel_inference.sequences.scheduler import SequenceScheduler
 from oriel_policies.artefacts.lifecycle import ArtefactLife
 from oriel_wire.v2.datatypes import quoted
@@ -188,6 +188,12 @@ class Catalog:
         serving = [*tuple(self._by_request.values()), *tuple(self.leaving)]
         return {each.identity for each in serving if each.identity}
 
+    def resolve(self, name: str) -> str:
+        """Return the name of the model that an ensemble's step means: the one of its own repository, if there is
+        one.
+        """
+        return name if name in self._entries else base_name(name)
+
     def names(self) -> list[str]:
         """Return the names of all known models, sorted."""
         return sorted(self._entries)
@@ -222,6 +228,11 @@ class Catalog:
             raise ModelNotReady("the models are being loaded; it is not known yet whether this one is among them")
         if entries is None and self.unseen:
             raise ModelNotReady("a model repository could not be read yet; it is not known whether it has this model")
+        if entries is None and (same := [each for each in self._entries if base_name(each) == name]):
+            raise InvalidRequest(
+                f"There are {len(same)} identifiers of model {quoted(name)} in global map, model namespace must be "
+                f"provided to resolve ambiguity. They are {', '.join(sorted(same)[:8])}"
+            )
         if entries is None:
             raise UnknownModel(f"{_UNKNOWN} {quoted(name)} is not found", requested=name, known=self._entries)
         if not version:

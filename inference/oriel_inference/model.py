@@ -20,6 +20,19 @@ def is_model_name(name: str) -> bool:
     return _NAME.match(name) is not None
 
 
+def is_served_name(name: str) -> bool:
+    """Return whether the catalog may have a model of that name, see `base_name`."""
+    base, at, number = name.partition("@")
+    return is_model_name(base) and (number.isdecimal() if at else True)
+
+
+def base_name(name: str) -> str:
+    """Return the name of a model in its repository. A name that several repositories hold ends in @ and the
+    repository's number in the catalog.
+    """
+    return name.partition("@")[0]
+
+
 def is_version(text: str) -> bool:
     """Return whether the text is a decimal number without sign and leading zeros."""
     return _VERSION.match(text) is not None

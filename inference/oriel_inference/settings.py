@@ -259,6 +259,13 @@ class Settings:
         metavar="S",
         help="time between scans in modes poll and demand; a change counts when a second scan finds the same files",
     )
+    namespacing: bool = MODELS.setting(
+        False,
+        "--model-namespacing",
+        type=switch,
+        help="true: repositories may hold models of the same name, which are then called NAME@1 for the first "
+        "repository and so on; ensembles prefer models of their own repository (default false)",
+    )
     load_models: tuple[str, ...] = MODELS.setting(
         (),
         "--load-model",

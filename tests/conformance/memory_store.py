@@ -24,6 +24,7 @@ class MemoryStore:
     up = True
     fetches = False
     shown = "memory"
+    namespace = ""
 
     def __init__(
         self, files: Mapping[str, bytes] | None = None, *, max_copy_bytes: int = MAX_COPY_BYTES, runs_code: bool = True

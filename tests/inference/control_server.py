@@ -66,8 +66,8 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def serving(root: Path | str, mode: str, **more: Any) -> AsyncIterator[Served]:
-    more = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "poll_s": 0.05, **more}
-    settings = Settings(repositories=(root,), cores=2, drain_s=5.0, control_mode=mode, **more)
+    more = {"repositories": (root,), "http_port": 0, "grpc_port": 0, "metrics_port": 0, "poll_s": 0.05, **more}
+    settings = Settings(cores=2, drain_s=5.0, control_mode=mode, **more)
     async with open_unit(settings, sink=ListSink()) as unit:
         address = f"http://127.0.0.1:{unit.http_port}"
         async with httpx.AsyncClient(base_url=address, trust_env=False, timeout=60) as client:

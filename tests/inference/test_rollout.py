@@ -45,6 +45,7 @@ class Room:
     """A rollout whose loads return what the test sets. It also serves as the store from which they appear to come."""
 
     fetches = False
+    namespace = ""
 
     def loaded(self, model: str) -> None: ...
 

@@ -28,11 +28,11 @@ def judge(spec: ModelSpec, catalog: Catalog, file: str) -> Verdict:
     """
     models: list[ServingModel] = []
     for step in spec.steps:
-        version = str(step.version) if step.version else ""
+        model, version = catalog.resolve(step.model), str(step.version) if step.version else ""
         try:
-            models.append(catalog.get(step.model, version))
+            models.append(catalog.get(model, version))
         except InferenceError:
-            return _missing(spec.name, step.model, version, catalog)
+            return _missing(spec.name, model, version, catalog)
     try:
         check_models(spec, [model.spec for model in models], file)
         _check_nesting(spec, catalog, file)
@@ -84,12 +84,12 @@ def _awaited(model: str, catalog: Catalog, above: set[str]) -> str:
 
 def _check_nesting(spec: ModelSpec, catalog: Catalog, file: str) -> None:
     """Check that ensembles within ensembles end, and within MAX_DEPTH. Raises ConfigInvalid."""
-    names = {step.model for step in spec.steps}
+    names = {catalog.resolve(step.model) for step in spec.steps}
     for _ in range(MAX_DEPTH):
         if spec.name in names:
             raise ConfigInvalid(file, "ensemble_scheduling.step", "leads back to the ensemble itself")
         names = {
-            step.model
+            catalog.resolve(step.model)
             for name in names
             for entry in catalog.entries(name)
             if entry.serving is not None

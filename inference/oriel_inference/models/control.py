@@ -40,7 +40,7 @@ from oriel_inference.errors import (
     UnknownModel,
     not_polled,
 )
-from oriel_inference.model import ModelState
+from oriel_inference.model import ModelState, base_name
 from oriel_inference.models.loader import Loader
 from oriel_inference.models.rollout import LoadTools, Rollout
 from oriel_inference.repository.compiling import Compilation
@@ -280,6 +280,10 @@ class ModelControl:
                 where = await self.repositories.find(name)
             except LoadFailed as failure:
                 raise LoadRefused(f"{not_polled(name)}: {failure.reason}") from failure
+            if not where and (same := [each for each in self.repositories.names() if base_name(each) == name]):
+                for each in sorted(same):
+                    await self._load(each, config, files)
+                return
             if not where:
                 near = did_you_mean(name, sorted(self.repositories.names()))
                 raise UnknownModel(f"{not_polled(name)}: no model repository has it{near}")

@@ -7,11 +7,13 @@ A model is on demand if its configuration says so with the parameter `oriel.load
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from oriel_inference.catalog import Catalog
 from oriel_inference.ensembles.parts import MAX_DEPTH
 from oriel_inference.errors import InferenceError, LoadFailed, ModelMemoryFull
+from oriel_inference.model import base_name
 from oriel_inference.models.demand import Demand
 from oriel_inference.models.memory_budget import MemoryBudget
 from oriel_inference.models.rollout import Rollout
@@ -121,7 +123,9 @@ class Loader:
             self.progress.end(size_bytes)
 
     async def outline(self, name: str, stores: Sequence[ModelStore], override: pb.ModelConfig | None = None) -> Outline:
-        return await asyncio.to_thread(read_outline, stores[0], name, override, find_backend=self._find_backend)
+        store, base = stores[0], base_name(name)
+        found = await asyncio.to_thread(read_outline, store, base, override, find_backend=self._find_backend)
+        return replace(found, parts=tuple([self._repositories.resolve(part, store) for part in found.parts]))
 
     # Loads by calls ---------------------------------------------------------------------------------------------
 

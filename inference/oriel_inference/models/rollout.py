@@ -18,7 +18,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -29,7 +29,7 @@ from oriel_inference.catalog import ON_DEMAND, UNLOADED, UNTRIED, Catalog, Entry
 from oriel_inference.ensembles.parts import judge, labelled
 from oriel_inference.ensembles.scheduler import Ensemble
 from oriel_inference.errors import ConfigInvalid, LoadFailed
-from oriel_inference.model import ModelState
+from oriel_inference.model import ModelState, base_name
 from oriel_inference.models.load_slots import LoadSlots
 from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.compiling import Compilation
@@ -149,7 +149,7 @@ class Rollout:
             try:
                 loading = Loading(
                     store,
-                    name,
+                    base_name(name),
                     find_backend=self.tools.find_backend,
                     cores=self.tools.machine.cores.total,
                     models=models,
@@ -171,9 +171,9 @@ class Rollout:
                 _log.exception("model %s could not be loaded", name)
                 return self.refuse(name, "the model could not be loaded, the server's log says why", kind="internal")
             else:
-                return self._publish(name, versions, old)
+                return self._publish(name, _in_namespace(versions, name, store.namespace), old)
             finally:
-                store.loaded(name)
+                store.loaded(base_name(name))
                 self._end_check_later()
 
     def close(self) -> None:
@@ -264,12 +264,13 @@ class Rollout:
 
     def users(self, name: str) -> list[str]:
         """Return the ensembles with a step that runs on `name`, whether they can serve now or not."""
-        return sorted(user for user in self._ensembles if name in self.parts(user))
+        base = base_name(name)
+        return sorted(each for each in self._ensembles if base in [base_name(part) for part in self.parts(each)])
 
     def parts(self, name: str) -> list[str]:
         """Return the models of an ensemble's steps; empty for other models."""
         known = [*self._ensembles.get(name, {}).values(), *self._serving(name).values()]
-        return sorted({step.model for each in known for step in each.spec.steps})
+        return sorted({self._catalog.resolve(step.model) for each in known for step in each.spec.steps})
 
     def in_ensembles(self) -> set[str]:
         """Return the ensembles that were loaded once, and the models of their steps."""
@@ -443,6 +444,16 @@ class Rollout:
         self._catalog.leaving.remove(serving)
         del self._closing[serving]
         _log.info("model %s version %s is closed", serving.spec.name, serving.version)
+
+
+def _in_namespace(versions: _Versions, name: str, namespace: str) -> _Versions:
+    """Return loaded versions under the name of the catalog; their ensembles prefer models of the same repository."""
+    found = dict(versions)
+    for version, each in versions.items() if namespace else ():
+        if isinstance(each, LoadedVersion):
+            steps = tuple([replace(step, model=f"{step.model}@{namespace}") for step in each.spec.steps])
+            found[version] = replace(each, spec=replace(each.spec, name=name, steps=steps))
+    return found
 
 
 def _refused(

@@ -59,19 +59,30 @@ class Changes:
 class Repository:
     """One model repository as of its last scan. Single writer: the loop.
 
-    found: model -> fingerprint of its files; None before the first successful scan.
+    others: all repositories, from whose models its own are told if names may occur twice.
     failure: why the last scan failed, "" if it succeeded.
     changes: the changes that were acted on.
     """
 
-    def __init__(self, store: ModelStore) -> None:
+    def __init__(self, store: ModelStore, others: Sequence["Repository"] = ()) -> None:
         self.store = store
-        self.found: Mapping[str, Fingerprint] | None = None
+        self._others = others
+        self._files: Mapping[str, Fingerprint] | None = None
         self.failure = ""
         self.changes = Changes()
         # Threads of its own: a repository that hangs must not take the threads that scan another one.
         self._threads = ThreadPoolExecutor(SCANS_AT_ONCE, thread_name_prefix="oriel-scan")
         self._began = self._taken = 0
+
+    @property
+    def found(self) -> Mapping[str, Fingerprint] | None:
+        """Return model -> fingerprint of its files; None before the first successful scan."""
+        if self._files is None or not self.store.namespace:
+            return self._files
+        twice = {name for each in self._others if each is not self for name in each._files or ()}
+        return {
+            f"{name}@{self.store.namespace}" if name in twice else name: found for name, found in self._files.items()
+        }
 
     @property
     def up(self) -> bool:
@@ -111,7 +122,7 @@ class Repository:
         elif self.failure and not failure:
             _log.info("the model repository %s can be read again", self.store.shown)
         self.failure = failure
-        self.found = self.found if found is None else found
+        self._files = self._files if found is None else found
         return not failure
 
 
@@ -125,7 +136,8 @@ class Repositories:
     """
 
     def __init__(self, stores: Sequence[ModelStore]) -> None:
-        self._all = [Repository(store) for store in stores]
+        self._all: list[Repository] = []
+        self._all += [Repository(store, self._all) for store in stores]
 
     def __iter__(self) -> Iterator[Repository]:
         return iter(self._all)
@@ -162,6 +174,11 @@ class Repositories:
     def where(self, model: str) -> tuple[ModelStore, ...]:
         """Return the stores that had the model at their last scans."""
         return tuple(each.store for each in self._all if model in (each.found or {}))
+
+    def resolve(self, model: str, store: ModelStore) -> str:
+        """Return the name of a model that a model of `store` means."""
+        own = f"{model}@{store.namespace}"
+        return own if own in self.names() else model
 
     def names(self) -> set[str]:
         """Return the models of the last scans."""

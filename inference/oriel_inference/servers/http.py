@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import msgspec
 
 from oriel_inference.errors import InferenceError, Outcome, UnknownModel
-from oriel_inference.model import is_model_name
+from oriel_inference.model import is_served_name
 from oriel_inference.servers import region_api, repository_api
 from oriel_inference.servers.cloud import CloudPaths
 from oriel_inference.servers.encoding import ACCEPTED, Encodings, is_encoded, is_known
@@ -285,7 +285,7 @@ def _resolve(path: str) -> _Route | None:
     if len(parts) < 4 or len(parts) > 7 or parts[1:3] != ["v2", "models"]:
         return None
     model, rest = unquote(parts[3], errors="replace"), parts[4:]
-    if not is_model_name(model):
+    if not is_served_name(model):
         return None
     version = ""
     if rest[:1] == ["versions"]:

@@ -15,7 +15,7 @@ from oriel_inference.backends.python.pb_errors import TritonError
 from oriel_inference.backends.python.session import PythonSession
 from oriel_inference.catalog import Entry
 from oriel_inference.errors import InvalidRequest, NotSupported, ServerStopping, not_polled
-from oriel_inference.model import is_model_name
+from oriel_inference.model import is_served_name
 from oriel_inference.servers.http_call import JSON, refuse
 from oriel_inference.servers.large_json import LargeJson, Task
 from oriel_inference.servers.load_body import FILE_PREFIX, decode_body, files_behind, from_base64
@@ -208,7 +208,7 @@ def _only_unnamed(repository: str) -> None:
 
 
 def _model(name: str) -> str:
-    if not is_model_name(name):
+    if not is_served_name(name):
         raise InvalidRequest("model_name is missing or not a valid name")
     return name
 

@@ -37,7 +37,11 @@ class ModelStore(Protocol):
     shown: the repository's name in messages; it contains no absolute path either.
     runs_code: True if its Python models may run.
     fetches: True if `artifact` may have to fetch over the network.
+    namespace: the repository's number, with which its models are told from those of other repositories; "" if every
+    name may occur once only. Writer: `opening`.
     """
+
+    namespace: str
 
     @property
     def shown(self) -> str: ...

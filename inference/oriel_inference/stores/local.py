@@ -46,6 +46,7 @@ class LocalStore:
 
     up = True  # a scan that fails raises
     fetches = False
+    namespace = ""
 
     def __init__(
         self,

@@ -80,6 +80,7 @@ class RemoteStore:
     """
 
     runs_code = False
+    namespace = ""
     fetches = True
 
     def __init__(
