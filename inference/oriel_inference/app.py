@@ -235,12 +235,12 @@ class _Ports:
 async def _open_ports(settings: Settings, surface: Surface, clock: Clock, cleanup: ExitStack) -> _Ports:
     """Open all ports, then answer on those for models. cleanup: closes the sockets. Raises StartFailed."""
 
-    shared = {"HTTP": settings.reuse_http, "gRPC": settings.reuse_grpc}
+    shared = [settings.reuse_http and "HTTP", settings.reuse_grpc and "gRPC"]
 
     def bind(host: str, port: int | None, what: str) -> socket.socket | None:
         if port is None:
             return None
-        return cleanup.enter_context(listen(host, port, f"inference {what}", shared=shared.get(what, False)))
+        return cleanup.enter_context(listen(host, port, f"inference {what}", shared=what in shared))
 
     certificates = _certificates(settings)
     http_restricted = by_name(settings.http_restrictions, "api")

@@ -366,9 +366,7 @@ class Settings:
     )
     sagemaker_port: int | None = _cloud("sagemaker", "SageMaker")
     vertex_port: int | None = _cloud("vertex-ai", "Vertex AI")
-    vertex_model: str = PORTS.setting(
-        "", "--vertex-ai-default-model", metavar="NAME", help="model of its predictions (default: the only one)"
-    )
+    vertex_model: str = PORTS.setting("", "--vertex-ai-default-model", metavar="NAME", help="default: the only model")
     gpu_metrics: bool = PORTS.setting(
         True,
         "--allow-gpu-metrics",

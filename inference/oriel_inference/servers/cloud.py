@@ -32,7 +32,8 @@ def sagemaker_paths(environ: Mapping[str, str]) -> CloudPaths:
 
     def target(head: RequestHead) -> tuple[str, str]:
         if head.path == "/invocations":
-            return head.method, _model_path(head.get("x-amzn-sagemaker-target-model") or model, kind)
+            chosen = head.get("x-amzn-sagemaker-target-model") or model
+            return head.method, f"/v2/models/{quote(chosen, safe='')}/{kind}"
         return head.method, ping if head.path == "/ping" else ""
 
     return CloudPaths(_MIME % "sagemaker", target)
@@ -42,23 +43,17 @@ def vertex_paths(environ: Mapping[str, str], default_model: Callable[[], str]) -
     """Return Vertex AI's paths, which are in its variables of the environment. Raises StartFailed."""
     predict, health = environ.get("AIP_PREDICT_ROUTE"), environ.get("AIP_HEALTH_ROUTE")
     if not predict or not health:
-        raise StartFailed(
-            "Vertex AI needs the variables AIP_PREDICT_ROUTE and AIP_HEALTH_ROUTE, or --allow-vertex-ai=false"
-        )
+        raise StartFailed("Vertex AI needs AIP_PREDICT_ROUTE and AIP_HEALTH_ROUTE, or --allow-vertex-ai=false")
 
     def target(head: RequestHead) -> tuple[str, str]:
         if head.path != predict:
             return head.method, "/v2/health/ready" if head.path == health else ""
         redirect = head.get("x-vertex-ai-triton-redirect")
         if redirect is None:
-            return head.method, _model_path(default_model(), "infer")
+            return head.method, f"/v2/models/{quote(default_model(), safe='')}/infer"
         path = "/" + redirect
         if head.method != "POST" or (path != "/v2" and not path.startswith(_REDIRECTED)):
             return head.method, ""
         return "POST" if path.rpartition("/")[2] in _POSTED else "GET", path
 
     return CloudPaths(_MIME % "vertex-ai", target)
-
-
-def _model_path(model: str, kind: str) -> str:
-    return f"/v2/models/{quote(model, safe='')}/{kind}"

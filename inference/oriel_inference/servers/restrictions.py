@@ -55,8 +55,7 @@ def restriction_flag(what: str, prefix: str) -> Callable[[str], Restriction]:
             raise argparse.ArgumentTypeError("write it as GROUP,GROUP:KEY=VALUE")
         groups = names.split(",")
         if unknown := [each for each in groups if each not in GROUPS]:
-            known = ", ".join(GROUPS)
-            raise argparse.ArgumentTypeError(f"unknown restricted {what} '{unknown[0][:40]}', use one of {known}")
+            raise argparse.ArgumentTypeError(f"unknown restricted {what} '{unknown[0][:40]}' ({', '.join(GROUPS)})")
         return Restriction(groups, prefix + key, secret.encode("utf-8", "surrogateescape"))
 
     return convert
