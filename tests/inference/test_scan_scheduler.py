@@ -134,6 +134,25 @@ def test_a_scan_whose_room_another_tenant_takes_ends(monkeypatch: pytest.MonkeyP
     bench.settle()
     assert values(bench, small)[1] == bits(30, 31)
     assert isinstance(bench.error(large), QueueFull) and len(rows(bench)) < 10
+    unread = send(bench, *range(28), tenant="a")
+    bench.calls[unread].emit = lambda outputs, consumed: None
+    bench.settle()
+    send(bench, 30, 31, tenant="b")
+    bench.settle()
+    assert isinstance(bench.error(unread), QueueFull), "it waits for its reader and keeps the memory"
+
+
+def test_the_states_of_a_scan_that_grow_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "ROUND_S", 0.0)
+    bench = SequenceBench(max_bytes=60)
+
+    def grow(inputs, outputs):  # type: ignore[no-untyped-def]
+        return [inputs["x"] if name == "y" else np.repeat(inputs["state"], 2, axis=1) for name in outputs]
+
+    monkeypatch.setattr(bench.sessions[0], "run", grow)
+    grown = send(bench, *range(20))
+    bench.settle()
+    assert isinstance(bench.error(grown), QueueFull)
 
 
 def test_a_slow_reader_who_leaves_gets_nothing_at_the_deadline(bench: SequenceBench) -> None:
@@ -141,6 +160,8 @@ def test_a_slow_reader_who_leaves_gets_nothing_at_the_deadline(bench: SequenceBe
     bench.calls[streamed].emit = lambda outputs, consumed: None
     bench.settle()
     assert bench.scheduler.caller_left(bench.calls[streamed])
+    of_scan = [timer for *_, timer in bench.clock._timers if "_round_ended" in str(timer.callback)]
+    assert [timer.cancelled for timer in of_scan] == [True], "it keeps the scan in memory"
     bench.clock.advance(9.0)
     assert not bench.replies[streamed] and bench.ended() == {"left": 1}
 

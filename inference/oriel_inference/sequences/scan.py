@@ -59,13 +59,13 @@ class Scan:
     call: the caller's own call, and not that of a round: a round's inputs hold the scan in an array, and the garbage
     collector finds no cycle that goes through one.
     done, sent: steps that have run, and steps whose outputs the caller has.
-    last_steps: steps of the last round. charged: the room for its outputs is taken.
+    last_steps: steps of the last round.
     state: the tensors for the next step. error: ends the scan, though its steps succeeded.
     """
 
     __slots__ = (
         "_began_s", "_buffers", "_controls", "_cost_us", "_device_ns", "_fixed", "_rules", "_varying", "_wanted",
-        "call", "charged", "done", "error", "last_steps", "sent", "shapes", "state", "steps",
+        "call", "done", "error", "last_steps", "sent", "shapes", "state", "steps",
     )  # fmt: skip
 
     def __init__(self, call: Call, rules: ScanRules) -> None:
@@ -101,7 +101,6 @@ class Scan:
         self.shapes = tuple([(name, array.shape[1:]) for name, array in (self._varying | self._fixed).items()])
         self.done = self.sent = self.last_steps = self._cost_us = self._device_ns = 0
         self._began_s = 0.0
-        self.charged = False
         self.error: InferenceError | None = None
 
     def placed(self, row: int) -> None:

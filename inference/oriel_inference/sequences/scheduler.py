@@ -38,7 +38,7 @@ from oriel_inference.errors import (
 )
 from oriel_inference.model import ModelSpec, SequenceRules
 from oriel_inference.sequences.controls import SLOT, Controls
-from oriel_inference.sequences.endings import InstanceDied, how_ended
+from oriel_inference.sequences.endings import InstanceDied, how_ended, why_lost
 from oriel_inference.sequences.flags import END as SEQUENCE_END
 from oriel_inference.sequences.flags import ID, Flags, read_flags
 from oriel_inference.sequences.flags import START as SEQUENCE_START
@@ -55,9 +55,10 @@ class _Step:
     """A step of `sequence`. controls: the tensors that tell the model about it. reply: the call's own reply.
 
     inner: the call that the batcher gets, which is another one for each execution of an iterative request or a scan.
+    late: the timer of a scan that waits for its reader.
     """
 
-    __slots__ = ("call", "controls", "flags", "inner", "key", "reply", "scan", "sequence")
+    __slots__ = ("call", "controls", "flags", "inner", "key", "late", "reply", "scan", "sequence")
 
     sequence: "OpenSequence[_Step]"
 
@@ -65,11 +66,19 @@ class _Step:
         self, call: Call, key: Key, flags: Flags, controls: Mapping[str, Array], scan: Scan | None = None
     ) -> None:
         self.scan = scan
+        self.late: Timer | None = None
         self.call = self.inner = call
         self.key = key
         self.flags = flags
         self.controls = controls
         self.reply = call.reply
+
+    def stop_waiting(self) -> bool:
+        """Stop waiting for the reader of a scan. Returns whether it was waited for."""
+        late, self.late = self.late, None
+        if late is not None:
+            late.cancel()  # the timer would keep the scan and its request in memory
+        return late is not None
 
     @property
     def runs(self) -> bool:
@@ -201,6 +210,7 @@ class SequenceScheduler:
             return False
         sequence, runs = step.sequence, step.runs
         del self._steps[call]
+        step.stop_waiting()
         if runs:
             self._batchers[sequence.instance].caller_left(step.inner)
         call.finished = True
@@ -264,17 +274,9 @@ class SequenceScheduler:
             "on the first request of the sequence"
         )
         how = self.table.lost(key, self._clock.now())
-        return InvalidRequest(text if how is None else f"{text}: the one before it was lost, because {self._why(how)}")
-
-    def _why(self, how: End) -> str:
-        return {
-            End.IDLE: f"no step came for {self._rules.idle_s:g} s",
-            End.EXPIRED: "a step of it was not done by its deadline",
-            End.LEFT: "the caller of a step left",
-            End.REFUSED: "the queue had no place for a step of it, or the memory none for its state",
-            End.STOPPED: "the server stops",
-            End.DIED: "the model's process died",
-        }.get(how, "a step of it failed")
+        return InvalidRequest(
+            text if how is None else f"{text}: the one before it was lost, because {why_lost(how, self._rules.idle_s)}"
+        )
 
     def _place(self) -> None:
         """Give free slots to waiting sequences, and run their first steps."""
@@ -349,32 +351,30 @@ class SequenceScheduler:
 
     def _round_ended(self, step: _Step, scan: Scan, result: Answer | InferenceError) -> None:
         """Take the answer of a round, pass on what is streamed, and begin the next round or end the scan."""
-        call = step.call
+        call, step.late = step.call, None
         if call not in self._steps:
             return
         if scan.error is not None:
             result = scan.error
         if isinstance(result, Answer):
             scan.charge(result)
-            if not scan.charged:
-                scan.charged = True
-                result = self._hold(step.sequence, scan.held()) or result
             if step.sequence.ends is not End.END:
                 result = QueueFull(self._no_memory)  # another tenant has taken its room
+            else:  # its states may have grown
+                result = self._hold(step.sequence, scan.held()) or result
         if isinstance(result, InferenceError):
             self._replied(step, result)
         elif call.emit is not None:
-            late = self._clock.call_at(
+            step.late = self._clock.call_at(
                 call.deadline, partial(self._round_ended, step, scan, DeadlineExceeded("compute"))
             )
-            call.emit(scan.outputs(), partial(self._go_on, step, scan, result, late))
+            call.emit(scan.outputs(), partial(self._go_on, step, scan, result))
         else:
             self._go_on(step, scan, result)
 
-    def _go_on(self, step: _Step, scan: Scan, last: Answer, late: Timer | None = None) -> None:
-        """Begin the next round of a scan, or answer it. late: the timer of a response that had to be written."""
-        if late is not None:
-            late.cancel()
+    def _go_on(self, step: _Step, scan: Scan, last: Answer) -> None:
+        """Begin the next round of a scan, or answer it."""
+        step.stop_waiting()
         if step.call not in self._steps:
             return
         if scan.done < scan.steps:
@@ -444,9 +444,12 @@ class SequenceScheduler:
             if each is refused or isinstance(error, ServerStopping):
                 self._fail(each.call, error)
             elif not each.call.finished:
-                text = f"sequence {_shown(each.key[1])} of model {self.spec.name!r} was lost, because {self._why(how)}"
+                why = why_lost(how, self._rules.idle_s)
+                text = f"sequence {_shown(each.key[1])} of model {self.spec.name!r} was lost, because {why}"
                 self._fail(each.call, InvalidRequest(f"{text}: begin it again with the START flag"))
             each.call.inputs = {}
+        if (running := sequence.running) is not None and running.stop_waiting():
+            self._replied(running, error)
         self._place()
 
     def _lose_waiting(self, call: Call, error: InferenceError) -> None:
