@@ -3,6 +3,7 @@
 import asyncio
 import os
 import pickle
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -194,13 +195,43 @@ def test_exported_program_takes_keywords_and_returns_a_dictionary(load: Loads, n
     assert np.array_equal(found[0], x) and np.allclose(found[1], x * scale)
 
 
-def test_compiled_package_answers_as_in_one_process(load: Loads) -> None:
+def compiled(path: Path, program: torch.export.ExportedProgram) -> None:
     if not any(os.access(f"{each}/g++", os.X_OK) for each in os.environ["PATH"].split(":")):
         pytest.skip("compiling a package takes a C++ compiler")
-    path = folder(load.root, "net", f'platform: "torch_aoti" {BY_POSITION}', "model.pt2")
     with quiet():
-        torch._inductor.aoti_compile_and_package(exported(Pair(), 4), package_path=str(path))
+        torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+
+
+def test_compiled_package_answers_as_in_one_process(load: Loads) -> None:
+    path = folder(load.root, "net", f'platform: "torch_aoti" {BY_POSITION}', "model.pt2")
+    compiled(path, exported(Pair(), 4))
     check_pair(load("net"))
+
+
+def test_compiled_package_reads_nothing_outside_of_its_tensors(load: Loads) -> None:
+    table, of_8 = torch.arange(20.0).reshape(10, 2), load.root / "of-8.pt2"
+    compiled(of_8, torch.export.export(torch.nn.Embedding.from_pretrained(table).eval(), (torch.arange(8),)))
+
+    def config(name: str, of: str, batch: int, x: str, y: str) -> None:
+        text = f'platform: "torch_aoti" {tensors({"x": f"TYPE_{of} dims: {x}"}, {"y": f"TYPE_FP32 dims: {y}"}, batch)}'
+        shutil.copy(of_8, folder(load.root, name, text, "model.pt2"))
+
+    for name, of, batch, x, y, expected in (
+        ("open", "INT64", 0, "[ -1 ]", "[ -1, 2 ]", "dim value at 0, expected: 8"),
+        ("small", "INT64", 0, "[ 3 ]", "[ 8, 2 ]", "dim value at 0, expected: 8"),
+        ("narrow", "INT32", 0, "[ 8 ]", "[ 8, 2 ]", "dtype, expected"),
+        ("joined", "INT64", 64, "[ 1 ] reshape { shape: [ ] }", "[ 2 ]", "dim value at 0, expected: 8"),
+    ):
+        config(name, of, batch, x, y)
+        assert f"compiled for other inputs (input_handles[0]: unmatched {expected}" in load.reason(name)
+    config("net", "INT64", 0, "[ 8 ]", "[ 8, 2 ]")
+    loaded = load("net")
+    assert np.array_equal(run(loaded, np.arange(1, 9))[0], table.numpy()[1:9])
+    with pytest.raises(BackendFailed, match="^index out of bounds: 0 <= .* < 10"):
+        run(loaded, np.arange(3, 11))
+    maps = Path(f"/proc/{session_of(loaded).program.pid}/maps").read_text().splitlines()
+    libraries = [line for line in maps if "aotinductor" in line]
+    assert libraries and all(line.endswith("(deleted)") for line in libraries), "the package stays unpacked"
 
 
 def test_module_in_python_runs_without_weights_of_a_pickle(load: Loads) -> None:

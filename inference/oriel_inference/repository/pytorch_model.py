@@ -37,6 +37,7 @@ def with_program(
         reason = "would load a library, which a model configuration may not do"
         raise ConfigInvalid(file, "parameters['MODEL_INIT_LIBRARY']", reason)
     entries = {key: "1" if switch(config, key, file) else "0" for key in _SWITCHES if key in config.parameters}
+    entries["max_batch_size"] = str(config.max_batch_size)
     entries[START_KEY] = str(seconds(config, START_KEY, START_S))
     intra = count(config, "INTRA_OP_THREAD_COUNT", file) or count(config, "NUM_THREADS", file)
     inter = count(config, "INTER_OP_THREAD_COUNT", file) or count(config, "NUM_INTEROP_THREADS", file)

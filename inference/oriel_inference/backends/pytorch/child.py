@@ -107,8 +107,8 @@ def _tensor(memory: Any, position: Position, dtype: torch.dtype) -> torch.Tensor
 
 
 def _words(error: Exception) -> str:
-    """Return the last line of an error: TorchScript puts its own traceback before it."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
+    """Return the last line of an error: TorchScript puts its own traceback before it, and C++ its own behind it."""
+    lines = [line for line in str(error).partition("\nException raised from ")[0].splitlines() if line.strip()]
     return without_folders(lines[-1] if lines else type(error).__name__)[:400]
 
 

@@ -2,9 +2,12 @@
 
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -42,16 +45,43 @@ class Model:
         torch.set_num_interop_threads(request["inter_op_threads"])
         self.set_up_thread()
         names = [each["name"] for each in request["inputs"]], [name for name, _ in self._outputs]
-        self._program = load(request["form"], Path(request["path"]), self._device, names)
+        opened = partial(load, request["form"], Path(request["path"]), self._device, names)
+        if request["form"] == Form.COMPILED:
+            self._check_compiled(opened(), request["inputs"], int(request["session_entries"]["max_batch_size"]))
+        self._program = opened()
         # With zeros, which it may refuse: what crashes it, or has other outputs, must not be served.
-        shapes = [[1 if size < 0 else size for size in each["shape"]] for each in request["inputs"]]
-        zeros = [torch.zeros(shape, dtype=dtype) for shape, dtype in zip(shapes, self.dtypes, strict=True)]
         try:
-            self.run(zeros, range(len(self._outputs)))
+            self.run(self._zeros(request["inputs"], 1), range(len(self._outputs)))
         except Unfit:
             raise
         except Exception:
             return
+
+    def _zeros(self, inputs: Sequence[Mapping[str, Any]], free: int, rows: int = 0) -> list[torch.Tensor]:
+        """Return zeros for each input. free: the size of dimensions that the configuration leaves open. rows: the most
+        that the first may have, 0 if it has no bound.
+        """
+        shapes = [[free if size < 0 else size for size in each["shape"]] for each in inputs]
+        shapes = [[min(shape[0], rows), *shape[1:]] for shape in shapes] if rows else shapes
+        return [torch.zeros(shape, dtype=dtype) for shape, dtype in zip(shapes, self.dtypes, strict=True)]
+
+    def _check_compiled(self, program: Program, inputs: Sequence[Mapping[str, Any]], rows: int) -> None:
+        """Raise Unfit if a program was compiled for other types or sizes: it would read the memory behind its inputs.
+
+        program: opened for this check alone, because code asks at its first call if it has to check its inputs.
+        """
+        os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"
+        for free in (7, 11):  # no fixed size is both
+            try:
+                program(self._zeros(inputs, free, rows))
+            except RuntimeError as error:
+                if "unmatched" in str(error):
+                    found = str(error).partition(", but got")[0]
+                    raise Unfit(
+                        f"it is compiled for other inputs ({found}): set data_type, dims and max_batch_size to what it "
+                        f"was exported with, or export it with dynamic_shapes"
+                    ) from error
+        del os.environ["AOTI_RUNTIME_CHECK_INPUTS"]
 
     def set_up_thread(self) -> None:
         """Apply the settings that PyTorch keeps for each thread."""
@@ -95,7 +125,10 @@ def load(form: str, path: Path, device: str, names: Names) -> Program:
             spec = exported.call_spec
             return _structured(exported.module(), spec.in_spec, spec.out_spec, arguments, names)
         case Form.COMPILED:
-            compiled = torch._inductor.aoti_load_package(str(path), device_index=int(device.partition(":")[2] or -1))
+            with TemporaryDirectory() as unpacked:  # is not read again, and this process may be killed at any time
+                os.environ["TMPDIR"] = unpacked
+                compiled = torch._inductor.aoti_load_package(str(path), device_index=int(device.partition(":")[2] or -1))
+                del os.environ["TMPDIR"]
             specs = [pytree.treespec_loads(text) for text in compiled.loader.get_call_spec()]
             return _structured(compiled, specs[0], specs[1], (), names)
         case _:
