@@ -281,7 +281,7 @@ def test_outputs_come_in_the_order_in_which_they_were_asked_for(tmp_path: Path) 
     (only,) = session.run(inputs, ["sum"])
     assert only.shape == (2, 3) and float(only[1, 2]) == 8.0
     with pytest.raises(BackendFailed):
-        session.run({"z": inputs["a"]}, ["sum"])
+        session.run({**inputs, "z": inputs["a"]}, ["sum"])
     session.close()
 
 

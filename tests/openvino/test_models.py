@@ -236,3 +236,40 @@ def test_an_onnx_file_may_be_named_as_the_model_file(tmp_path: Path) -> None:
     (session,) = opened(tmp_path).sessions
     assert session.provider == "OpenVINO"
     assert session.run({"x": np.ones((1, 4), np.float32)}, ["y"])[0].tolist() == [[2, 2, 2, 2]]
+
+
+def test_an_input_that_is_left_out_is_not_that_of_the_caller_before(tmp_path: Path) -> None:
+    x, bias = (named(op.parameter([-1, 4], ov.Type.f32, name=name), name) for name in ("x", "bias"))
+    config = BATCHED + TENSORS.replace("[ 3 ]", "[ 4 ]")
+    config += 'input [ { name: "bias" optional: true data_type: TYPE_FP32 dims: [ 4 ] } ]'
+    put(tmp_path, ov.Model([op.result(named(op.add(x, bias), "y"))], [x, bias], "sum"), config)
+    (session,) = opened(tmp_path).sessions
+    ones = np.ones((1, 4), np.float32)
+    assert session.run({"x": ones, "bias": 76 * ones}, ["y"])[0].tolist() == [[77] * 4]
+    with pytest.raises(InvalidRequest, match="input 'bias' is missing"):
+        session.run({"x": ones}, ["y"])
+
+
+@pytest.mark.parametrize("operator", ["GatherND", "ScatterElementsUpdate"])
+def test_no_index_reaches_out_of_its_tensor(tmp_path: Path, operator: str) -> None:
+    at = named(op.parameter([-1, 1], ov.Type.i32, name="at"), "at")
+    table = op.constant(np.arange(8, dtype=np.float32))
+    if operator == "GatherND":
+        found, expected = op.gather_nd(table, at), [0, 7, 7, 0, 7]
+    else:
+        new, axis = op.constant(np.full(5, 9, np.float32)), op.constant(np.int64(0))
+        found = op.scatter_elements_update(table, op.reshape(at, [-1], False), new, axis)
+        expected = [9, 1, 2, 3, 4, 5, 6, 9]
+    put(tmp_path, ov.Model([op.result(named(found, "y"))], [at], "at"), None)
+    (session,) = opened(tmp_path).sessions
+    for far in (8, 1 << 30):  # eight numbers further, or in memory that nobody has
+        indices = np.array([[0], [far], [-1], [-far - 1], [7]], np.int32)
+        assert session.run({"at": indices}, ["y"])[0].tolist() == expected
+
+
+def test_weights_are_read_and_not_mapped(tmp_path: Path) -> None:
+    put(tmp_path, matmul(), None)
+    store = LocalStore(tmp_path, max_copy_bytes=0)  # as large models are opened
+    (found,) = load_model(Loading(store, "net", find_backend=find_backend, cores=1, models=1)).values()
+    assert isinstance(found, LoadedVersion)
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text(encoding="utf-8")

@@ -70,7 +70,7 @@ class OpenVino(Compiler):
 
     def build(self, source: Path, options: EngineOptions, folder: Path) -> str:
         with loading(f"compile {source.name}"):
-            compiled = core().compile_model(str(source), DEVICE, properties(options))
+            compiled = core().compile_model(read(source), DEVICE, properties(options))
             _check_precision(compiled, options)
             OpenVinoSession(compiled)  # refuses tensors that the v2 protocol cannot carry
             exported = BytesIO()
@@ -108,6 +108,9 @@ class OpenVinoSession(Session):
         self._narrowed = [info.name for info in self.inputs if info.datatype in _NARROWED]
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        if len(inputs) < len(self._ports):  # the inference request would take the tensor of its caller before
+            missing = next(name for name in self._ports if name not in inputs)
+            raise InvalidRequest(f"input {missing[:64]!r} is missing: the model's file has no default for it")
         for name in self._narrowed:
             if (array := inputs[name]).size and (array.max() > _LARGEST or array.min() < _SMALLEST):
                 raise OutsideProfile(f"input {name[:64]!r} has numbers beyond 32 bits, which OpenVINO would cut off")
@@ -222,7 +225,33 @@ def loading(what: str) -> Iterator[None]:
 @cache
 def core() -> Any:
     """Return OpenVINO's core; one per process, used by any thread."""
-    return runtime().Core()
+    made = runtime().Core()
+    made.set_property({"ENABLE_MMAP": False})  # a file that becomes shorter while it is mapped ends the process
+    return made
+
+
+def read(source: Path) -> Any:
+    """Read a model, and keep its indices inside their tensors: the operators below check none, and would read and write
+    anywhere.
+    """
+    model = core().read_model(str(source))
+    op = import_module("openvino.opset13")
+    for node in model.get_ops():
+        kind = node.get_type_name()
+        if kind not in ("GatherND", "ScatterElementsUpdate"):
+            continue
+        indices = node.input_value(1)
+        whole = indices.get_element_type().get_type_name()
+        sizes = op.shape_of(node.input_value(0), whole)
+        if kind == "GatherND":
+            first = int(node.get_attributes()["batch_dims"])
+            width = op.gather(op.shape_of(indices), [-1], 0)
+            sizes = op.slice(sizes, [first], op.add(width, [first]), [1])
+        else:
+            sizes = op.gather(sizes, node.input_value(3), 0)
+        bounded = op.minimum(op.maximum(indices, op.negative(sizes)), op.subtract(sizes, op.convert(op.constant(1), whole)))
+        node.input(1).replace_source_output(bounded.output(0))
+    return model
 
 
 def plain(error: Exception) -> str:

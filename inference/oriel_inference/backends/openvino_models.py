@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from oriel_inference.backends import Backend
-from oriel_inference.backends.openvino_cpu import DEVICE, OpenVinoSession, core, loading, name_of, properties, runtime
+from oriel_inference.backends.openvino_cpu import DEVICE, OpenVinoSession, core, loading, name_of, properties, read, runtime
 from oriel_inference.backends.saved_model import SAVED_MODEL, check_signature
 from oriel_inference.errors import CompilerMissing, InvalidRequest, LoadFailed
 from oriel_inference.model import EngineOptions
@@ -92,7 +92,7 @@ def _read(source: Path) -> Any:
     have.
     """
     try:
-        model = core().read_model(str(source))
+        model = read(source)
     except Exception as error:
         # OpenVINO's exceptions have no common base class below Exception.
         if operators := _unknown_operators(str(error)):
