@@ -148,6 +148,23 @@ def test_a_file_that_is_no_forest_is_refused_in_the_checking_process(tmp_path: P
     assert name in caught.value.reason and str(tmp_path) not in caught.value.reason
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("split_index", 2_000_000_000), ("split_index", -1), ("cleft", 1), ("cright", 1 << 20), ("leaf_vector_end", 9)],
+)
+def test_a_tree_that_leads_astray_on_a_way_that_zeros_do_not_take_is_refused(
+    tmp_path: Path, field: str, value: int
+) -> None:
+    model = treelite.frontend.load_xgboost_model(FILES / "xgboost.json", format_choice="json")
+    tree = model.get_tree_accessor(0)
+    left, values = tree.get_field("cleft"), tree.get_field(field).copy()
+    values[np.flatnonzero(left != -1)[-1]] = value
+    tree.set_field(field, values)
+    model.serialize(folder(tmp_path, None) / "checkpoint.tl")
+    with pytest.raises(LoadFailed, match="the trees of the file are damaged"):
+        loaded(tmp_path)
+
+
 def test_instances_share_the_trees_and_run_at_once(tmp_path: Path) -> None:
     text = config(5, 1).replace("KIND_AUTO", "KIND_CPU count: 2")
     shutil.copy(FILES / "model.txt", folder(tmp_path, text))

@@ -18,6 +18,12 @@ from oriel_wire.v2.messages import Array
 MISSING = "forests need the package treelite, which is not installed: pip install 'oriel-serving[forests]'"
 INPUT, OUTPUT = "input__0", "output__0"
 THRESHOLD = 0.5
+# Fields of a tree: lists of several nodes, and those with one element for each node.
+_LISTS = ("leaf_vector", "category_list")
+_OF_NODES = (
+    *("cright", "node_type", "split_index", "default_left", "leaf_value", "threshold", "cmp"),
+    *("category_list_right_child", *(f"{name}_{edge}" for name in _LISTS for edge in ("begin", "end"))),
+)
 
 
 class Forests(Backend):
@@ -43,6 +49,7 @@ class Forests(Backend):
                 self._models[path] = self._load(path, given)
             except self._treelite.TreeliteError as error:
                 raise LoadFailed(f"Treelite cannot load {path.name}: {_plain(error)}") from error
+            _check_trees(self._models[path])
         model = self._models[path]
         return ForestSession(model, self._predict, given, options.intra_op_threads)
 
@@ -102,6 +109,36 @@ class ForestSession(Session):
 
     def close(self) -> None:
         self._model = None
+
+
+def _check_trees(model: Any) -> None:
+    """Raise LoadFailed for trees that lead out of their row or of themselves, or into a circle, on ways that zeros do
+    not take: Treelite checks none of that.
+    """
+    header = model.get_header_accessor().get_field
+    vector = np.prod(header("leaf_vector_shape"))
+    sound = _within(header("class_id"), -1, header("num_class").max()) and _within(header("target_id"), -1, 1)
+    for number in range(model.num_tree):
+        field = model.get_tree_accessor(number).get_field
+        left, right = field("cleft"), field("cright")
+        inner = left != -1
+        below = np.concatenate([left[inner], right[inner]])
+        sound = (
+            sound
+            and all(field(name).size == left.size for name in _OF_NODES)
+            and _within(below, 1, left.size)
+            and np.unique(below).size == below.size  # no node is below two, nor below itself
+            and _within(field("split_index")[inner], 0, model.num_feature)
+            and set((field("leaf_vector_end") - field("leaf_vector_begin")).tolist()) <= {0, vector}
+            and all(_within(field(f"{name}_end"), 0, field(name).size + 1) for name in _LISTS)
+            and all((field(f"{name}_begin") <= field(f"{name}_end")).all() for name in _LISTS)
+        )
+    if not sound:
+        raise LoadFailed("the trees of the file are damaged: copy the file again, or write it anew")
+
+
+def _within(values: Array, least: int, end: int) -> bool:
+    return values.size == 0 or bool(least <= values.min() and values.max() < end)
 
 
 def _plain(error: Exception) -> str:

@@ -249,7 +249,9 @@ def read(source: Path) -> Any:
             sizes = op.slice(sizes, [first], op.add(width, [first]), [1])
         else:
             sizes = op.gather(sizes, node.input_value(3), 0)
-        bounded = op.minimum(op.maximum(indices, op.negative(sizes)), op.subtract(sizes, op.convert(op.constant(1), whole)))
+        bounded = op.minimum(
+            op.maximum(indices, op.negative(sizes)), op.subtract(sizes, op.convert(op.constant(1), whole))
+        )
         node.input(1).replace_source_output(bounded.output(0))
     return model
 

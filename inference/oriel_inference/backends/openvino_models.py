@@ -10,7 +10,16 @@ import msgspec
 import numpy as np
 
 from oriel_inference.backends import Backend
-from oriel_inference.backends.openvino_cpu import DEVICE, OpenVinoSession, core, loading, name_of, properties, read, runtime
+from oriel_inference.backends.openvino_cpu import (
+    DEVICE,
+    OpenVinoSession,
+    core,
+    loading,
+    name_of,
+    properties,
+    read,
+    runtime,
+)
 from oriel_inference.backends.saved_model import SAVED_MODEL, check_signature
 from oriel_inference.errors import CompilerMissing, InvalidRequest, LoadFailed
 from oriel_inference.model import EngineOptions

@@ -125,9 +125,10 @@ def load(form: str, path: Path, device: str, names: Names) -> Program:
             spec = exported.call_spec
             return _structured(exported.module(), spec.in_spec, spec.out_spec, arguments, names)
         case Form.COMPILED:
+            number = int(device.partition(":")[2] or -1)
             with TemporaryDirectory() as unpacked:  # is not read again, and this process may be killed at any time
                 os.environ["TMPDIR"] = unpacked
-                compiled = torch._inductor.aoti_load_package(str(path), device_index=int(device.partition(":")[2] or -1))
+                compiled = torch._inductor.aoti_load_package(str(path), device_index=number)
                 del os.environ["TMPDIR"]
             specs = [pytree.treespec_loads(text) for text in compiled.loader.get_call_spec()]
             return _structured(compiled, specs[0], specs[1], (), names)
