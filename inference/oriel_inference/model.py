@@ -170,6 +170,7 @@ class EngineOptions:
     concurrent_runs: number of runs of one session at once.
     inputs, outputs: the tensors of the configuration, for files that do not describe theirs.
     operators: paths of libraries of custom operators.
+    python: path of the interpreter of a Python model; "" for the server's.
     """
 
     providers: Sequence[tuple[str, Mapping[str, str]]] = ()
@@ -186,6 +187,7 @@ class EngineOptions:
     inputs: Sequence[TensorInfo] = ()
     outputs: Sequence[TensorInfo] = ()
     operators: Sequence[str] = ()
+    python: str = ""
 
     @property
     def cuda_graphs(self) -> bool:

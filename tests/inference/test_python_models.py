@@ -308,7 +308,7 @@ async def test_output_and_log_lines_carry_the_models_name(
         ),
         (
             'parameters { key: "EXECUTION_ENV_PATH" value: { string_value: "/opt/env.tar.gz" } }',
-            "other Python environments are not supported",
+            "EXECUTION_ENV_PATH env.tar.gz: it must hold bin/python",
         ),
     ],
 )

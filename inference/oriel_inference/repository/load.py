@@ -434,7 +434,7 @@ def _open_configured(one: _VersionLoading, backend: ConfiguredBackend) -> Loaded
     compiler_of(config, loading.file)
     options = EngineOptions(intra_op_threads=one.threads(instance_count(config)))
     require_complete(config, loading.file, loading.defaults)
-    check_python(config, loading.store, loading.file)
+    check_python(config, loading.store, loading.file, sent=loading.override is not None)
     filename = config.default_model_filename or default_file(config.backend)
     path = loading.store.artifact(loading.model, version, filename)
     validated = partial(validate, model=loading.model, file=loading.file)

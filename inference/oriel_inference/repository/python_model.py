@@ -10,7 +10,7 @@ from oriel_inference.repository.spec import fill_defaults
 from oriel_inference.stores import ModelStore
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-_ENVIRONMENT_KEY = "EXECUTION_ENV_PATH"
+ENVIRONMENT = "EXECUTION_ENV_PATH"
 
 
 def instance_count(config: pb.ModelConfig) -> int:
@@ -28,15 +28,12 @@ def require_trusted(store: ModelStore, file: str, kind: str) -> None:
         raise ConfigInvalid(file, "backend", reason)
 
 
-def check_python(config: pb.ModelConfig, store: ModelStore, file: str) -> None:
-    """Raise ConfigInvalid if the model may not or cannot run here."""
+def check_python(config: pb.ModelConfig, store: ModelStore, file: str, *, sent: bool) -> None:
+    """Raise ConfigInvalid if the model may not run here. sent: the configuration came with a request."""
     require_trusted(store, file, "Python models")
-    if _ENVIRONMENT_KEY in config.parameters:
-        reason = (
-            "other Python environments are not supported: install what the model needs beside the server, or serve it "
-            "as a service with an environment of its own: docs/your-model.md"
-        )
-        raise ConfigInvalid(file, f"parameters[{_ENVIRONMENT_KEY!r}]", reason)
+    if sent and ENVIRONMENT in config.parameters:
+        reason = "a request cannot choose what runs here: write it into the configuration file"
+        raise ConfigInvalid(file, f"parameters[{ENVIRONMENT!r}]", reason)
 
 
 def open_all(

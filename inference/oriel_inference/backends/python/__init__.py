@@ -6,6 +6,7 @@ process    the server: starts one child, reads and writes its socket, notices it
 executions the server: the batches that one process works on
 model_metrics the server: the metrics that models define
 session    the server: one instance as the batcher sees it; restarts its process
+environments the server: finds the interpreters of models
 backend    the server: opens a folder with `model.py` as sessions
 child      the child: loads the model and executes it
 runtime    the child: its sockets, and which request waits for what

@@ -10,6 +10,7 @@ from weakref import WeakSet
 
 from oriel_inference.backends import ConfiguredBackend
 from oriel_inference.backends.hidden_tensors import hidden_inputs
+from oriel_inference.backends.python.environments import Environments
 from oriel_inference.backends.python.launch import Launch, PythonLimits
 from oriel_inference.backends.python.model_metrics import Holdings, ModelMetrics
 from oriel_inference.backends.python.session import PythonSession, Scripting
@@ -46,6 +47,7 @@ class PythonBackend(ConfiguredBackend):
         environment: Sequence[str] = (),
     ) -> None:
         self.metrics = ModelMetrics()
+        self._environments = Environments()
         self._loop = asyncio.get_running_loop()
         self._scripting = scripting
         self._limits = limits or PythonLimits()
@@ -65,7 +67,8 @@ class PythonBackend(ConfiguredBackend):
         version: int,
         judge: Callable[[pb.ModelConfig], int],
     ) -> Sequence[PythonSession]:
-        return self._wait(self._open_all(path, config, options, version, judge))
+        python = self._environments.interpreter(config, path.parent.parent)
+        return self._wait(self._open_all(path, config, replace(options, python=python), version, judge))
 
     def stop(self) -> None:
         """Refuse further opens and fail those in progress. Called on the loop."""
@@ -76,6 +79,7 @@ class PythonBackend(ConfiguredBackend):
     async def close(self) -> None:
         """Close what nobody else has closed: a cancelled load leaves behind what it had opened."""
         await asyncio.gather(*(session.finalise() for session in tuple(self._opened)))
+        await asyncio.to_thread(self._environments.close)
 
     def _wait(self, work: Coroutine[Any, Any, _T]) -> _T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -162,6 +166,7 @@ class PythonBackend(ConfiguredBackend):
                 "model_name": config.name,
             },
             decoupled=config.model_transaction_policy.decoupled,
+            python=options.python,
             threads=options.intra_op_threads,
             environment=self._environment,
             inputs=tensor_infos(config, [*config.input, *hidden_inputs(config)]),

@@ -31,6 +31,7 @@ class PythonLimits:
 class Launch:
     """The values with which a process is started.
 
+    python: path of the interpreter; "" for the server's.
     threads: threads of its numeric libraries.
     environment: names of the server's variables that it gets in addition to the usual ones.
     """
@@ -41,6 +42,7 @@ class Launch:
     config: str
     args: Mapping[str, str]
     decoupled: bool
+    python: str = ""
     threads: int
     environment: tuple[str, ...] = ()
     inputs: tuple[TensorInfo, ...]

@@ -24,6 +24,7 @@ from oriel_wire.process.start import ChildProcess
 _log = logging.getLogger(__name__)
 
 MAX_CONTROL_BYTES = 256 << 20
+_CHILD = "oriel_inference.backends.python.child"
 _starter = ThreadPoolExecutor(1, thread_name_prefix="oriel-python-starter")
 
 
@@ -33,6 +34,7 @@ class ModelProcess:
     on_message: called with every message and its body.
     on_end: called once with the reason when the process is gone or unusable.
     name: the name for the log.
+    python: path of the interpreter; "" for the server's.
     threads: default number of threads of the numeric libraries in the child.
     environment: names of variables that it gets in addition to the usual ones.
     """
@@ -41,6 +43,7 @@ class ModelProcess:
         self,
         name: str,
         *,
+        python: str = "",
         threads: int,
         environment: Sequence[str] = (),
         max_body_bytes: int,
@@ -48,6 +51,7 @@ class ModelProcess:
         on_end: Callable[[str], None],
     ) -> None:
         self._name = name
+        self._python = python
         self._threads = threads
         self._environment = environment
         self._max_body_bytes = max_body_bytes
@@ -70,19 +74,22 @@ class ModelProcess:
 
     async def start(self) -> None:
         """Start the child, which then waits for its first message. Raises OSError. If cancelled, the child is ended."""
-        variables = model_environment(
-            os.environ,
-            self._environment,
-            threads=self._threads,
-            path=os.pathsep.join(path for path in sys.path if path),
-        )
+        ours = [path for path in sys.path if path]
+        variables = model_environment(os.environ, self._environment, threads=self._threads, path=os.pathsep.join(ours))
+        command = [sys.executable, "-P", "-m", _CHILD]
+        if self._python:  # the packages of its environment go before the server's
+            variables |= {"PYTHONPATH": "", "PATH": f"{os.path.dirname(self._python)}:{variables.get('PATH', '')}"}
+            code = f"import sys; sys.path += {ours!r}; from {_CHILD} import main; main()"
+            command = [self._python, "-P", "-c", code]
         work, work_theirs = socket.socketpair()
         control, control_theirs = socket.socketpair()
         output, output_theirs = os.pipe()
         self._output = OutputPipe(output, self._print)
         # The thread cannot be stopped, so only the thread closes the ends it works with.
         self._starting = True
-        starting = self._loop.run_in_executor(_starter, _start, work_theirs, control_theirs, output_theirs, variables)
+        starting = self._loop.run_in_executor(
+            _starter, _start, command, work_theirs, control_theirs, output_theirs, variables
+        )
         starting.add_done_callback(self._started)
         try:
             await self._work.open(work)
@@ -188,13 +195,14 @@ def resident_bytes(pid: int) -> int:
         return 0
 
 
-def _start(work: socket.socket, control: socket.socket, output: int, environment: Mapping[str, str]) -> ChildProcess:
+def _start(
+    command: Sequence[str], work: socket.socket, control: socket.socket, output: int, environment: Mapping[str, str]
+) -> ChildProcess:
     """Start the child, which takes its ends of the sockets over."""
     descriptors = (work.fileno(), control.fileno())
-    module = "oriel_inference.backends.python.child"
     try:
         return ChildProcess(
-            [sys.executable, "-P", "-m", module, *map(str, (os.getpid(), *descriptors))],
+            [*command, *map(str, (os.getpid(), *descriptors))],
             environment=environment,
             descriptors=descriptors,
             stdout=output,

@@ -136,6 +136,7 @@ class PythonSession(RequestSession):
         async with self._limited("imported"):
             process = ModelProcess(
                 self.launch.model,
+                python=self.launch.python,
                 threads=self.launch.threads,
                 environment=self.launch.environment,
                 max_body_bytes=self._limits.max_body_bytes,
