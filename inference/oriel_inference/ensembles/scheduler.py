@@ -330,8 +330,6 @@ class Ensemble:
                 ready += self._arrived(state, tensor, array)
         if state.todo[origin]:
             self._start(state, ready)
-        elif origin < 0:
-            self._answer(state)
         else:
             self._emit(state, origin)
 
@@ -359,12 +357,15 @@ class Ensemble:
         elif flow.over:
             state.todo[origin] -= 1
             if not state.todo[origin]:
-                self._answer(state) if origin < 0 else self._emit(state, origin)
+                self._emit(state, origin)
 
     def _emit(self, state: CallState, index: int) -> None:
         """End the way of one response of a decoupled step, which is a response of the ensemble if its outputs come from
-        there.
+        there; or the call, if `index` is the request's own origin.
         """
+        if index < 0:
+            self._answer(state)
+            return
         flow = state.flows[index]
         consumed, flow.consumed = flow.consumed or _nothing, None
         if index != self._last:

@@ -40,11 +40,7 @@ class PythonBackend(ConfiguredBackend):
     name = "python"
 
     def __init__(
-        self,
-        scripting: Scripting,
-        limits: PythonLimits | None = None,
-        *,
-        environment: Sequence[str] = (),
+        self, scripting: Scripting, limits: PythonLimits | None = None, *, environment: Sequence[str] = ()
     ) -> None:
         self.metrics = ModelMetrics()
         self._environments = Environments()

@@ -17,13 +17,8 @@ class MetricKind(Enum):
     HISTOGRAM = "histogram"
 
 
-_NUMBERS = MetricKind.COUNTER, MetricKind.GAUGE
-_OF_KINDS = {
-    "increment": _NUMBERS,
-    "set": (MetricKind.GAUGE,),
-    "observe": (MetricKind.HISTOGRAM,),
-    "value": _NUMBERS,
-}
+# The kinds of metrics that each method is for.
+_KINDS = {"increment": "counter gauge", "value": "counter gauge", "set": "gauge", "observe": "histogram"}
 
 
 class _Object:
@@ -88,7 +83,7 @@ class Metric(_Object):
         return self._use("value")
 
     def _use(self, how: str, value: float = 0.0) -> float:
-        if self.kind not in _OF_KINDS[how]:
+        if self.kind.value not in _KINDS[how]:
             raise TritonModelException(f"{how}: a {self.kind.value} does not support it")
         change = UseMetric(0, self.handle, how, _finite(value))
         if how != "value":
