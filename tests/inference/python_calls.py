@@ -1,10 +1,16 @@
 """Python models that do what a request says."""
 
 import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+
+from oriel_inference.app import Unit, open_unit
+from oriel_inference.settings import Settings
+from oriel_wire.observe.trace import ListSink
 
 from . import models
 
@@ -43,3 +49,28 @@ async def say(http: httpx.AsyncClient, text: str, model: str = "behave", **more:
     answer = await ask(http, text, model=model, **more)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["outputs"][0]["data"][0])
+
+
+def starting(text: str) -> str:
+    """Return the configuration of a `loader` that runs this text while it starts."""
+    escaped = text.replace('"', r"\"")
+    return BEHAVE + f'parameters {{ key: "start" value {{ string_value: "{escaped}" }} }}'
+
+
+@asynccontextmanager
+async def served(root: Path, *load: str, mode: str = "explicit") -> AsyncIterator[tuple[Unit, httpx.AsyncClient]]:
+    """Serve a repository, with these models loaded at the start."""
+    settings = Settings(
+        repositories=(root,),
+        http_port=0,
+        grpc_port=0,
+        metrics_port=0,
+        cores=2,
+        control_mode=mode,  # type: ignore[arg-type]
+        load_models=load,
+    )
+    async with (
+        open_unit(settings, sink=ListSink()) as unit,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}/v2", trust_env=False, timeout=60) as http,
+    ):
+        yield unit, http

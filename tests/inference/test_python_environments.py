@@ -17,8 +17,7 @@ from oriel_inference.stores.local import LocalStore
 from oriel_wire.v2.metadata import parse_config_text
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-from .python_calls import BEHAVE, put, say
-from .test_python_loads import served, starting
+from .python_calls import BEHAVE, put, say, served, starting
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 

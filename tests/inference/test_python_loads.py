@@ -1,41 +1,11 @@
 """Python models that load and unload other models."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
-from oriel_inference.app import Unit, open_unit
-from oriel_inference.settings import Settings
-from oriel_wire.observe.trace import ListSink
-
 from . import models
-from .python_calls import BEHAVE, put, say
-
-
-def starting(text: str) -> str:
-    escaped = text.replace('"', r"\"")
-    return BEHAVE + f'parameters {{ key: "start" value {{ string_value: "{escaped}" }} }}'
-
-
-@asynccontextmanager
-async def served(root: Path, *load: str, mode: str = "explicit") -> AsyncIterator[tuple[Unit, httpx.AsyncClient]]:
-    settings = Settings(
-        repositories=(root,),
-        http_port=0,
-        grpc_port=0,
-        metrics_port=0,
-        cores=2,
-        control_mode=mode,  # type: ignore[arg-type]
-        load_models=load,
-    )
-    async with (
-        open_unit(settings, sink=ListSink()) as unit,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}/v2", trust_env=False, timeout=60) as http,
-    ):
-        yield unit, http
+from .python_calls import BEHAVE, put, say, served, starting
 
 
 async def test_a_model_loads_and_unloads_others_in_execute(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from oriel_inference.backends.python.frames import decode, encode
-from oriel_inference.backends.python.launch import model_environment
+from oriel_inference.backends.python.launch import Launch, model_environment
 from oriel_inference.backends.python.messages import Message
 from oriel_wire.process.messages import Buffer, MessageStream
 from oriel_wire.process.output import OutputPipe
@@ -33,27 +33,18 @@ class ModelProcess:
 
     on_message: called with every message and its body.
     on_end: called once with the reason when the process is gone or unusable.
-    name: the name for the log.
-    python: path of the interpreter; "" for the server's.
-    threads: default number of threads of the numeric libraries in the child.
-    environment: names of variables that it gets in addition to the usual ones.
+    launch: the values with which it is started.
     """
 
     def __init__(
         self,
-        name: str,
+        launch: Launch,
         *,
-        python: str = "",
-        threads: int,
-        environment: Sequence[str] = (),
         max_body_bytes: int,
         on_message: Callable[[Message, memoryview], None],
         on_end: Callable[[str], None],
     ) -> None:
-        self._name = name
-        self._python = python
-        self._threads = threads
-        self._environment = environment
+        self._launch = launch
         self._max_body_bytes = max_body_bytes
         self._on_message = on_message
         self._on_end = on_end
@@ -75,12 +66,13 @@ class ModelProcess:
     async def start(self) -> None:
         """Start the child, which then waits for its first message. Raises OSError. If cancelled, the child is ended."""
         ours = [path for path in sys.path if path]
-        variables = model_environment(os.environ, self._environment, threads=self._threads, path=os.pathsep.join(ours))
+        launch, path = self._launch, os.pathsep.join(ours)
+        variables = model_environment(os.environ, launch.environment, threads=launch.threads, path=path)
         command = [sys.executable, "-P", "-m", _CHILD]
-        if self._python:  # the packages of its environment go before the server's
-            variables |= {"PYTHONPATH": "", "PATH": f"{os.path.dirname(self._python)}:{variables.get('PATH', '')}"}
+        if launch.python:  # the packages of its environment go before the server's
+            variables |= {"PYTHONPATH": "", "PATH": f"{os.path.dirname(launch.python)}:{variables.get('PATH', '')}"}
             code = f"import sys; sys.path += {ours!r}; from {_CHILD} import main; main()"
-            command = [self._python, "-P", "-c", code]
+            command = [launch.python, "-P", "-c", code]
         work, work_theirs = socket.socketpair()
         control, control_theirs = socket.socketpair()
         output, output_theirs = os.pipe()
@@ -183,7 +175,7 @@ class ModelProcess:
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def _print(self, line: str) -> None:
-        _log.info("model %s: %s", self._name, line)
+        _log.info("model %s: %s", self._launch.model, line)
 
 
 def resident_bytes(pid: int) -> int:

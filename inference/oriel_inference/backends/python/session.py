@@ -135,10 +135,7 @@ class PythonSession(RequestSession):
         """
         async with self._limited("imported"):
             process = ModelProcess(
-                self.launch.model,
-                python=self.launch.python,
-                threads=self.launch.threads,
-                environment=self.launch.environment,
+                self.launch,
                 max_body_bytes=self._limits.max_body_bytes,
                 on_message=self._message,
                 on_end=lambda how: self._ended(process, how),
