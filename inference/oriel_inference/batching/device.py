@@ -82,6 +82,11 @@ class DeviceTime:
         self._charge_ns = 0
         self._started: int | None = device.start()
 
+    @property
+    def runs(self) -> bool:
+        """Return whether it counts."""
+        return self._started is not None
+
     def pause(self) -> int:
         """Stop counting; return the nanoseconds to charge so far. Nothing happens if it does not count."""
         if self._started is not None:

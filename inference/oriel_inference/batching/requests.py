@@ -93,6 +93,7 @@ class RequestBatch:
         # The model's process may send anything, even NaN; as the second of two compared values it is dropped.
         self._computed = max(self._started, min(now, ended_s))
         self._began = max(self._started, min(self._computed, began_s))
+        self._share_time()  # once, because the answers follow together
 
     def answer(self, index: int, result: Outputs | InferenceError | None) -> None:
         call = self._calls[index]
@@ -127,17 +128,24 @@ class RequestBatch:
 
     def _charge(self, index: int, *, failed: bool) -> None:
         """Charge the time since the last answer to the calls that were open; call `index` is not any more."""
+        goes_on = self._share_time()
+        self._open.remove(index)
+        if failed:
+            self._device.write_off(self._charges[index], "failed")
+            self._charges[index] = 0
+        if self._open and goes_on:
+            self._device_time.resume()
+
+    def _share_time(self) -> bool:
+        """Charge the open calls for the time since the last answer, and stop the clock. Returns whether it ran."""
+        if not self._device_time.runs:
+            return False
         used_ns = self._device_time.pause()
         shares = split(used_ns - self._charged_ns, [self._calls[each].rows for each in self._open])
         self._charged_ns = used_ns
         for each, share in zip(self._open, shares, strict=True):
             self._charges[each] += share
-        self._open.remove(index)
-        if failed:
-            self._device.write_off(self._charges[index], "failed")
-            self._charges[index] = 0
-        if self._open:
-            self._device_time.resume()
+        return True
 
     # Values ---------------------------------------------------------------------------------------------------------
 

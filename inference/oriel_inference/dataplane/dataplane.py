@@ -165,7 +165,7 @@ class Dataplane:
         spec = serving.spec
         streamed = is_streamed(spec, request.parameters)
         if streamed and emit is None:
-            why = "is decoupled, its" if spec.decoupled else "is asked for a stream of"
+            why = "is decoupled, its" if spec.decoupled else "is asked for a stream, its"
             raise NotSupported(f"model {spec.name!r} {why} responses come on ModelStreamInfer or generate_stream")
         now = self.now()
         fitter: RequestFitter | ScanFitter = serving.fitter

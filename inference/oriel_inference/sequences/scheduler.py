@@ -346,7 +346,7 @@ class SequenceScheduler:
             emit=None,
             reply=partial(self._round_ended, step, scan),
         )
-        step.inner.ticket.cost = max(1, scan.last_steps)
+        step.inner.ticket.cost = max(1.0, scan.last_steps)
         self._batchers[step.sequence.instance].submit(step.inner)
 
     def _round_ended(self, step: _Step, scan: Scan, result: Answer | InferenceError) -> None:
