@@ -282,9 +282,9 @@ async def test_a_body_whose_sequence_cannot_be_read_is_refused(monkeypatch: pyte
 
 async def test_a_stream_carries_sequences_of_its_own_server_only() -> None:
     async with house("stream") as it:
-        for sequence in range(1, 9):
+        for sequence in range(1, 33):
             assert await it.step(sequence, start=True) == 1
-        here, there = (next(s for s in range(1, 9) if it.home(s) == number) for number in (0, 1))
+        here, there = (next(s for s in range(1, 33) if it.home(s) == number) for number in (0, 1))
         messages: asyncio.Queue[bytes] = asyncio.Queue()
 
         async def sending() -> AsyncIterator[bytes]:
@@ -302,7 +302,7 @@ async def test_a_stream_carries_sequences_of_its_own_server_only() -> None:
         assert await ask(message_of(here)) == "2"
         assert await ask(message_of(100, start=True)) == "1" and it.home(100) == 0
         assert await it.step(100) == 2, "another stream goes on with it at the same server"
-        assert await ask(message_of(100, end=True)) == "3" and it.live() == 8
+        assert await ask(message_of(100, end=True)) == "3" and it.live() == 32
         with pytest.raises(aio.AioRpcError) as refused:
             await ask(message_of(there))
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
