@@ -2,6 +2,7 @@
 
 import os
 import random
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -55,6 +56,15 @@ def test_file_that_is_no_archive_is_refused(tmp_path: Path, data: bytes, text: s
     path = files.archive(tmp_path / "net/1/model.pt", ())
     path.write_bytes(data)
     with pytest.raises(LoadFailed, match=text):
+        form_of(path)
+
+
+def test_archive_that_is_much_larger_in_memory_is_refused(tmp_path: Path) -> None:
+    path = files.archive(tmp_path / "net/1/model.pt", files.SCRIPT)
+    assert form_of(path) is Form.TORCHSCRIPT
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("net/constants/1", bytes(1 << 20))
+    with pytest.raises(LoadFailed, match=r"net/1/model.pt takes 10\d{5} bytes of memory, PyTorch does not compress"):
         form_of(path)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from oriel_inference.errors import LoadFailed
 
+MAX_GROWTH = 8  # bytes in memory for one of the file: a small file must not take all memory
 _READING = (OSError, ValueError, RuntimeError, struct.error, zipfile.BadZipFile)
 _AGAIN = "save the model as a program instead: docs/pytorch.md shows how"
 
@@ -48,8 +49,11 @@ def form_of(path: Path) -> Form:
             raise LoadFailed(f"{shown} is not a file of torch.jit.save or torch.export.save: {_AGAIN}")
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
+            unpacked = sum(entry.file_size for entry in archive.infolist())
     except _READING as error:
         raise LoadFailed(f"{shown} is cut off or damaged ({error}): copy it again") from error
+    if unpacked > MAX_GROWTH * path.stat().st_size:
+        raise LoadFailed(f"{shown} takes {unpacked} bytes of memory, PyTorch does not compress its files: {_AGAIN}")
     return _of_contents(names, shown)
 
 
