@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oriel_inference.batching.assemble import concatenate
-from oriel_inference.batching.call import Answer
+from oriel_inference.batching.call import Answer, BatchTimes, Call
 from oriel_inference.errors import (
     BackendFailed,
     DeadlineExceeded,
@@ -314,6 +314,25 @@ def test_a_turn_that_comes_too_late_goes_to_the_next() -> None:
     flights.calls[first].reply = lambda _: flights.leave(second)  # it has the turn by now and has not run
     flights.settle()
     assert flights.answer(third) and flights.batches("a") == [1, 1] and flights.at_rest()
+
+
+def test_a_stream_that_has_waited_for_its_turn_outlives_its_first_deadline() -> None:
+    """The timer of the wait ended it, while each response gives its reader more time."""
+    parts = {"a": model("a", decoupled=True, bounds=None)}
+    flights = Flights(ensemble(CHAIN[:1], outputs=["t"], max_inflight=1), parts)
+    asked: list[Call] = []
+    flights.batchers["a"].submit = asked.append  # type: ignore[method-assign]
+    seen: list[int] = []
+    first, second = flights.call(), flights.call(emit=lambda outputs, consumed: seen.append(int(outputs[0][0, 0])))
+    ends = Answer([], BatchTimes(0.0, 0.0, 0.0, 0.0, 1), 0)
+    asked[0].reply(ends)
+    flights.settle()
+    for number, seconds in enumerate((50.0, 20.0, 20.0)):
+        flights.clock.advance(seconds)
+        assert asked[1].emit is not None
+        asked[1].emit([np.full((1, 2), number)], lambda: None)
+    asked[1].reply(ends)
+    assert seen == [0, 1, 2] and flights.answer(first) and flights.answer(second) and flights.at_rest()
 
 
 # --- shapes -------------------------------------------------------------------------------------------------------

@@ -435,7 +435,10 @@ class Ensemble:
         return self.spec.batched if index is None else state.models[index].spec.batched
 
     def _late(self, state: CallState) -> None:
-        self._fail(state, DeadlineExceeded("queue" if state.waiting else "compute"))
+        if state.call.deadline > self._clock.now():  # its responses have extended it
+            state.timer = self._clock.call_at(state.call.deadline, lambda: self._late(state))
+        else:
+            self._fail(state, DeadlineExceeded("queue" if state.waiting else "compute"))
 
     def _fail(self, state: CallState, error: InferenceError) -> None:
         if state.ended:
