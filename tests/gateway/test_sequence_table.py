@@ -109,7 +109,7 @@ def test_an_id_has_one_tenant_at_servers_that_do_not_tell_tenants_apart() -> Non
     first, other = (Stick("sum 7", tenant, start=True) for tenant in TENANTS)
     assert http.place(first, place, 0.0)
     for table in (http, grpc):
-        with pytest.raises(Refused, match="in use by another tenant"):
+        with pytest.raises(Refused, match="another tenant uses this sequence_id"):
             table.find(other, 1.0)
         assert not table.place(other, place, 1.0), "both have asked at once"
     http.apart = True

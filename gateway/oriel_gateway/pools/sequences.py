@@ -75,11 +75,8 @@ class Sequences:
         """Find the home of a step. Raises Refused: its sequence was lost, or another tenant uses its id."""
         self.expire(now)
         if self._is_foreign(step):
-            raise Refused(
-                Outcome.INVALID_REQUEST,
-                "this sequence_id is in use by another tenant, and the servers of this model do not know tenants: use "
-                "another id, such as a random number",
-            )
+            why = "another tenant uses this sequence_id, and the servers do not know tenants: use another, random one"
+            raise Refused(Outcome.INVALID_REQUEST, why)
         before = self._latest.get(step.key)
         if before is None or before.home is None or step.start:
             return
