@@ -385,8 +385,9 @@ async def test_reloads_cost_no_call_over_grpc_and_keep_no_locks(tmp_path: Path) 
             await served.client.post(f"/v2/repository/models/nobody{number}/unload", json={})
         assert len(served.unit.surface.control.rollout._locks) <= 1
         long = await served.client.post("/v2/repository/index", content=b" " * (65 << 10))
-        deep = await served.client.post("/v2/repository/index", content=b'{"x":' + b"[" * 500 + b"]" * 500 + b"}")
+        deep = await served.client.post("/v2/repository/index", content=b'{"x":' + b"[" * 100_000)
         assert (long.status_code, deep.status_code) == (400, 400)
+        assert "JSON nesting depth exceeds maximum allowed limit (100)" in deep.json()["error"]
 
 
 FALLBACKS = {"": "2", "all {}": "12"}

@@ -215,9 +215,9 @@ def _model(name: str) -> str:
 
 def _short(body: bytes) -> bytes:
     """Decode a body that holds only flags and names, on the loop."""
+    check_depth(body[:MAX_FLAGS_BYTES])
     if len(body) > MAX_FLAGS_BYTES:
         raise InvalidRequest(f"the body has {len(body)} bytes, at most {MAX_FLAGS_BYTES} are accepted here")
-    check_depth(body)
     return body
 
 
