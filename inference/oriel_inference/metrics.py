@@ -238,6 +238,12 @@ def _sampled(source: Source) -> Samples:
     return () if quality is None else _by("result", ((each, quality.samples[each]) for each in SAMPLE_RESULTS))
 
 
+_CACHE: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
+    ("num_hits", "Requests answered from the response cache", lambda s: s.cache_hit.count),
+    ("hit_duration", "Microseconds in which those answers were found", lambda s: s.cache_hit.ns // 1000),
+    ("num_misses", "Requests whose answer was not in the response cache", lambda s: s.cache_miss.count),
+    ("miss_duration", "Microseconds of looking for those answers and keeping them", lambda s: s.cache_miss.ns // 1000),
+)
 FAMILIES = (
     Family("nv_inference_request_success", "counter", "Requests answered", _number(lambda s: s.success.count)),
     Family("nv_inference_request_failure", "counter", "Requests without an answer", _failures),
@@ -279,30 +285,7 @@ FAMILIES = (
         "Requests that wait",
         _total(lambda each: each.batcher.pending),
     ),
-    Family(
-        "nv_cache_num_hits_per_model",
-        "counter",
-        "Requests answered from the response cache",
-        _cached(lambda s: s.cache_hit.count),
-    ),
-    Family(
-        "nv_cache_hit_duration_per_model",
-        "counter",
-        "Total time of finding those answers, in microseconds",
-        _cached(lambda s: s.cache_hit.ns // 1000),
-    ),
-    Family(
-        "nv_cache_num_misses_per_model",
-        "counter",
-        "Requests whose answer was not in the response cache",
-        _cached(lambda s: s.cache_miss.count),
-    ),
-    Family(
-        "nv_cache_miss_duration_per_model",
-        "counter",
-        "Total time of looking for those answers and of keeping them, in microseconds",
-        _cached(lambda s: s.cache_miss.ns // 1000),
-    ),
+    *(Family(f"nv_cache_{name}_per_model", "counter", text, _cached(read)) for name, text, read in _CACHE),
     Family(
         "nv_model_load_duration_secs", "gauge", "Duration of loading the model", lambda s: (({}, s.serving.load_s),)
     ),
@@ -401,12 +384,8 @@ def _server(surface: Surface, host: HostLoad, gpus: Sequence[GpuLoad]) -> Iterat
     text = "1 if an older version serves because the newest cannot be loaded"
     yield "oriel_model_fallback", "gauge", text, fallbacks
     if (answers := surface.answers) is not None:
-        yield (
-            "nv_cache_util",
-            "gauge",
-            "Share of the response cache in use",
-            [({}, answers.size_bytes / answers.max_bytes)],
-        )
+        used = answers.size_bytes / answers.max_bytes
+        yield "nv_cache_util", "gauge", "Share of the response cache in use", [({}, used)]
         yield "nv_cache_num_entries", "gauge", "Answers in the response cache", [({}, len(answers))]
         yield "nv_cache_num_evictions", "gauge", "Answers that made room for others", [({}, answers.evicted)]
     yield from _memory(surface)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from oriel_policies.waiting.batch import BatchBounds
 from oriel_wire.v2.messages import Array
@@ -276,6 +277,29 @@ class SequenceRules:
     states: tuple[SequenceState, ...] = ()
 
 
+class BatchInput(NamedTuple):
+    """An input by which the server describes a batch of requests of unequal shapes.
+
+    kind: the description, as the configuration names it. targets: the input's names.
+    source: the input that is described.
+    """
+
+    kind: str
+    targets: tuple[str, ...]
+    source: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaggedRules:
+    """The batches of a model with ragged inputs. outputs: those whose elements go to requests by the shape of an input,
+    with the name of that input.
+    """
+
+    inputs: tuple[BatchInput, ...]
+    outputs: Mapping[str, str]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """One version of one model.
@@ -291,6 +315,7 @@ class ModelSpec:
     sample_every: the number of rows of which about one is sampled for its distribution; 0 means none.
     sequences: the rules of a model whose requests are steps of sequences. Its controls and states are not among
     `inputs` and `outputs`, unless clients get a state too.
+    ragged: the rules of a model whose ragged inputs come end to end. Python models get their requests one by one.
     limits: one for each session, where the rate limiter is on and they need something.
     """
 
@@ -311,6 +336,7 @@ class ModelSpec:
     max_inflight: int = 0
     sample_every: int = SAMPLE_EVERY
     sequences: SequenceRules | None = None
+    ragged: RaggedRules | None = None
     limits: tuple[InstanceLimit, ...] = ()
     parameters: Mapping[str, str] = field(default_factory=dict)
 

@@ -83,13 +83,10 @@ def _resource(text: str) -> tuple[tuple[str, int | None], int]:
 
 
 def _local_cache(text: str) -> int:
-    name, _, setting = text.partition(",")
+    name, _, size = text.partition(",size=")
     if name != "local":
-        raise argparse.ArgumentTypeError(f"the cache {name[:40]!r} is not part of this server: use local,size=BYTES")
-    if not setting.startswith("size="):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not of the form local,size=BYTES")
-    size: int = _cache_size(setting[5:])
-    return size
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not local,size=BYTES, and the server has no other cache")
+    return int(_cache_size(size))
 
 
 def _host(name: str) -> dict[str, tuple[Flag, ...]]:

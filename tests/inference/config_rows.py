@@ -132,7 +132,12 @@ ROWS = [
     works("input.format", tensor("format: FORMAT_NONE"), lambda v: v.spec.name, alone=True),
     refused("input.format", tensor("format: FORMAT_NCHW"), "FORMAT_NCHW needs three dims, not 1", alone=True),
     refused("input.is_shape_tensor", tensor("is_shape_tensor: true"), "plans with shape tensors are not", alone=True),
-    refused("input.allow_ragged_batch", tensor("allow_ragged_batch: true"), NOT_YET, alone=True),
+    refused(
+        "input.allow_ragged_batch",
+        tensor("allow_ragged_batch: true"),
+        "input[0].dims: [] does not fit the model file's [4]",
+        alone=True,
+    ),
     works("input.optional", tensor("optional: true"), lambda v: v.spec.inputs[0].optional, alone=True),
     refused("input.is_non_linear_format_io", tensor("is_non_linear_format_io: true"), "row-major", alone=True),
     works("output.name", "", lambda v: v.spec.outputs[0].name == "y"),
@@ -154,9 +159,6 @@ ROWS = [
     works("output.reshape.shape", out("reshape { shape: [ 4 ] }"), lambda v: v.spec.outputs[0].engine_dims, alone=True),
     refused("output.is_shape_tensor", out("is_shape_tensor: true"), "plans with shape tensors are not", alone=True),
     refused("output.is_non_linear_format_io", out("is_non_linear_format_io: true"), "row-major", alone=True),
-    # helpers of ragged batches
-    refused("batch_input", 'batch_input [ { target_name: "n" source_input: "x" } ]', f"batch_input[0]: {NOT_YET}"),
-    refused("batch_output", 'batch_output { target_name: "y" source_input: "x" }', f"batch_output[0]: {NOT_YET}"),
     # instances
     works("instance_group.name", group('name: "front"'), lambda v: len(v.sessions) == 1),
     works("instance_group.count", group("count: 3"), lambda v: len(v.sessions) == 3 == v.spec.instances),

@@ -1,4 +1,5 @@
-"""The tensors of a sequence model that its configuration names outside of `input` and `output`: controls and states.
+"""The tensors that a configuration names outside of `input` and `output`: controls and states of sequences, and inputs
+that describe a batch.
 
 The engine takes and returns them like any other tensor; the server fills them in and keeps them, and clients do not see
 them.
@@ -29,7 +30,16 @@ def hidden_inputs(config: pb.ModelConfig) -> list[pb.ModelInput]:
         for each in batching.control_input
     ]
     states = [pb.ModelInput(name=s.input_name, data_type=s.data_type, dims=s.dims) for s in batching.state]
-    return controls + states
+    return controls + states + _batch_inputs(config)
+
+
+def _batch_inputs(config: pb.ModelConfig) -> list[pb.ModelInput]:
+    ranks = {tensor.name: [len(tensor.dims)] for tensor in config.input}
+    found: list[pb.ModelInput] = []
+    for each in config.batch_input:
+        dims = ranks[each.source_input[0]] if each.kind == pb.BatchInput.BATCH_ITEM_SHAPE else []
+        found += [pb.ModelInput(name=name, data_type=each.data_type, dims=dims) for name in each.target_name]
+    return found
 
 
 def first_shapes(config: pb.ModelConfig) -> dict[str, tuple[int, ...]]:

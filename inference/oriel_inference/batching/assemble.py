@@ -11,6 +11,7 @@ from oriel_inference.backends import Session
 from oriel_inference.backends.device_tensor import Memory, joined_on, usable_on
 from oriel_inference.batching.call import BatchTimes, Call
 from oriel_inference.batching.device import Device
+from oriel_inference.batching.ragged import ragged_inputs, scattered
 from oriel_inference.errors import BackendFailed, DeadlineExceeded, InferenceError
 from oriel_inference.model import ModelSpec, TensorSpec
 from oriel_wire.v2.messages import Array
@@ -28,6 +29,7 @@ def concatenate(
     """Stack requests along their first axis.
 
     parts: per request, name -> [rows, ...].
+    Ragged inputs of several requests are left out.
     memory: the allocator of the device whose tensors the session takes as they are; None if it takes only arrays of the
     host. Returns name -> [sum(rows), ...] in the shape that the runtime expects, aligned and contiguous. A single
     request is passed on without a copy where its memory allows. So are requests that are consecutive rows of one array:
@@ -36,7 +38,7 @@ def concatenate(
     batch: dict[str, Array] = {}
     for spec in inputs:
         name = spec.name
-        if name not in parts[0]:
+        if name not in parts[0] or (spec.ragged and len(parts) > 1):
             continue
         if len(parts) == 1:
             array = parts[0][name]
@@ -193,17 +195,22 @@ def _run(
     entered = device.start()
     sizes = [call.rows for call in calls]
     try:
-        if session.memory is not None:
-            parts = [call.inputs for call in calls]
+        parts = [call.inputs for call in calls]
+        if session.memory is not None and spec.ragged is None:
             batch = concatenate(parts, spec.inputs, batched=spec.batched, memory=session.memory)
             assembled = now()
             arrays = session.run_resident(batch, names, frozenset.intersection(*[call.keep for call in calls]))
         else:
-            batch = concatenate([call.inputs for call in calls], spec.inputs, batched=spec.batched)
+            batch = concatenate(parts, spec.inputs, batched=spec.batched)
+            if spec.ragged is not None:
+                batch |= ragged_inputs(parts, spec, spec.ragged)
             assembled = now()
             arrays = session.run(batch, names)
         computed = now()
-        shares = split(arrays, spec.outputs, sizes, batched=spec.batched)
+        if spec.ragged is None:
+            shares = split(arrays, spec.outputs, sizes, batched=spec.batched)
+        else:
+            shares = scattered(arrays, spec, spec.ragged, parts, sizes)
     except InferenceError as error:
         device.end(entered, "failed")
         return error

@@ -93,7 +93,7 @@ class Batcher:
         self._contender = Contender(0 if limiter and apart else self.units, self.urgency, self.granted)
         self._workers = machine.workers
         self._queue = SlaQueue(max_items=spec.queue.max_items or machine.max_items, max_bytes=machine.max_bytes)
-        self._alone, self.resident = spec.bounds is None, resident_memory(sessions)
+        self._alone, self.resident = spec.bounds is None, None if spec.ragged else resident_memory(sessions)
         self._bounds = replace(
             spec.bounds or BatchBounds(max_rows=max(1, spec.max_batch_size)), max_bytes=machine.max_batch_bytes
         )

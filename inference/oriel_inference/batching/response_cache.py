@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from math import inf
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -41,11 +40,8 @@ _encode = msgspec.msgpack.Encoder().encode
 Submit = Callable[[Call], None]
 
 
-class _Described(NamedTuple):
-    """The facts that make a request equal to another: a text about it, and the values of its inputs."""
-
-    text: bytes
-    arrays: Sequence[Array]
+# The facts that make a request equal to another: a text about it, and the values of its inputs.
+_Described = tuple[bytes, Sequence[Array]]
 
 
 class ModelCache:
@@ -131,9 +127,8 @@ class ModelCache:
             wanted = self._outputs if request.outputs is None else sorted([each.name for each in request.outputs])
             parameters = sorted([pair for pair in request.parameters.items() if pair[0] not in ("priority", "timeout")])
             seen = [wanted, parameters]
-        return _Described(
-            _encode([self._owner, names, [[each.dtype.str, each.shape] for each in arrays], seen]), arrays
-        )
+        shapes = [[each.dtype.str, each.shape] for each in arrays]
+        return _encode([self._owner, names, shapes, seen]), arrays
 
     def _answer(self, call: Call, outputs: Sequence[Array]) -> None:
         if call.finished:
@@ -150,7 +145,7 @@ class ModelCache:
             began_s = self._machine.clock.now()
             if (kept := _kept(result.outputs)) is not None:
                 self._cache.put(digest, self._owner, *kept, began_s, inf)
-            self._statistics.cache_miss.extend(self._machine.clock.now() - began_s)
+            self._statistics.cache_miss.ns += int((self._machine.clock.now() - began_s) * 1e9)
 
 
 def model_cache(spec: ModelSpec, machine: Machine, statistics: Statistics) -> ModelCache | None:
@@ -161,8 +156,8 @@ def model_cache(spec: ModelSpec, machine: Machine, statistics: Statistics) -> Mo
 
 
 def _digest(described: _Described) -> bytes:
-    found = hashlib.sha256(described.text)
-    for array in described.arrays:
+    found = hashlib.sha256(described[0])
+    for array in described[1]:
         flat = array.reshape(-1)
         found.update(_encode(flat.tolist()) if array.dtype.hasobject else memoryview(flat))  # type: ignore[arg-type]  # numpy says less than it does
     return found.digest()

@@ -48,10 +48,6 @@ class Duration:
         self.count += times
         self.ns += max(0, int(seconds * 1e9)) * times
 
-    def extend(self, seconds: float) -> None:
-        """Add time to an occurrence that was counted before."""
-        self.ns += max(0, int(seconds * 1e9))
-
 
 class _Stages:
     __slots__ = ("infer", "input", "output")

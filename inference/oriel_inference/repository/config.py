@@ -14,6 +14,7 @@ from oriel_inference.repository.engines import name_engine
 from oriel_inference.repository.ensembles import check_ensemble, is_ensemble
 from oriel_inference.repository.metrics_config import check_metrics, other_families
 from oriel_inference.repository.queueing import check_queueing
+from oriel_inference.repository.ragged import check_ragged, is_ragged
 from oriel_inference.repository.sequences import check_sequences
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import CONFIG_DATATYPES, from_config_name
@@ -30,7 +31,6 @@ _NO_POLICY = re.compile(r"|cpu|model|gpu_\d+")  # the names that Triton shows fo
 _CAPABILITY = re.compile(r"[0-9]{1,2}\.[0-9]\Z")
 _LINE = re.compile(r"^(\d+):(\d+) : (?:'.*?': )?(?:Message type )?")
 _GRAPH_LEVELS = (-1, 0, 1, 2)
-_NOT_YET = "is understood, but not executed by this server yet"
 _SHAPE_TENSOR = "is not supported: plans with shape tensors are not executed"
 
 # backend -> parameters of Triton's that choose nothing here, because they tune a GPU or an older version of the engine
@@ -241,13 +241,8 @@ def _not_executed(config: pb.ModelConfig, refuse: _Refuse) -> None:
         raise refuse("response_cache", "does not go with model_transaction_policy.decoupled")
     if config.response_cache.enable and config.HasField("sequence_batching"):
         raise refuse("response_cache", "does not go with sequence_batching")
-    for field in ("batch_input", "batch_output"):
-        if getattr(config, field):
-            raise refuse(f"{field}[0]", _NOT_YET)
-    for index, tensor in enumerate(config.input):
-        if tensor.allow_ragged_batch and config.backend != "python":
-            reason = f"{_NOT_YET}: requests of unequal shapes share a batch of Python models only, so leave it out"
-            raise refuse(f"input[{index}].allow_ragged_batch", reason)
+    if is_ragged(config):
+        check_ragged(config, refuse)
     if config.model_operations.op_library_filename and config.backend != "onnxruntime":
         raise refuse("model_operations.op_library_filename", "is for ONNX models only")
     if config.instance_group and all(group.passive for group in config.instance_group):
@@ -314,11 +309,8 @@ def _without_effect(config: pb.ModelConfig) -> list[str]:
         "instance_group.profile": any(group.profile for group in groups),
         "instance_group.host_policy": any(not _NO_POLICY.fullmatch(each.host_policy) for each in groups),
         f"model_repository_agents ({', '.join(agents)[:64]})": bool(agents),
-        "response_cache (answers are sent in order)": (
-            config.response_cache.enable and config.dynamic_batching.preserve_ordering
-        ),
-        "response_cache (only the models of an ensemble's steps can have it)": (
-            config.response_cache.enable and is_ensemble(config)
+        "response_cache (of an ensemble, or beside preserve_ordering)": (
+            config.response_cache.enable and (is_ensemble(config) or config.dynamic_batching.preserve_ordering)
         ),
         f"parameters[{STRATEGY!r}]": STRATEGY in config.parameters,
         **{f"parameters[{key!r}]": key in config.parameters for key in _UNUSED_PARAMETERS.get(config.backend, ())},

@@ -52,6 +52,7 @@ from oriel_inference.repository.plans import (
     with_reference,
 )
 from oriel_inference.repository.python_model import check_python, instance_count, open_all
+from oriel_inference.repository.ragged import is_ragged, with_ragged
 from oriel_inference.repository.sequences import INITIAL_STATES, with_sequences
 from oriel_inference.repository.spec import build_spec, check_against_file, complete, fill_defaults, require_complete
 from oriel_inference.repository.version_files import check_sums, private_files, read_reference
@@ -146,7 +147,7 @@ class _VersionLoading:
         used = () if self.of.limiter is None else self.of.limiter.check(limits, self.of.file)
         check_graph_specs(self.config, self.of.file)
         spec = build_spec(self.config, self.version, self.of.file, instances=instances, labels=self.of.labels)
-        found = replace(spec, by_demand=by_demand, limits=used)
+        found = with_ragged(replace(spec, by_demand=by_demand, limits=used), self.config)
         return with_sequences(found, self.config, self.of.file, read=self._initial_state)
 
     def _initial_state(self, name: str) -> bytes:
@@ -335,9 +336,10 @@ def _load_version(one: _VersionLoading, backend: Backend) -> LoadedVersion:
     if libraries := operator_libraries(config, file, defaults.custom_ops):
         found = [replace(place, options=replace(place.options, operators=libraries)) for place in found]
     found, wanted = with_compiler(config, file, found, backend.lacks)
-    if wanted is not None and config.HasField("sequence_batching"):
+    field = "sequence_batching" if config.HasField("sequence_batching") else "batch_input" if is_ragged(config) else ""
+    if wanted is not None and field:
         reason = "does not go with a compiler: leave out the parameter or the accelerator that asks for one"
-        raise ConfigInvalid(file, "sequence_batching", reason)
+        raise ConfigInvalid(file, field, reason)
     if not check_graphs(config, file, found) and config.optimization.cuda.graphs and config.backend == "onnxruntime":
         _log.warning("%s: optimization.cuda has no effect, because no instance runs on a GPU", file)
     if note and wanted is not None and wanted.compiler.on_gpu and finds_tensorrt(one.of.find_backend):

@@ -1,7 +1,7 @@
 """Builds a `ModelSpec` from a checked configuration and the description in the model file."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast
+from typing import TypeVar, cast
 
 from oriel_inference.backends.hidden_tensors import hidden_inputs, hidden_outputs
 from oriel_inference.errors import ConfigInvalid
@@ -21,6 +21,7 @@ SAMPLE_KEY = "oriel.quality.every"
 MAX_SAMPLE_EVERY = 1_000_000
 
 Tensors = Sequence[TensorInfo]
+_Tensor = TypeVar("_Tensor", pb.ModelInput, pb.ModelOutput)
 
 
 def require_complete(config: pb.ModelConfig, file: str, defaults: LoadDefaults) -> None:
@@ -71,14 +72,25 @@ def fill_defaults(config: pb.ModelConfig) -> None:
 def check_against_file(config: pb.ModelConfig, inputs: Tensors, outputs: Tensors, file: str) -> None:
     """Refuse a configuration that contradicts the model file. Raises ConfigInvalid."""
     batched, hidden = config.max_batch_size > 0, hidden_inputs(config)
-    _check("input", config.input, inputs, batched, file)
-    _check("output", config.output, outputs, batched, file)
-    _check("input", hidden, inputs, batched, file, section="sequence_batching: ")
+    flat = {tensor.name for tensor in config.input if tensor.allow_ragged_batch}
+    flat |= {name for each in config.batch_output for name in each.target_name}
+    _check("input", [_flattened(t) if t.name in flat else t for t in config.input], inputs, batched, file)
+    _check("output", [_flattened(t) if t.name in flat else t for t in config.output], outputs, batched, file)
+    section = "batch_input: " if config.batch_input else "sequence_batching: "
+    _check("input", hidden, inputs, batched, file, section=section)
     _check("output", hidden_outputs(config), outputs, batched, file, section="sequence_batching: ")
     named = {tensor.name for tensor in (*config.input, *hidden)}
     for info in inputs:
         if info.name not in named and not info.optional:
             raise ConfigInvalid(file, "input", f"the model file also needs input {info.name[:128]!r}")
+
+
+def _flattened(tensor: _Tensor) -> _Tensor:
+    """Return a tensor as the model file has it if its elements come end to end."""
+    copy = type(tensor).FromString(tensor.SerializeToString())
+    copy.reshape.shape[:] = []
+    copy.reshape.SetInParent()
+    return copy
 
 
 def build_spec(

@@ -9,6 +9,7 @@ import numpy as np
 
 from oriel_inference.backends import Session
 from oriel_inference.batching.device import Device
+from oriel_inference.batching.ragged import ragged_inputs
 from oriel_inference.errors import ConfigInvalid, InferenceError
 from oriel_inference.model import ModelSpec, TensorInfo, TensorSpec
 from oriel_inference.sequences.controls import first_step
@@ -96,7 +97,7 @@ def _inputs(
         room = MAX_SAMPLE_BYTES - sum(array.nbytes for array in found.values())
         where = f"{field}.inputs[{name[:128]!r}]"
         found[name] = _tensor(given, known[name], batch if spec.batched else 0, file, where, read, room)
-    return found
+    return found if spec.ragged is None else found | ragged_inputs([found], spec, spec.ragged)
 
 
 def _tensor(
