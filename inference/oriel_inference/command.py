@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         if name == "--trace-config" and (url := collector_in(value)[0]):
             os.environ[COLLECTOR_VARIABLES[1]] = url
     defaults, without_effect = from_backend_config(args.backend_config, auto_complete=not args.strict_model_config)
-    defaults = replace(defaults, custom_ops=args.custom_ops)
+    defaults = replace(defaults, custom_ops=args.custom_ops, config_name=args.config_name)
     wanted = {"log_verbose_level": args.log_verbose, "log_info": args.log_info, "log_warning": args.log_warning}
     wanted |= {"log_error": args.log_error, "log_format": args.log_format}
     # Vertex AI reaches its own port only.

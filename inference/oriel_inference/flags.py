@@ -74,7 +74,6 @@ _ROWS = [
     *_ignored(_THREADS, "--sagemaker-thread-count", "--vertex-ai-thread-count"),
     *_ignored("the port is opened wherever it is free", "--sagemaker-safe-port-range"),
     *_refused("free GPU memory is not checked before a model is loaded", "--model-load-gpu-limit"),
-    *_refused("configurations are read from config.pbtxt only", "--model-config-name"),
 ]
 FOREIGN = {flag.name: flag for flag in _ROWS}
 

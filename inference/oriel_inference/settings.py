@@ -326,13 +326,8 @@ class Settings:
                 help="default of a backend, as onnxruntime,intra_op_thread_count=2 (also inter_op_thread_count, "
                 "default-max-batch-size; tensorrt,version-compatible=true lets plans carry code; repeatable)",
             ),
-            MODELS.flag(
-                "--allow-custom-ops",
-                dest="custom_ops",
-                type=_folder,
-                metavar="DIR",
-                help="folder of libraries that ONNX models may name in model_operations; their code runs in the server",
-            ),
+            MODELS.flag("--allow-custom-ops", dest="custom_ops", type=_folder, metavar="DIR", help="custom operators"),
+            MODELS.flag("--model-config-name", dest="config_name", default="", help="read configs/NAME.pbtxt"),
         ),
     )
     http_host: str = PORTS.setting(

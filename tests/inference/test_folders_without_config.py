@@ -6,7 +6,9 @@ import pytest
 
 from oriel_inference.backends import find_backend
 from oriel_inference.errors import LoadFailed
+from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model
+from oriel_inference.repository.outline import read_outline
 from oriel_inference.stores.local import LocalStore
 
 from . import models
@@ -64,3 +66,16 @@ def test_optional_input_with_a_default_in_the_file_may_be_left_out(tmp_path: Pat
     (session,) = version.sessions
     assert session.run({"x": x}, ["y"])[0].tolist() == (x + 2).tolist()
     assert session.run({"x": x, "b": x[0]}, ["y"])[0].tolist() == (x + 1).tolist()
+
+
+@pytest.mark.parametrize(("name", "batch"), [("", 8), ("big", 64), ("other", 8)])
+def test_a_named_configuration_takes_the_place_of_the_usual_one(tmp_path: Path, name: str, batch: int) -> None:
+    folder, defaults = models.put(tmp_path, "double", models.double(), models.DOUBLE), LoadDefaults(config_name=name)
+    (folder / "configs").mkdir()
+    (folder / "configs/big.pbtxt").write_text(models.DOUBLE.replace("max_batch_size: 8", "max_batch_size: 64"))
+    store = LocalStore(tmp_path)
+    loading = Loading(store, "double", find_backend=find_backend, cores=1, models=1, defaults=defaults)
+    outline = read_outline(store, "double", config_name=name)
+    assert (
+        outline.config is not None and outline.config.max_batch_size == batch == loading.configuration().max_batch_size
+    )

@@ -71,8 +71,3 @@ async def test_a_load_of_an_ambiguous_name_loads_all_of_them(tmp_path: Path, roo
         assert (await served.client.post("/v2/repository/models/a@2/unload")).status_code == 200
         assert (await served.client.post("/v2/repository/models/f/load")).status_code == 200
         assert await infer(served, "f") == (200, 15.0)
-
-
-async def test_without_namespaces_a_name_in_two_repositories_is_refused(tmp_path: Path, roots: dict[str, Any]) -> None:
-    async with serving(tmp_path, "none", repositories=roots["repositories"]) as served:
-        assert "more than one model repository" in (await served.lines())["a", ""][1]

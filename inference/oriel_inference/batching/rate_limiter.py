@@ -39,17 +39,13 @@ class InstanceLimits:
         self._limiter = limiter
         self._contender = contender
         self._idle = idle
-        self._limits = limits
+        self.limits = limits
         self.resources = {each for limit in limits.values() for each in limit.needs}
         limiter.members[contender] = self
 
     def needs(self) -> list[Resource]:
         """Return the resources that its idle instances need."""
-        return [each for session in self._idle for each in self._limits[id(session)].needs]
-
-    def most(self, resource: Resource) -> int:
-        """Return the most of a resource that one instance needs."""
-        return max(each.needs.get(resource, 0) for each in self._limits.values())
+        return [each for session in self._idle for each in self.limits[id(session)].needs]
 
     def choose(self, taken: set[Resource]) -> bool:
         """Let an idle instance run next that could have its resources now. Returns False if there is none.
@@ -57,7 +53,7 @@ class InstanceLimits:
         taken: resources that belong to more urgent models.
         """
         for index, session in enumerate(reversed(self._idle)):
-            needs = self._limits[id(session)].needs
+            needs = self.limits[id(session)].needs
             if taken.isdisjoint(needs) and all(self._limiter.has(each, count) for each, count in needs.items()):
                 self._idle.append(self._idle.pop(-1 - index))
                 return True
@@ -65,19 +61,19 @@ class InstanceLimits:
 
     def acquire(self) -> None:
         """Take the resources of the instance that runs next."""
-        limit = self._limits[id(self._idle[-1])]
+        limit = self.limits[id(self._idle[-1])]
         self._limiter.held.update(limit.needs)
         self.yields = limit.priority if limit.priority > 1 else 0
 
     def release(self, session: Session, *, contends: bool) -> None:
         """Return the resources of an instance, before its cores. contends: the model may get them again at once."""
-        self._limiter.held.subtract(self._limits[id(session)].needs)
+        self._limiter.held.subtract(self.limits[id(session)].needs)
         if contends:
             self._limiter.join(self._contender)
 
     def swap(self, before: Sequence[Session], after: Sequence[Session]) -> None:
         """Give the limits of sessions to those that take their places."""
-        self._limits = {id(new): self._limits[id(old)] for old, new in zip(before, after, strict=True)}
+        self.limits = {id(new): self.limits[id(old)] for old, new in zip(before, after, strict=True)}
 
     def close(self) -> None:
         """Forget the model; its executions that still run return their resources."""
@@ -121,8 +117,10 @@ class RateLimiter(Cores):
 
     def has(self, resource: Resource, count: int) -> bool:
         """Return whether so much of a resource is free."""
-        total = self._given(resource) if self._counts else max(e.most(resource) for e in self.members.values())
-        return self.held[resource] + count <= total
+        if self._counts:
+            return self.held[resource] + count <= self._given(resource)
+        limits = [limit for member in self.members.values() for limit in member.limits.values()]
+        return self.held[resource] + count <= max(each.needs.get(resource, 0) for each in limits)
 
     def _given(self, resource: Resource) -> int:
         name, device = resource

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from oriel_inference.catalog import Catalog
@@ -124,7 +125,10 @@ class Loader:
 
     async def outline(self, name: str, stores: Sequence[ModelStore], override: pb.ModelConfig | None = None) -> Outline:
         store, base = stores[0], base_name(name)
-        found = await asyncio.to_thread(read_outline, store, base, override, find_backend=self._find_backend)
+        read = partial(
+            read_outline, find_backend=self._find_backend, config_name=self._rollout.tools.defaults.config_name
+        )
+        found = await asyncio.to_thread(read, store, base, override)
         return replace(found, parts=tuple([self._repositories.resolve(part, store) for part in found.parts]))
 
     # Loads by calls ---------------------------------------------------------------------------------------------

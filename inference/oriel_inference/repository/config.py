@@ -16,6 +16,7 @@ from oriel_inference.repository.metrics_config import check_metrics, other_famil
 from oriel_inference.repository.queueing import check_queueing
 from oriel_inference.repository.ragged import check_ragged, is_ragged
 from oriel_inference.repository.sequences import check_sequences
+from oriel_inference.stores import ModelStore
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.datatypes import CONFIG_DATATYPES, from_config_name
 from oriel_wire.v2.metadata import parse_config_text
@@ -55,6 +56,15 @@ def parse(text: str, file: str) -> pb.ModelConfig:
     except BadMessage as error:
         reason = error.message.removeprefix("model configuration: ")
         raise ConfigInvalid(file, "", _LINE.sub(r"line \1, column \2: ", reason)) from error
+
+
+def config_text(store: ModelStore, model: str, name: str) -> str | None:
+    """Return the text of `configs/<name>.pbtxt`, or else of the usual configuration; None if both are missing.
+
+    name: "" for the usual one only. Raises LoadFailed.
+    """
+    named = store.text(model, f"configs/{name}.pbtxt") if name else None
+    return store.text(model, CONFIG_FILE) if named is None else named
 
 
 def parameter(config: pb.ModelConfig, key: str) -> str:

@@ -39,6 +39,7 @@ class LoadDefaults:
     python_environment: names of the server's variables that Python models get in addition to the usual ones; one that
     ends in an asterisk stands for all names that begin so.
     custom_ops: the folder with libraries of custom operators.
+    config_name: the name of the configurations that models may have in place of `config.pbtxt`; "" for none.
     """
 
     max_batch_size: int = AUTO_MAX_BATCH_SIZE
@@ -49,6 +50,7 @@ class LoadDefaults:
     engine_host_code: bool = False
     python_environment: tuple[str, ...] = ()
     custom_ops: Path | None = None
+    config_name: str = ""
 
 
 def from_backend_config(texts: Iterable[str], *, auto_complete: bool = True) -> tuple[LoadDefaults, list[str]]:

@@ -20,6 +20,7 @@ from oriel_inference.repository.compiling import Compilation, CompileRequest, co
 from oriel_inference.repository.config import (
     CONFIG_FILE,
     MAX_FALLBACKS,
+    config_text,
     fallback_versions,
     no_folder,
     parse,
@@ -106,7 +107,7 @@ class Loading:
         """A copy of the override, else the parsed file, which may be missing. Raises LoadFailed."""
         if self.override is not None:
             return _copy(self.override)
-        text = self.store.text(self.model, CONFIG_FILE)
+        text = config_text(self.store, self.model, self.defaults.config_name)
         return parse(text, self.file) if text is not None else pb.ModelConfig()
 
     def labels(self, filename: str) -> Sequence[str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from oriel_inference.backends import Backend
 from oriel_inference.errors import LoadFailed
-from oriel_inference.repository.config import CONFIG_FILE, parameter, parse, select_versions
+from oriel_inference.repository.config import CONFIG_FILE, config_text, parameter, parse, select_versions
 from oriel_inference.repository.engines import named_engine
 from oriel_inference.repository.ensembles import part_names
 from oriel_inference.repository.instances import placements
@@ -42,15 +42,17 @@ def read_outline(
     model: str,
     override: pb.ModelConfig | None = None,
     *,
+    config_name: str = "",
     find_backend: Callable[[str], Backend] | None = None,
 ) -> Outline:
     """Read an outline. Models that `load_model` would refuse are left out, because the load reports it.
 
+    config_name: see `LoadDefaults`.
     find_backend: needed for the sizes on GPUs; without it, everything counts for the host.
     """
     file = f"{model}/{CONFIG_FILE}"
     try:
-        text = store.text(model, CONFIG_FILE) if override is None else None
+        text = config_text(store, model, config_name) if override is None else None
         config = override or (parse(text, file) if text is not None else pb.ModelConfig())
     except LoadFailed:
         return Outline()
