@@ -11,7 +11,7 @@ import pytest
 treelite = pytest.importorskip("treelite")
 
 from oriel_inference.backends import find_backend  # noqa: E402
-from oriel_inference.errors import LoadFailed  # noqa: E402
+from oriel_inference.errors import BackendFailed, LoadFailed  # noqa: E402
 from oriel_inference.repository.check import CheckPool  # noqa: E402
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model  # noqa: E402
 from oriel_inference.stores.local import LocalStore  # noqa: E402
@@ -163,6 +163,15 @@ def test_a_tree_that_leads_astray_on_a_way_that_zeros_do_not_take_is_refused(
     model.serialize(folder(tmp_path, None) / "checkpoint.tl")
     with pytest.raises(LoadFailed, match="the trees of the file are damaged"):
         loaded(tmp_path)
+
+
+def test_rows_of_another_width_are_an_error(tmp_path: Path) -> None:
+    shutil.copy(FILES / "model.txt", folder(tmp_path, config(5, 1)))
+    (session,) = loaded(tmp_path, cores=1).sessions
+    for shape in ((2, 4), (0, 4), (2,)):
+        with pytest.raises(BackendFailed):
+            session.run({"input__0": np.zeros(shape, np.float32)}, ["output__0"])
+    assert session.run({"input__0": np.zeros((0, 5), np.float32)}, ["output__0"])[0].shape == (0,)
 
 
 def test_instances_share_the_trees_and_run_at_once(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def session(scores: np.ndarray[Any, Any], **given: str) -> ForestSession:
     fields = {"num_class": [scores.shape[2]]}
     header = SimpleNamespace(get_field=fields.__getitem__)
     model = SimpleNamespace(get_header_accessor=lambda: header, num_feature=5)
-    return ForestSession(model, lambda *_, **__: scores, given, 1)
+    return ForestSession(model, lambda _: scores, given)
 
 
 def answer(scores: np.ndarray[Any, Any], **given: str) -> np.ndarray[Any, Any]:
@@ -123,11 +123,11 @@ def test_of_several_classes_the_first_largest_wins_or_each_has_a_column() -> Non
 def test_a_forest_with_several_targets_is_refused() -> None:
     header = SimpleNamespace(get_field={"num_class": [1, 1]}.__getitem__)
     with pytest.raises(LoadFailed, match="several targets"):
-        ForestSession(SimpleNamespace(get_header_accessor=lambda: header, num_feature=5), lambda: None, {}, 1)  # type: ignore[arg-type,return-value]
+        ForestSession(SimpleNamespace(get_header_accessor=lambda: header, num_feature=5), lambda rows: rows, {})
 
 
 def test_a_failed_run_is_the_fault_of_the_server() -> None:
     one = session(SCORES)
-    one._predict = lambda *_, **__: 1 / 0  # type: ignore[assignment,return-value]
+    one._predict = lambda _: 1 / 0  # type: ignore[assignment,return-value]
     with pytest.raises(BackendFailed, match="the forest could not be executed"):
         one.run({"input__0": np.zeros((1, 5), np.float32)}, ["output__0"])

@@ -238,21 +238,18 @@ def read(source: Path) -> Any:
     op = import_module("openvino.opset13")
     for node in model.get_ops():
         kind = node.get_type_name()
-        if kind not in ("GatherND", "ScatterElementsUpdate"):
-            continue
-        indices = node.input_value(1)
-        whole = indices.get_element_type().get_type_name()
-        sizes = op.shape_of(node.input_value(0), whole)
-        if kind == "GatherND":
-            first = int(node.get_attributes()["batch_dims"])
-            width = op.gather(op.shape_of(indices), [-1], 0)
-            sizes = op.slice(sizes, [first], op.add(width, [first]), [1])
-        else:
-            sizes = op.gather(sizes, node.input_value(3), 0)
-        bounded = op.minimum(
-            op.maximum(indices, op.negative(sizes)), op.subtract(sizes, op.convert(op.constant(1), whole))
-        )
-        node.input(1).replace_source_output(bounded.output(0))
+        if kind in ("GatherND", "ScatterElementsUpdate"):
+            indices = node.input_value(1)
+            whole = indices.get_element_type().get_type_name()
+            sizes = op.shape_of(node.input_value(0), whole)
+            if kind == "GatherND":
+                first = op.constant([int(node.get_attributes()["batch_dims"])])
+                sizes = op.slice(sizes, first, op.add(op.gather(op.shape_of(indices), [-1], 0), first), [1])
+            else:
+                sizes = op.gather(sizes, node.input_value(3), 0)
+            last = op.subtract(sizes, op.convert(op.constant(1), whole))
+            bounded = op.minimum(op.maximum(indices, op.negative(sizes)), last)
+            node.input(1).replace_source_output(bounded.output(0))
     return model
 
 

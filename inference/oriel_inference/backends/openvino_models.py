@@ -10,16 +10,7 @@ import msgspec
 import numpy as np
 
 from oriel_inference.backends import Backend
-from oriel_inference.backends.openvino_cpu import (
-    DEVICE,
-    OpenVinoSession,
-    core,
-    loading,
-    name_of,
-    properties,
-    read,
-    runtime,
-)
+from oriel_inference.backends.openvino_cpu import DEVICE, OpenVinoSession, core, loading, name_of, properties, read
 from oriel_inference.backends.saved_model import SAVED_MODEL, check_signature
 from oriel_inference.errors import CompilerMissing, InvalidRequest, LoadFailed
 from oriel_inference.model import EngineOptions
@@ -46,7 +37,7 @@ class OpenVinoModels(Backend):
 
     def __init__(self) -> None:
         try:
-            runtime()
+            core()
         except CompilerMissing as error:
             raise LoadFailed(MISSING) from error
         self._compiled: dict[Path, Any] = {}

@@ -76,10 +76,9 @@ class Model:
                 program(self._zeros(inputs, free, rows))
             except RuntimeError as error:
                 if "unmatched" in str(error):
-                    found = str(error).partition(", but got")[0]
+                    reason = f"it is compiled for other inputs ({str(error).partition(', but got')[0]})"
                     raise Unfit(
-                        f"it is compiled for other inputs ({found}): set data_type, dims and max_batch_size to what it "
-                        f"was exported with, or export it with dynamic_shapes"
+                        f"{reason}: set data_type, dims and max_batch_size to what it was exported with"
                     ) from error
         del os.environ["AOTI_RUNTIME_CHECK_INPUTS"]
 
