@@ -41,6 +41,7 @@ from oriel_inference.servers.regions import Regions
 from oriel_inference.servers.repository_api import ModelsRepository
 from oriel_inference.servers.restrictions import by_name
 from oriel_inference.servers.surface import Surface
+from oriel_inference.servers.traces import TraceSettings
 from oriel_inference.settings import Settings
 from oriel_wire.engine.buffered import serve as serve_http
 from oriel_wire.engine.limits import HttpLimits
@@ -145,6 +146,7 @@ async def open_unit(
         peers=peers,
         sink=spans,
         log=log,
+        traces=TraceSettings(settings.traces, models.catalog, meter),
         meter=meter,
         devices=models.machine.devices,
         answers=models.machine.answers,
@@ -166,6 +168,7 @@ async def open_unit(
         if surface.regions is not None:
             cleanup.callback(surface.regions.unregister, "")
         cleanup.callback(surface.meter.close)
+        cleanup.callback(surface.traces.close)
         log.change(settings.log)
         ports = await _open_ports(settings, surface, models.machine.clock, cleanup)
         usage = _usage_ledger(settings, models.machine.devices)

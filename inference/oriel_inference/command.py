@@ -7,13 +7,13 @@ import argparse
 import os
 from dataclasses import replace
 
-from oriel_inference.flags import add_foreign, collector_in, settle
+from oriel_inference.flags import add_foreign, settle
 from oriel_inference.host import available_cores
 from oriel_inference.metrics_choice import from_metrics_config
 from oriel_inference.repository.defaults import from_backend_config
 from oriel_inference.settings import Settings
+from oriel_inference.trace_config import read_flags
 from oriel_wire.errors import StartFailed
-from oriel_wire.observe.otel_settings import COLLECTOR_VARIABLES
 from oriel_wire.process.flags import add_flags, values
 from oriel_wire.process.shared_settings import usage_folder
 
@@ -34,9 +34,8 @@ def run(args: argparse.Namespace) -> int:
     from oriel_wire.process.process import configure_logging, log_to_file, run_unit
 
     warnings = list(settle(args.foreign))
-    for name, value in args.foreign:
-        if name == "--trace-config" and (url := collector_in(value)[0]):
-            os.environ[COLLECTOR_VARIABLES[1]] = url
+    traces, unused = read_flags(args.trace_words)
+    os.environ.update(traces.variables)
     defaults, without_effect = from_backend_config(args.backend_config, auto_complete=not args.strict_model_config)
     defaults = replace(defaults, custom_ops=args.custom_ops, config_name=args.config_name)
     wanted = {"log_verbose_level": args.log_verbose, "log_info": args.log_info, "log_warning": args.log_warning}
@@ -60,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
         "metrics": from_metrics_config(args.metrics_config),
         "usage_folder": usage_folder(args.usage),
         "as_triton": args.as_triton,
-        "without_effect": (*warnings, *without_effect),
+        "traces": traces,
+        "without_effect": (*warnings, *unused, *without_effect),
     }
     settings = Settings(**chosen)
     _check(settings)

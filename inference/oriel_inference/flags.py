@@ -32,8 +32,6 @@ _OFF = frozenset({"false", "0", "off"})
 _THREADS = "requests are read by one event loop, models compute in --cores threads"
 _POOL = "memory is taken as it is needed, there are no pools"
 _GPU = "GPU memory is managed by the runtime of each model"
-_TRACE = "traces are exported over OTLP: set OTEL_EXPORTER_OTLP_ENDPOINT"
-_COLLECTOR = "`mode=opentelemetry` and `url=` set the collector, for the others see OTEL_EXPORTER_OTLP_ENDPOINT"
 _PLUGIN = "backends are Python packages, no shared libraries are loaded"
 _PINGS = "a client with calls that is silent for 60 s is pinged, and cut if nothing comes from it in 20 s"
 _COST = "a client may send pings as long as they are few beside its calls"
@@ -65,9 +63,6 @@ _ROWS = [
     *_ignored("metrics are read on request", "--metrics-interval-ms"),
     *_ignored("the processor's metrics are always there", "--allow-cpu-metrics", silent=frozenset({"true", "1", "on"})),
     *_ignored("the response cache is part of the server", "--cache-directory"),
-    *_ignored(_COLLECTOR, "--trace-config"),
-    *_ignored(_TRACE, "--trace-file", "--trace-rate", "--trace-count", "--trace-log-frequency"),
-    *_ignored(_TRACE, "--trace-level", silent=_OFF),
     *_ignored(_PLUGIN, "--backend-directory", "--repoagent-directory"),
     *_ignored("a load is tried once; poll mode tries again when files change", "--model-load-retry-count"),
     *_ignored("threads are not pinned", "--host-policy"),
@@ -101,23 +96,5 @@ def settle(given: Iterable[tuple[str, str]]) -> Sequence[str]:
             continue
         if flag.refused:
             raise StartFailed(f"{name} is refused, ignoring it would not be safe: {flag.why}")
-        if name != "--trace-config":
-            warnings[name] = f"{name} has no effect: {flag.why}"
-        elif left := collector_in(value)[1]:
-            warnings[value] = f"--trace-config {', '.join(left)[:200]} has no effect: {flag.why}"
+        warnings[name] = f"{name} has no effect: {flag.why}"
     return list(warnings.values())
-
-
-def collector_in(value: str) -> tuple[str, list[str]]:
-    """Return the address of the collector in a value of `--trace-config`, "" without one, and its other settings.
-
-    Triton's clients write `mode=opentelemetry`, `opentelemetry,url=HOST:PORT/PATH`, or both in one.
-    """
-    url, left = "", []
-    for setting in map(str.strip, value.split(",")):
-        key, _, text = setting.partition("=")
-        if key == "url" and text:
-            url = text if "://" in text else f"http://{text}"
-        elif setting not in ("mode=opentelemetry", "opentelemetry"):
-            left.append(setting)
-    return url, left

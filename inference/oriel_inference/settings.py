@@ -14,6 +14,7 @@ from oriel_inference.metrics_choice import MetricsChoice
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.servers.forwarded_headers import header_pattern
 from oriel_inference.servers.restrictions import GRPC_PREFIX, Restriction, restriction_flag
+from oriel_inference.trace_config import TraceStart, trace_flags
 from oriel_policies.upstreams.model_memory import YOUNG_LOADS, YOUNG_S
 from oriel_wire.objects.client import Location
 from oriel_wire.process.flags import Flag, Group, flags, number, switch
@@ -473,6 +474,7 @@ class Settings:
             LOG.flag("--log-format", dest="log_format", choices=("default", "ISO8601"), help=argparse.SUPPRESS),
         ),
     )
+    traces: TraceStart = field(default_factory=TraceStart, metadata=trace_flags(LOG))
     device_classes: tuple[tuple[str, str], ...] = BOUNDS.setting(
         (),
         "--device-class",

@@ -81,7 +81,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "sequences",
         "batching",
         "backends stores",
-        "clock model",
+        "clock model trace_config",
         "errors oriel_inference",
     ),
     # A tuner simulates, and a simulation replays a load: never the other way round.

@@ -1,6 +1,7 @@
 """tritonserver's command line: what is honoured, taken without effect, refused; and docs/tritonserver-flags.md."""
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from oriel_inference.flags import FOREIGN, settle
 from oriel_inference.repository.defaults import LoadDefaults, from_backend_config
 from oriel_inference.settings import Settings
 from oriel_wire.errors import StartFailed
-from oriel_wire.observe.otel_settings import collector_of
+from oriel_wire.observe.otel_settings import collector_of, queue_of, resource_of, sampling_of
+from oriel_wire.observe.sampling import Sampling
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "tritonserver-flags.md"
 
@@ -107,7 +109,6 @@ def test_a_whole_command_line_of_a_triton_user(
         "--cuda-memory-pool-byte-size",
         "--min-supported-compute-capability",
         "--grpc-keepalive-time",
-        "--trace-count",
         "--metrics-interval-ms",
     ]
 
@@ -117,8 +118,10 @@ def test_a_whole_command_line_of_a_triton_user(
     [
         (["mode=opentelemetry,url=http://collector:4318/v1/traces"], "http://collector:4318/v1/traces", ""),
         (["mode=opentelemetry", "opentelemetry,url=collector:4318/v1/traces"], "http://collector:4318/v1/traces", ""),
-        (["mode=opentelemetry", "rate=100"], "", "--trace-config rate=100 has no effect"),
-        (["triton,file=/tmp/trace.json"], "", "--trace-config triton, file=/tmp/trace.json has no effect"),
+        (["mode=opentelemetry", "rate=100"], "", ""),
+        (["triton,file=/tmp/trace.json", "level=TIMESTAMPS"], "", ""),
+        (["level=TIMESTAMPS"], "", "--trace-config level=... has no effect"),
+        (["triton,colour=1"], "", "--trace-config colour=... has no effect"),
     ],
 )
 def test_traces_go_to_the_collector_that_tritons_flag_names(
@@ -129,6 +132,26 @@ def test_traces_go_to_the_collector_that_tritons_flag_names(
     found = collector_of()
     assert (found.url if found is not None else "") == url
     assert [each.partition(":")[0] for each in settings.without_effect] == ([left] if left else [])
+
+
+def test_spans_follow_tritons_settings_of_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OTEL_TRACES_SAMPLER_ARG", "OTEL_RESOURCE_ATTRIBUTES", "OTEL_BSP_SCHEDULE_DELAY", "OTEL_SDK_DISABLED"):
+        monkeypatch.setenv(name, "")
+    words = ["mode=opentelemetry", "rate=4", "level=TIMESTAMPS", "opentelemetry,resource=service.name=mine"]
+    words += ["opentelemetry,resource=zone=a", "opentelemetry,bsp_schedule_delay=1500"]
+    settings = settings_of(monkeypatch, *[f"--trace-config={each}" for each in words])
+    assert sampling_of() == Sampling.by_ratio(0.25) and queue_of().delay_s == 1.5
+    assert {"service.name": "mine", "zone": "a"}.items() <= resource_of("inference").items()
+    assert settings.traces.mode == "opentelemetry" and not settings.without_effect
+    settings_of(monkeypatch, "--trace-config=mode=opentelemetry", "--trace-level=OFF")
+    assert os.environ["OTEL_SDK_DISABLED"] == "true"
+
+
+def test_the_older_flags_set_the_same_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--trace-file=/t", "--trace-level=TIMESTAMPS", "--trace-level=TENSORS", "--trace-rate=7"]
+    found = settings_of(monkeypatch, *words, "--trace-count=8", "--trace-log-frequency=9").traces
+    assert (found.mode, found.file) == ("triton", "/t")
+    assert list(found.values.values()) == [("TIMESTAMPS", "TENSORS"), 7, 8, 9]
 
 
 @pytest.mark.parametrize(
@@ -189,6 +212,8 @@ def test_what_would_be_unsafe_to_ignore_stops_the_start(monkeypatch: pytest.Monk
     [
         (["--load-model=a"], "needs --model-control-mode explicit"),
         (["--model-control-mode=explicit", "--load-model=*", "--load-model=a"], "must be the only --load-model"),
+        (["--trace-config=mode=zipkin"], "mode=zipkin is neither triton nor opentelemetry"),
+        (["--trace-rate=x"], "--trace-config: Unable to parse 'trace_rate', got: x"),
         (["--allow-http=false", "--allow-grpc=false"], "neither HTTP nor gRPC"),
         (
             ["--backend-config=onnxruntime,foo=1"],
@@ -207,7 +232,7 @@ def test_flags_that_contradict_stop_the_start(monkeypatch: pytest.MonkeyPatch, w
 
 def test_a_value_that_asks_for_what_holds_is_silent() -> None:
     given = [(flag.name, value.upper()) for flag in FOREIGN.values() for value in flag.silent]
-    assert len(given) > 5 and settle(given) == []
+    assert len(given) > 3 and settle(given) == []
 
 
 def test_backend_settings_without_effect_are_named() -> None:

@@ -19,11 +19,7 @@ from oriel_inference.servers.not_served import why_not_served
 from oriel_wire.v2.grpc import METHODS, SERVICE
 
 SHARED = "shared memory is not served"
-TRACE = "trace settings are not served"
 CALLS: list[tuple[str, tuple[Any, ...], str]] = [
-    ("get_trace_settings", (), TRACE),
-    ("get_trace_settings", ("double",), TRACE),
-    ("update_trace_settings", ("double", {"trace_rate": "1"}), TRACE),
     ("get_system_shared_memory_status", ("a region",), SHARED),
     ("register_system_shared_memory", ("r", "/key", 64), SHARED),
     ("get_cuda_shared_memory_status", ("r",), SHARED),
@@ -99,14 +95,14 @@ async def test_plain_http_says_it_as_any_refusal(kept_http: httpx.AsyncClient) -
 
 async def test_the_extensions_say_the_same(kept_http: httpx.AsyncClient) -> None:
     extensions = (await kept_http.get("/v2")).json()["extensions"]
-    assert not {"system_shared_memory", "cuda_shared_memory", "trace"} & set(extensions)
+    assert not {"system_shared_memory", "cuda_shared_memory"} & set(extensions)
     assert "schedule_policy" in extensions, "priority and timeout of a request are read"
 
 
 async def test_a_caller_through_a_gateway_is_not_told_of_what_only_operators_may_use(
     kept_http: httpx.AsyncClient, kept_unit: Unit
 ) -> None:
-    operators = {"model_repository", "model_repository(unload_dependents)", "logging"}
+    operators = {"model_repository", "model_repository(unload_dependents)", "trace", "logging"}
     sent = {"x-oriel-tenant": "acme"}
     async with tritonclient.grpc.aio.InferenceServerClient(f"127.0.0.1:{kept_unit.grpc_port}") as over_grpc:
         for headers in ({}, sent):

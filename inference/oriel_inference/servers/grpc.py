@@ -62,6 +62,7 @@ class GrpcFrontend:
             "ModelConfig": self._model_config,
             "ModelStatistics": self._model_statistics,
             "LogSettings": self._log_settings,
+            "TraceSetting": self._trace_setting,
         }
         found = {name: self._answered(handler, METHODS[name][0]) for name, handler in plain.items()}
         for name, slow in GrpcRepository(self._surface).handlers().items():
@@ -179,6 +180,14 @@ class GrpcFrontend:
                 response.settings[name].uint32_param = value
             else:
                 response.settings[name].string_param = value
+        return response
+
+    def _trace_setting(self, request: v2_pb2.TraceSettingRequest) -> Message:
+        traces = self._surface.traces
+        traces.change(request.model_name, {name: list(each.value) for name, each in request.settings.items()})
+        response = v2_pb2.TraceSettingResponse()
+        for name, texts in traces.shown(request.model_name).items():
+            response.settings[name].value.extend(texts)
         return response
 
 

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from oriel_inference.errors import InferenceError, Outcome, UnknownModel
+from oriel_inference.errors import InferenceError, InvalidRequest, Outcome, UnknownModel
 from oriel_inference.model import is_served_name
 from oriel_inference.servers import region_api, repository_api
 from oriel_inference.servers.cloud import CloudPaths
@@ -31,6 +31,7 @@ from oriel_wire.engine.kernel import thread_busy_s
 from oriel_wire.engine.peers import page_refusal
 from oriel_wire.h1.request import RequestHead
 from oriel_wire.observe.recall import KEEP
+from oriel_wire.v2.datatypes import quoted
 from oriel_wire.v2.metadata import encode_metadata, message_json
 
 _MAX_ROUTES = 4096
@@ -42,6 +43,7 @@ _SERVER_PATHS = {
     "/v2/health/ready": "ready",
     "/v2/models/stats": "all_stats",
     "/v2/logging": "logging",
+    "/v2/trace/setting": "trace",
     KEEP: "keep",
 }
 _MODEL_PATHS = {"": "model_metadata", "ready": "model_ready", "config": "config", "stats": "stats", "infer": "infer"}
@@ -49,6 +51,7 @@ _MODEL_PATHS |= {"generate": "generate", "generate_stream": "generate_stream"}
 _CALLS = frozenset({"infer", "generate", "generate_stream"})
 _REGIONS = frozenset({"region_status", "region_register", "region_unregister"})  # of shared memory that is served
 _POSTED = _CALLS | {"keep", "regions_unregister", "region_register", "region_unregister"} | repository_api.POSTED
+_SETTINGS = frozenset({"logging", "trace"})
 _NOT_FOUND = (404, "Not Found")
 
 
@@ -89,6 +92,7 @@ class HttpFrontend:
             "ready": self._ready,
             "all_stats": self._stats,
             "logging": self._logging,
+            "trace": self._trace,
             "keep": self._keep,
             "stats": self._stats,
             "model_metadata": self._model_metadata,
@@ -227,6 +231,19 @@ class HttpFrontend:
             log.change(json_object(bytes(exchange.body)))
         answer(exchange, msgspec.json.encode(log.shown()))
 
+    def _trace(self, exchange: Exchange, route: _Route) -> None:
+        traces = self._surface.traces
+        if exchange.head.method == "POST":
+            given = {}
+            for name, value in json_object(bytes(exchange.body)).items():
+                given[name] = texts = [] if value is None else value if isinstance(value, list) else [value]
+                if not all(isinstance(each, str) for each in texts):
+                    raise InvalidRequest(f"trace setting {quoted(name)} must be a text, a list of texts, or null")
+            traces.change(route.model, given)
+        found = traces.shown(route.model)
+        shown = {name: texts if name == "trace_level" else texts[0] for name, texts in found.items()}
+        answer(exchange, msgspec.json.encode(shown))
+
     def _keep(self, exchange: Exchange, _: _Route) -> None:
         """Send the spans of traces that a server in front asks for."""
         trusted = exchange.peer in self._surface.peers
@@ -249,7 +266,7 @@ class HttpFrontend:
         if route is None:
             why = why_not_served(path)
             return _NOT_FOUND if why is None else (501, why, Outcome.NOT_SUPPORTED)
-        allowed = ("POST",) if route.kind in _POSTED else ("GET", "HEAD", "POST")[: 3 if route.kind == "logging" else 2]
+        allowed = ("POST",) if route.kind in _POSTED else ("GET", "HEAD", "POST")[: 3 if route.kind in _SETTINGS else 2]
         if method not in allowed:
             return 405, f"use {allowed[0]} for this path"
         # Only routes of existing models are cached, because their number is known. Those of regions depend on the head.
@@ -292,6 +309,8 @@ def _resolve(path: str) -> _Route | None:
         if len(rest) < 2 or not rest[1].isascii() or not rest[1].isdigit() or len(rest[1]) > 18:
             return None
         version, rest = rest[1], rest[2:]
+    if rest == ["trace", "setting"] and not version:
+        return _Route("trace", model)
     if len(rest) > 1:
         return None
     kind = _MODEL_PATHS.get(rest[0] if rest else "")

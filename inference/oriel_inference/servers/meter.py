@@ -7,6 +7,7 @@ writer: the loop.
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from time import monotonic
 
 from oriel_inference.batching.statistics import LATENCY_S, OTHER_TIERS
@@ -14,6 +15,7 @@ from oriel_inference.catalog import Catalog, ServingModel
 from oriel_inference.dataplane.dataplane import Completion
 from oriel_inference.errors import InferenceError, Outcome
 from oriel_inference.servers.access_log import AccessLog
+from oriel_inference.servers.spans import Ended
 from oriel_wire.context import CallContext
 from oriel_wire.engine.large_messages import LARGE_BYTES, LargeMessages
 from oriel_wire.observe.exemplars import Exemplars
@@ -32,6 +34,7 @@ class Meter:
     log: the access log; None if there is none.
     refused: (model, tier, outcome) -> requests that never reached a version.
     kept: traces that were kept, by why: `ratio` (it began here), `client` (its caller had it kept) or `error`.
+    traces: takes each request that has ended, for the files of Triton's traces; None while nothing is traced there.
     exemplars: traces of answered requests by (model, version, tier), in the buckets of their latency.
     """
 
@@ -41,6 +44,7 @@ class Meter:
         self.refused: Counter[tuple[str, str, Outcome]] = Counter()
         self.max_refused = MAX_REFUSED
         self.kept: Counter[str] = Counter()
+        self.traces: Callable[[Ended], None] | None = None
         self.exemplars: Exemplars[tuple[str, str, str]] = Exemplars()
         self._large = LargeMessages(delay_s=_GIVE_BACK_S)
 

@@ -7,18 +7,12 @@ _WHERE = "the server's metadata (GET /v2, ServerMetadata) lists the extensions i
 _REASONS = {
     "system": f"system shared memory is not served (see --allow-client-shm), send tensors in the request: {_WHERE}",
     "cuda": f"CUDA shared memory is not served, send tensors in the request: {_WHERE}",
-    "trace": f"trace settings are not served, traces are exported over OTLP as configured at the start: {_WHERE}",
 }
-_PATH = re.compile(
-    r"/v2/(?:(system|cuda)sharedmemory(/region/[^/]+)?/(status|register|unregister)"
-    r"|(?:models/[^/]+/)?(trace)/setting)\Z"
-)
+_PATH = re.compile(r"/v2/(system|cuda)sharedmemory(/region/[^/]+)?/(status|register|unregister)\Z")
 SHARED_MEMORY = {"SystemSharedMemory": _REASONS["system"], "CudaSharedMemory": _REASONS["cuda"]}
 
 # method of the gRPC service -> the reason
-METHODS_NOT_SERVED = {f"{kind}Register": why for kind, why in SHARED_MEMORY.items()} | {
-    "TraceSetting": _REASONS["trace"]
-}
+METHODS_NOT_SERVED = {f"{kind}Register": why for kind, why in SHARED_MEMORY.items()}
 
 
 def without_regions(path: str) -> str:
@@ -27,7 +21,7 @@ def without_regions(path: str) -> str:
     Programs begin with these requests to be sure that none is left, and there is none. Returns "" for other paths.
     """
     found = _PATH.match(path)
-    if found is None or not found[3] or found[3] == "register" or (found[3] == "status" and found[2]):
+    if found is None or found[3] == "register" or (found[3] == "status" and found[2]):
         return ""
     return found[3]
 
@@ -45,4 +39,4 @@ def system_region(path: str) -> tuple[str, str] | None:
 def why_not_served(path: str) -> str | None:
     """Return the sentence for a path of such an extension; None for any other path."""
     found = _PATH.match(path)
-    return _REASONS[found[1] or found[4]] if found else None
+    return _REASONS[found[1]] if found else None

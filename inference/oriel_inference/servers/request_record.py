@@ -148,7 +148,7 @@ class RequestRecord:
         """Does what `finished` does for a successful answer, and returns the headers as lines."""
         ctx, span = self._ctx, self._span
         self._meter.finished(ctx, completion, self._received_s, self._protocol, self.size_bytes, size_out)
-        if self._sink.enabled:
+        if self._sink.enabled or self._meter.traces is not None:
             self._record_spans(completion, completion.serving.spec.name, None)
         times = answer.times
         lines = (
@@ -168,7 +168,7 @@ class RequestRecord:
         """Does what `finished` does for a successful answer over gRPC; returns the status and headers as one block."""
         ctx, span = self._ctx, self._span
         self._meter.finished(ctx, completion, self._received_s, self._protocol, self.size_bytes, size_out)
-        if self._sink.enabled:
+        if self._sink.enabled or self._meter.traces is not None:
             self._record_spans(completion, completion.serving.spec.name, None)
         times = answer.times
         request_id = ctx.request_id.encode()
@@ -209,7 +209,8 @@ class RequestRecord:
         return [(REQUEST_ID, self._ctx.request_id), ("traceresponse", format_traceparent(self._span))]
 
     def _record_spans(self, completion: Completion | None, model: str, error: InferenceError | None) -> None:
-        if not self._sink.enabled:
+        traces = self._meter.traces
+        if not self._sink.enabled and traces is None:
             return
         ended = Ended(self._ctx, self._requested, self._span, self._parent_id, self._received_s, time.monotonic())
         ended.model = model
@@ -221,7 +222,10 @@ class RequestRecord:
             if completion.answer is not None:
                 ended.run = run_of(completion.answer)
                 spans = 3 + len(ended.run.steps)
-        self._trace(ended, spans)
+        if traces is not None:
+            traces(ended)
+        if self._sink.enabled:
+            self._trace(ended, spans)
 
     def _trace(self, ended: Ended, spans: int) -> None:
         """Send the spans of a request whose trace is kept; note one that may be asked for later."""

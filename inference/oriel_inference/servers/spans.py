@@ -4,7 +4,7 @@ requests whose trace is kept.
 
 from typing import NamedTuple
 
-from oriel_inference.batching.call import Answer
+from oriel_inference.batching.call import Answer, BatchTimes
 from oriel_inference.errors import Outcome
 from oriel_inference.servers.statuses import status_number
 from oriel_wire.context import CallContext
@@ -45,20 +45,17 @@ class Step(NamedTuple):
 
 
 class Run(NamedTuple):
-    """The times, rows and device time of one request in its batch, without its arrays."""
+    """The times and the device time of one request in its batch, without its arrays."""
 
-    started_s: float
-    split_s: float
-    rows: int
+    times: BatchTimes
     device_us: int
     steps: tuple[Step, ...]
 
 
 def run_of(answer: Answer) -> Run:
     """Return what is needed of an answer to trace it."""
-    times = answer.times
     steps = tuple([Step(step.model, step.version, step.queued_s, run_of(step.answer)) for step in answer.steps])
-    return Run(times.started_s, times.split_s, times.rows, answer.device_ns // 1000, steps)
+    return Run(answer.times, answer.device_ns // 1000, steps)
 
 
 def keeps_alone(outcome: Outcome) -> bool:
@@ -132,9 +129,9 @@ def spans_of(ended: Ended) -> list[Span]:
     if run is None:
         spans.append(internal_span("queue", own, queued_s, ended.ended_s, {}))
         return spans
-    if run.started_s - queued_s > 0.0:
-        spans.append(internal_span("queue", own, queued_s, run.started_s, {}))
-    compute = internal_span("compute", own, run.started_s, run.split_s, _batch(run))
+    if run.times.started_s - queued_s > 0.0:
+        spans.append(internal_span("queue", own, queued_s, run.times.started_s, {}))
+    compute = internal_span("compute", own, run.times.started_s, run.times.split_s, _batch(run))
     spans.append(compute)
     _add_steps(spans, run.steps, compute.context)
     return spans
@@ -143,11 +140,11 @@ def spans_of(ended: Ended) -> list[Span]:
 def _add_steps(spans: list[Span], steps: tuple[Step, ...], parent: TraceContext) -> None:
     for step in steps:
         attributes: Attributes = {"oriel.model": step.model, "oriel.model.version": step.version, **_batch(step.run)}
-        attributes["oriel.queue_us"] = int((step.run.started_s - step.queued_s) * 1e6)
-        span = internal_span(f"step {step.model}", parent, step.queued_s, step.run.split_s, attributes)
+        attributes["oriel.queue_us"] = int((step.run.times.started_s - step.queued_s) * 1e6)
+        span = internal_span(f"step {step.model}", parent, step.queued_s, step.run.times.split_s, attributes)
         spans.append(span)
         _add_steps(spans, step.run.steps, span.context)
 
 
 def _batch(run: Run) -> Attributes:
-    return {"oriel.batch.rows": run.rows, "oriel.device_us": run.device_us}
+    return {"oriel.batch.rows": run.times.rows, "oriel.device_us": run.device_us}

@@ -16,6 +16,7 @@ from oriel_inference.quality.sampler import Quality
 from oriel_inference.servers.forwarded_headers import ForwardedHeaders
 from oriel_inference.servers.meter import Meter
 from oriel_inference.servers.regions import Regions, SharedInputs
+from oriel_inference.servers.traces import TraceSettings
 from oriel_policies.upstreams.answer_cache import AnswerCache
 from oriel_wire.distribution import installed_version
 from oriel_wire.engine.peers import TrustedPeers
@@ -38,7 +39,7 @@ EXTENSIONS = (
     "statistics",
 )
 # Extensions that a gateway offers to operators only: callers through a gateway do not see them.
-OPERATOR_EXTENSIONS = ("model_repository", "model_repository(unload_dependents)", "logging")
+OPERATOR_EXTENSIONS = ("model_repository", "model_repository(unload_dependents)", "trace", "logging")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,6 +65,7 @@ class Surface:
     quality: Quality
     log: LogSettings
     model_metrics: ModelMetrics
+    traces: TraceSettings
     default_timeout_s: float
     strict_readiness: bool | Literal["any"] = True
     stopping: bool = False
