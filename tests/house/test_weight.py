@@ -15,11 +15,11 @@ CODE_LINES = {
     "policies": 6_450,
     "gateway": 17_600,
     "logic": 11_000,
-    "inference": 23_900,
+    "inference": 24_150,
     "cli": 5_100,
     "tools": 4_450,
     "benchmarks": 5_000,
-    "tests": 95_300,
+    "tests": 95_900,
 }
 MOST = {"long": 0, "wide": 27, "wider": 3, "unpacked": 0, "protocols": 42, "headless": 0}
 SAMPLE = '''"""Counts.
