@@ -252,6 +252,58 @@ async def test_no_tenant_reaches_the_state_of_another_at_servers_that_do_not_kno
         assert await it.step(7, start=True, key=BRONZE) == 1 and not any(server.foreign for server in it.servers)
 
 
+ID = b'"parameters": {"sequence_id": 7}, "inputs": []'
+DOUBTFUL = {
+    "twice": b'{"parameters": {"sequence_id": 7, "sequence_id": 8}}',
+    "twice, once escaped": rb'{"parameters": {"sequence\u005fid": 7, "sequence_id": 8}}',
+    "twice, both escaped": rb'{"parameters": {"\u0073equence_id": 7, "sequence_i\u0064": 8}}',
+    "parameters twice": b'{"parameters": {"sequence_id": 7}, "parameters": {}}',
+    "beside parameters": b'{"parameters": {}, "sequence_id": 7}',
+    "NUL in the id": rb'{"parameters": {"sequence_id": "victim\u0000x"}}',
+    "long id": b'{"parameters": {"sequence_id": "%s"}}' % (b"x" * 129),
+    "number with a fraction": b'{"parameters": {"sequence_id": 7.0}}',
+    "no JSON": b'{"x": NaN, %s}' % ID,
+    "mark of the byte order": b"\xef\xbb\xbf{%s}" % ID,
+    "NUL behind the JSON": b"{%s}\0x" % ID,
+}
+
+
+@pytest.mark.parametrize("length", [False, True], ids=["JSON", "binary"])
+@pytest.mark.parametrize("kind", DOUBTFUL)
+async def test_servers_that_do_not_know_tenants_get_no_json_whose_id_is_in_doubt(kind: str, length: bool) -> None:
+    async with house() as it:
+        body = DOUBTFUL[kind]
+        headers = {"inference-header-content-length": str(len(body))} if length else {}
+        answer = await it.client.post(PATH, content=body + b"tensor" * length, headers=headers)
+        assert (answer.status_code, answer.json()["reason"]) == (400, "bad_request") and "for sure" in answer.text
+        assert await it.step(1, start=True) == 1, "the servers know tenants, and judge for themselves from here on"
+        assert b"for sure" not in (await it.client.post(PATH, content=body, headers=headers)).content
+
+
+@pytest.mark.parametrize("protocol", ["gRPC", "stream"])
+async def test_servers_that_do_not_know_tenants_get_no_message_whose_id_is_in_doubt(protocol: str) -> None:
+    async with house(protocol) as it:
+        for server in it.servers:
+            server.cost = b""
+        for sequence in ("victim\0x", "x" * 129):
+            assert await it.step(sequence, start=True) == 0
+        assert await it.step(-1, start=True) == 1
+        assert not any("x" in str(sequence) for server in it.servers for sequence in server.kept)
+
+
+async def test_one_escaped_id_and_numbers_equal_modulo_two_to_the_64th_are_one_sequence() -> None:
+    async with house() as it:
+        for server in it.servers:
+            server.cost = b""
+        assert await it.step(2**64 - 1, start=True) == 1
+        for sequence in (-1, 2**65 - 1):
+            assert await it.step(sequence, start=True, key=BRONZE) == "bad_request"
+        body = rb'{"parameters": {"sequence\u005Fid": 18446744073709551615}}'
+        answer = await it.client.post(PATH, content=body, headers={"x-api-key": BRONZE})
+        assert answer.status_code == 400 and "another tenant" in answer.text
+        assert (await it.client.post(PATH, content=body)).content == b"2"
+
+
 async def test_the_id_is_read_from_the_json_of_binary_and_generate_requests() -> None:
     async with house() as it:
         await it.step(7, start=True)

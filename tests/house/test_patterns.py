@@ -22,6 +22,7 @@ CALLERS = {
     "gateway/oriel_gateway/call/cors.py": "_NAMES",
     "gateway/oriel_gateway/identity/named_models.py": "_MODEL_NAME _JSON_TYPE _FORM_TYPE _DISPOSITION _KEY",
     "gateway/oriel_gateway/ingress/forwarded.py": "_ELEMENT _FOR _PORT _HOST",
+    "gateway/oriel_gateway/shared/sequence_steps.py": "_NAMES",
     "gateway/oriel_gateway/routing/targets.py": "_SERVICE _MODEL _ONLY_NAME _ONLY_VERSION _OPERATOR _LISTED",
     "inference/oriel_inference/model.py": "_NAME _VERSION",
     "inference/oriel_inference/servers/not_served.py": "_PATH",

@@ -1,9 +1,12 @@
 """Reads which step of which sequence a request is, on routes whose models keep sequences.
 
 JSON is read up to `READ_BYTES`: behind it, a binary request has its tensors. Only the parameters of a message over gRPC
-are read. A request that is no step, or is malformed, goes to any endpoint, and its server judges it.
+are read. A request that is no step, or is malformed, goes to any endpoint, and its server judges it. But servers that
+do not know tenants get no request whose id they might read otherwise: Triton takes the first of two members of a name,
+cuts an id at a NUL, counts modulo 2^64, and accepts NaN, a mark of the byte order and bytes that are no UTF-8.
 """
 
+import re
 from time import monotonic
 
 import msgspec
@@ -18,12 +21,15 @@ from oriel_wire.v2.proto import v2_pb2
 
 READ_BYTES = 1024 * 1024
 MAX_ID = 128  # characters; servers refuse longer ones
+_PLAIN = b'"sequence_id"'
+_ESCAPES = (b"\\u005", b"\\u006", b"\\u007")  # how each letter of the name begins that is escaped
+_NAMES = re.compile(b'"' + b"".join(b"(?:%c|\\\\u00(?i:%02x))" % (each, each) for each in _PLAIN[1:-1]) + b'"')
 
 
 class _Flags(msgspec.Struct):
     """The flags of a step: parameters of `infer`, parameters or members of `generate`."""
 
-    sequence_id: int | str = 0
+    sequence_id: int | str | None = None
     sequence_start: bool = False
     sequence_end: bool = False
     parameters: "_Flags | None" = None
@@ -34,7 +40,7 @@ _decode = msgspec.json.Decoder(_Flags).decode
 
 def find_sequence(call: Call) -> None:
     """Let a call that is a step of a sequence stick to the endpoint with its state. Raises Refused."""
-    call.stick = _step(call, _in_message(call.body()) if call.side.grpc else _in_json(call), call.target.sought)
+    call.stick = _step(call, _in_message(call, call.body()) if call.side.grpc else _in_json(call), call.target.sought)
     if call.stick is not None:
         call.endpoints.sequences.find(call.stick, monotonic())
 
@@ -45,7 +51,7 @@ def follow_sequence(call: Call, message: bytes, model: str) -> None:
     model: the name by which endpoints are asked for its model, see `Target.sought`.
     """
     endpoint, sequences, now = call.endpoint, call.endpoints.sequences, monotonic()
-    step = _step(call, _in_message(message), model)
+    step = _step(call, _in_message(call, message), model)
     if step is None or endpoint is None:
         return
     sequences.find(step, now)
@@ -59,7 +65,12 @@ def follow_sequence(call: Call, message: bytes, model: str) -> None:
 
 def _step(call: Call, flags: _Flags, model: str) -> Stick | None:
     sequence = flags.sequence_id
-    if not sequence or len(str(sequence)) > MAX_ID:
+    if len(str(sequence)) > MAX_ID or "\0" in str(sequence):
+        _doubt(call)
+        return None
+    if isinstance(sequence, int):
+        sequence %= 1 << 64
+    if not sequence:
         return None
     # a number and a text of the same digits are two sequences
     return Stick(f"{model}\0{sequence!r}", call.tenant, start=flags.sequence_start, end=flags.sequence_end)
@@ -72,19 +83,22 @@ def _in_json(call: Call) -> _Flags:
     length, body = call.head.get("inference-header-content-length") or "", call.body()
     if length.isdecimal() and len(length) < 12:
         body = body[: int(length)]
-    if b'"sequence_id"' not in body:
+    if _PLAIN not in body and (call.endpoints.sequences.apart or not any(each in body for each in _ESCAPES)):
         return _Flags()
     if len(body) > READ_BYTES:
         message = f"the JSON of a step of a sequence may have {READ_BYTES} bytes: send its tensors as binary data"
         raise Refused(Outcome.TOO_LARGE, message)
     try:
         flags = _decode(body)
+        flags = flags.parameters or flags
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _Flags()
-    return flags.parameters or flags
+        flags = _Flags()
+    if len(_NAMES.split(body, 2)) != 1 + (flags.sequence_id is not None):
+        _doubt(call)
+    return flags
 
 
-def _in_message(message: bytes) -> _Flags:
+def _in_message(call: Call, message: bytes) -> _Flags:
     """Return the flags in a message over gRPC. Raises Refused if its parameters are too large."""
     try:
         found = v2_pb2.ModelInferRequest.FromString(peek_parameters(message)).parameters
@@ -93,4 +107,12 @@ def _in_message(message: bytes) -> _Flags:
     except BadMessage as error:
         raise Refused(Outcome.INVALID_REQUEST, error.message) from error
     except (DecodeError, msgspec.ValidationError):
+        _doubt(call)
         return _Flags()
+
+
+def _doubt(call: Call) -> None:
+    """Refuse a request whose id the servers may read otherwise, unless they know tenants. Raises Refused."""
+    if not call.endpoints.sequences.apart:
+        why = "its sequence_id cannot be read for sure: give it once, in parameters, as an int64 or a text without NUL"
+        raise Refused(Outcome.INVALID_REQUEST, why)
