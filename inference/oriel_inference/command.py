@@ -86,7 +86,11 @@ def import_ahead() -> None:
 
 
 def _port(allowed: bool | None, default: bool, port: int | str | None) -> int | None:
-    return int(8080 if port is None else port) if (default if allowed is None else allowed) else None
+    if not (default if allowed is None else allowed):
+        return None
+    if isinstance(port, str) and not port.isdecimal():
+        raise StartFailed(f"AIP_HTTP_PORT has to be the number of a port: {port[:80]!r}")
+    return int(8080 if port is None else port)
 
 
 def _check(settings: Settings) -> None:

@@ -263,3 +263,9 @@ def test_ports_of_clouds(monkeypatch: pytest.MonkeyPatch, mode: str, words: str,
     monkeypatch.setenv("AIP_HTTP_PORT", "8888")
     found = settings_of(monkeypatch, *words.split())
     assert (found.http_port, found.grpc_port, found.sagemaker_port, found.vertex_port) == ports
+    monkeypatch.setenv("AIP_HTTP_PORT", "junk")
+    if found.vertex_port == 8888:
+        with pytest.raises(StartFailed, match="AIP_HTTP_PORT has to be the number of a port: 'junk'"):
+            settings_of(monkeypatch, *words.split())
+    else:
+        settings_of(monkeypatch, *words.split())
