@@ -36,7 +36,10 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["vers"], {"version"}),
         (["lo"], {"load", "logic"}),
         (["logic", "n"], {"new"}),
-        (["models", ""], {"ls", "load", "unload", "stats", "placement", "check", "compare", "quality", "reference"}),
+        (
+            ["models", ""],
+            {"ls", "load", "unload", "stats", "placement", "check", "compare", "import", "quality", "reference"},
+        ),
         (["gateway", "--admin-p"], {"--admin-port", "--admin-pages"}),
         (["gateway", "--admin-pages", ""], {"token", "loopback"}),
         (["load", "--arrivals", "b"], {"bursty"}),

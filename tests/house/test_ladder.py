@@ -117,7 +117,9 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         ),
     ),
     "onnx": ("oriel_inference.backends.tensorrt.half",),
-    **dict.fromkeys(("sklearn", "skl2onnx", "pandas", "pytest", "tritonclient"), ()),
+    # Reads models of other frameworks, in a process of its own.
+    **dict.fromkeys(("sklearn", "skl2onnx", "pandas"), ("oriel_cli.models.conversion",)),
+    **dict.fromkeys(("pytest", "tritonclient"), ()),
 }
 # No I/O: decides or translates. The generator of the protobuf modules is a script, not part of the codec.
 PURE = ("oriel_policies", "oriel_policies.*", "oriel_wire", "oriel_wire.*")
@@ -316,7 +318,7 @@ def tree(root: Path, files: dict[str, str]) -> Path:
             "from oriel_inference.app import Unit",
             "only the command names the composition root",
         ),
-        ("oriel_logic.server.pipeline", "import sklearn", "only for scripts and tests"),
+        ("oriel_logic.server.pipeline", "import sklearn", "sklearn is only for oriel_cli.models.conversion"),
         ("oriel_logic.bodies.json", "from oriel_logic.services.context import Context", "services is above bodies"),
         ("oriel_logic.client.codec", "def f():\n    from oriel_logic import service", "oriel_logic is above client"),
         ("oriel_inference.batching.call", "from oriel_inference.servers import http", "servers is above batching"),

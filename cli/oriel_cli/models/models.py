@@ -2,8 +2,8 @@
 
 `oriel models placement` asks a gateway which servers of its pools have which models, and to which they belong.
 `oriel models quality` and `oriel models reference` read what an inference server knows about the rows that it sampled.
-`oriel models compare` needs no server: it runs the variants of a model side by side. Nor does `oriel models check`,
-which judges the folders of a repository.
+`oriel models compare` needs no server: it runs the variants of a model side by side. Nor do `oriel models check`,
+which judges the folders of a repository, and `oriel models import`, which makes one.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import httpx
 from oriel_cli import state
 from oriel_cli.admin import token_headers
 from oriel_cli.errors import CommandFailed
-from oriel_cli.models import check, compare
+from oriel_cli.models import check, compare, importing
 from oriel_cli.table import columns, printable
 
 URL = "http://127.0.0.1:8000"
@@ -86,11 +86,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         each.add_argument("--version", default="", metavar="N", help="by default the newest that serves")
     check.add_action(actions)
     compare.add_action(actions)
+    importing.add_action(actions)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.action in ("check", "compare"):
-        return check.run(args) if args.action == "check" else compare.run(args)
+    if here := {"check": check.run, "compare": compare.run, "import": importing.run}.get(args.action):
+        return here(args)
     actions = {"ls": _ls, "load": _load, "unload": _unload, "stats": _stats, "placement": _placement}
     actions |= {"quality": _quality, "reference": _reference}
     args.url = args.url or _running(args.action)

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from oriel_inference.errors import ConfigInvalid, LoadFailed
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
-_CONVERT = "export the model to ONNX (docs/convert-to-onnx.md) or serve it as it is, as a service (docs/your-model.md)"
 # engine -> what an instance on a GPU needs
 _NEEDS = {
     "tensorrt": (
@@ -25,13 +24,17 @@ _NEEDS = {
     "openvino": "OpenVINO models run on the CPU here: set KIND_CPU or KIND_AUTO, see docs/openvino-models.md",
     "fil": "forests run on the CPU here: set KIND_CPU or KIND_AUTO, see docs/forests.md",
 }
-_KERAS = (
-    "Keras files are not executed by this server: write the model with model.export(FOLDER) and serve the folder as "
-    "model.savedmodel (docs/openvino-models.md), or export it to ONNX (docs/convert-to-onnx.md)"
-)
+_IMPORT = "`oriel models import` makes a model folder of it, on the machine of somebody who trusts it"
+_KERAS = f"Keras files are not executed by this server: {_IMPORT} (docs/convert-to-onnx.md)"
 _LANGUAGE = "serves language models through an engine of its own, which this server does not have; put that engine"
-_PICKLE = f"pickled models (scikit-learn, joblib) are code, which is never loaded from a file: {_CONVERT}"
-_WEIGHTS = f"safetensors files hold weights without the model around them: {_CONVERT}"
+_PICKLE = (
+    f"pickled models (scikit-learn, joblib) are code, which is never loaded from a repository: {_IMPORT} "
+    "(docs/convert-to-onnx.md), or serve it as it is, as a service (docs/your-model.md)"
+)
+_WEIGHTS = (
+    "safetensors files hold weights without the model around them: `oriel models import FOLDER` takes a folder of "
+    "Hugging Face (docs/convert-to-onnx.md)"
+)
 _TEACHING = (
     "is one of Triton's example backends and has no model; remove the folder from the repository, see "
     "docs/model-repository.md"
@@ -39,11 +42,11 @@ _TEACHING = (
 # engine -> the reason why its models are refused
 _REFUSED = {
     "keras": _KERAS,
-    "caffe2": f"Caffe2 models are not executed by this server, {_CONVERT}",
+    "caffe2": "Caffe2 models are not executed by this server, export the model to ONNX: docs/convert-to-onnx.md",
     **dict.fromkeys(
-        ("vllm", "tensorrtllm", "trtllm"), f"{_LANGUAGE} behind the gateway as a pool of its own: docs/routing.md"
+        ("vllm", "tensorrtllm", "trtllm"), f"{_LANGUAGE} behind the gateway as a pool of its own: docs/accelerators.md"
     ),
-    "gguf": f"{_LANGUAGE} (llama.cpp) behind the gateway as a pool of its own: docs/routing.md",
+    "gguf": f"{_LANGUAGE} (llama.cpp) behind the gateway as a pool of its own: docs/accelerators.md",
     "pickle": _PICKLE,
     "safetensors": _WEIGHTS,
     "dali": "DALI pipelines are not executed by this server; put pre-processing into a logic service: docs/logic.md",
