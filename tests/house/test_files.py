@@ -48,7 +48,7 @@ def test_a_lock_pins_by_hash_and_carries_no_url(lock: Path) -> None:
 def test_every_target_has_its_lock() -> None:
     targets = {"base", "cpu", "demo", "demo-embeddings", "dev", "gpu", "minilm", "openvino", "redis", "stores"}
     targets |= {"docs", "judges", "mutants", "test-frameworks", "test-openvino", "uv"}
-    images = {"build", "gateway", "logic"}
+    images = {"build", "gateway", "logic", "extra-forests", "extra-openvino-models"}
     images |= {f"inference-{each}" for each in ("cpu", "openvino", "gpu", "tensorrt")}
     assert {path.stem for path in LOCKS} == targets | {f"image-{each}" for each in images}
 
@@ -69,7 +69,9 @@ def test_targets_hold_the_versions_of_dev(lock: Path) -> None:
     dev = pins((ROOT / "requirements" / "dev.txt").read_text())
     for (name, marker), pinned in pins(lock.read_text()).items():
         same = {each for (other, _), each in dev.items() if other == name}
-        if not same and lock.stem.endswith(("frameworks", "gpu", "mutants", "openvino", "tensorrt")):
+        if not same and lock.stem.endswith(
+            ("forests", "frameworks", "gpu", "models", "mutants", "openvino", "tensorrt")
+        ):
             continue  # a package that `dev` lacks is locked for an environment of its own
         assert pinned in same, f"{name} ({marker}) differs from dev.txt: run 'make lock'"
 

@@ -207,6 +207,7 @@ def run_unit(name: str, root: Root) -> dict[str, Any]:
         *((f"image-{unit}", python) for unit in ("gateway", "logic") for python in ("3.11", "3.14")),
         *((f"image-inference-{each}", python) for each in ("cpu", "gpu", "tensorrt") for python in ("3.11", "3.14")),
         *(("image-inference-openvino", python) for python in ("3.11", "3.13")),
+        *((f"image-extra-{each}", "3.11") for each in ("forests", "openvino-models")),
         *(("dev", python) for python in ("3.12", "3.13", "3.14")),
         ("stores", "3.14"),
     ],

@@ -23,6 +23,7 @@ RENEW = "replace both files: they are taken up within a second"
 READY = {("gateway", "admin"): "/health/ready", ("logic", "admin"): "/health/ready"}
 READY |= {("inference", "http"): "/v2/health/ready"}
 ENOUGH_FILES = 4096
+ENGINES = {"torch": "torch", "forests": "treelite", "openvino-models": "openvino"}  # extra -> its package
 EARLIEST_S = 1_767_225_600.0  # 2026: no machine that runs this is older
 _TIME_ERROR = 5
 _LISTEN = "0A"
@@ -45,8 +46,8 @@ def packages() -> Iterator[Finding]:
         yield warn("onnx runtime", "it is not installed: no ONNX model can be served here", fix)
     else:
         yield good("onnx runtime", "one distribution of it is installed")
-    extra = "" if find_spec("torch") else "not installed; where model.pt is served: pip install 'oriel-serving[torch]'"
-    yield good("pytorch", extra or "it is installed, and is imported only in the processes of models")
+    for extra, package in ENGINES.items():
+        yield good(extra, "installed" if find_spec(package) else f"not installed: pip install 'oriel-serving[{extra}]'")
 
 
 def state() -> Iterator[Finding]:

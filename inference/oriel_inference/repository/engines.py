@@ -32,8 +32,7 @@ _PICKLE = (
     "(docs/convert-to-onnx.md), or serve it as it is, as a service (docs/your-model.md)"
 )
 _WEIGHTS = (
-    "safetensors files hold weights without the model around them: `oriel models import FOLDER` takes a folder of "
-    "Hugging Face (docs/convert-to-onnx.md)"
+    "safetensors files hold weights without the model: `oriel models import` takes a folder (docs/convert-to-onnx.md)"
 )
 _TEACHING = (
     "is one of Triton's example backends and has no model; remove the folder from the repository, see "
