@@ -79,6 +79,24 @@ def test_links_may_lead_into_a_folder_that_the_operator_named(tmp_path: Path) ->
         allowed.artifact("double", 1, "model.onnx")
 
 
+@pytest.mark.parametrize("inside", [True, False], ids=["in the repository", "in a folder that the operator named"])
+def test_files_in_a_folder_behind_a_link_are_checked_as_well(tmp_path: Path, inside: bool) -> None:
+    root, cache = tmp_path / "root", tmp_path / "cache"
+    behind = (root if inside else cache) / ".snapshot"
+    behind.mkdir(parents=True)
+    folder = models.put(root, "double", models.double(), models.DOUBLE) / "1"
+    (folder / "model").symlink_to(behind)
+    (folder / "again").symlink_to(folder)
+    (behind / "back").symlink_to(folder)
+    (behind / "config.json").write_bytes(bytes(7))
+    store = LocalStore(root, links_to=(cache,))
+    assert store.size_bytes("double", 1) == 7 + (folder / "model.onnx").stat().st_size
+    assert store.artifact("double", 1, "model.onnx") == folder / "model.onnx"
+    (behind / "model.safetensors").symlink_to("/etc/passwd")
+    with pytest.raises(LoadFailed, match="model.safetensors leads out of the model repository"):
+        store.artifact("double", 1, "model.onnx")
+
+
 def test_weights_behind_a_link_are_refused(tmp_path: Path) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"
     outside.mkdir()

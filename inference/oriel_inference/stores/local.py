@@ -287,10 +287,18 @@ class LocalStore:
         return names
 
     def _below(self, folder: Path, what: str) -> Iterator[Path]:
+        """Yield all below a folder, also through links that lead out of it; the caller has to check each before it asks
+        for the next.
+        """
         count = 0
-        for parent, folders, files in os.walk(folder):
+        for parent, folders, files in os.walk(folder, followlinks=True):
             for name in (*folders, *files):
                 count += 1
                 if count > self._max_entries:
                     raise LoadFailed(f"{what} has more than {self._max_entries} entries")
                 yield Path(parent, name)
+            # A link that stays below the folder leads to what is read anyway.
+            paths = [Path(parent, name) for name in folders]
+            folders[:] = [
+                each.name for each in paths if not (each.is_symlink() and each.resolve().is_relative_to(folder))
+            ]
