@@ -87,17 +87,16 @@ class Settings:
         )
     )
     host: str = setting("127.0.0.1", "--host", help="address of the public ports (default %(default)s)")
-    http_port: int = setting(8080, "--http-port", type=int, help="public HTTP (default %(default)s)")
-    grpc_port: int = setting(8081, "--grpc-port", type=int, help="public gRPC (default %(default)s)")
+    http_port: int = setting(8080, "--http-port", help="public HTTP (default %(default)s)")
+    grpc_port: int = setting(8081, "--grpc-port", help="public gRPC (default %(default)s)")
     admin_host: str = setting("127.0.0.1", "--admin-host", help="address of the admin port (default %(default)s)")
-    admin_port: int = setting(8082, "--admin-port", type=int, help="health, metrics, queues (default %(default)s)")
+    admin_port: int = setting(8082, "--admin-port", help="health, metrics, queues (default %(default)s)")
     internal_host: str = setting(
         "127.0.0.1", "--internal-host", help="address of the internal port, never a public one (default %(default)s)"
     )
     internal_port: int = setting(
         8084,
         "--internal-port",
-        type=int,
         help="model calls of logic servers, by ticket; open if there are ticket keys (default %(default)s)",
     )
     ticket_keys: tuple[bytes, ...] = field(
@@ -113,12 +112,11 @@ class Settings:
         ),
     )
     scaler_port: int = setting(
-        0, "--scaler-port", type=int, help="KEDA's external scaler on --host, usually 8083; 0: none (default)"
+        0, "--scaler-port", help="KEDA's external scaler on --host, usually 8083; 0: none (default)"
     )
     scaler_client_ca: Path | None = setting(
         None,
         "--scaler-client-ca",
-        type=Path,
         metavar="FILE",
         help="serve the scaler over TLS with --tls-cert, to clients with a certificate of this authority, PEM",
     )
@@ -130,16 +128,15 @@ class Settings:
         "decisions and policies to this machine only (default %(default)s)",
     )
     tls_cert: Path | None = setting(
-        None, "--tls-cert", type=Path, metavar="FILE", help="certificate chain of both public ports, PEM"
+        None, "--tls-cert", metavar="FILE", help="certificate chain of both public ports, PEM"
     )
     tls_key: Path | None = setting(
-        None, "--tls-key", type=Path, metavar="FILE", help="its key, PEM; both are reloaded when they change"
+        None, "--tls-key", metavar="FILE", help="its key, PEM; both are reloaded when they change"
     )
     keep_alive_s: float = setting(
         75.0,
         "--keep-alive-s",
         type=number(float, 1, 86_400),
-        metavar="S",
         help="seconds for which a public connection stays open without a request: more than a load balancer "
         "keeps its own (default %(default)g)",
     )
@@ -147,7 +144,6 @@ class Settings:
         64 << 20,
         "--cache-bytes",
         type=number(int, 0, 10**15 - 1),
-        metavar="N",
         help="memory for kept answers of deterministic routes, 0: keep none (default %(default)s)",
     )
     endpoints: Addresses = field(default_factory=dict, metadata=_addresses("--endpoint", "HTTP"))
@@ -175,14 +171,11 @@ class Settings:
     limiter_replicas: int = setting(
         1,
         "--limiter-replicas",
-        type=int,
-        metavar="N",
         help="gateways that share the limiter, until it says how many there are (default %(default)s)",
     )
     limiter_ca: Path | None = setting(
         None,
         "--limiter-ca",
-        type=Path,
         metavar="FILE",
         help="who signs for a rediss:// limiter, PEM; if there is no such file: whom this machine trusts",
     )
@@ -192,7 +185,6 @@ class Settings:
     quota_file: Path | None = setting(
         None,
         "--quota-file",
-        type=Path,
         metavar="FILE",
         help="where the embedded limiter keeps its quotas over a restart (default: quotas.db in ORIEL_STATE or "
         "~/.local/state/oriel); 'none' keeps nothing",

@@ -163,7 +163,6 @@ class Settings:
     model_cache: Path | None = MODELS.setting(
         None,
         "--model-cache",
-        type=Path,
         metavar="DIR",
         help="where versions from object stores are kept, one server per folder (default: ~/.cache/oriel/models)",
     )
@@ -171,7 +170,6 @@ class Settings:
         32 << 30,
         "--model-cache-bytes",
         type=number(int, 1 << 20, (1 << 50) - 1),
-        metavar="N",
         help="size limit of that folder; the least recently used versions are removed, never those that serve "
         "(default 32 GiB)",
     )
@@ -179,14 +177,12 @@ class Settings:
         (),
         "--allow-links-to",
         type=_folder,
-        action="append",
         metavar="DIR",
         help="links of repositories in folders may lead into this folder, such as ~/.cache/huggingface (repeatable)",
     )
     artefact_folder: Path | None = MODELS.setting(
         None,
         "--artefact-folder",
-        type=Path,
         metavar="DIR",
         help="where compiled artefacts of models with oriel.compile are kept; servers may share it (default: "
         "~/.cache/oriel/artefacts)",
@@ -195,7 +191,6 @@ class Settings:
         16 << 30,
         "--artefact-folder-bytes",
         type=_whole_bytes,
-        metavar="N",
         help="size limit of that folder; the least recently used artefacts are removed, never those in use here "
         "(default 16 GiB)",
     )
@@ -211,14 +206,12 @@ class Settings:
         600.0,
         "--artefact-build-secs",
         type=number(float, 1, 86_400),
-        metavar="S",
         help="time for one build, and for one check of its outputs (default 600)",
     )
     artefact_build_bytes: int = MODELS.setting(
         0,
         "--artefact-build-memory",
         type=_whole_bytes,
-        metavar="N",
         help="address space of the process that builds or checks (default: 2 GiB and 8 times the model's files)",
     )
     access_log: str = MODELS.setting(
@@ -239,7 +232,6 @@ class Settings:
         0,
         "--model-memory-budget",
         type=_whole_bytes,
-        metavar="N",
         help="bytes of memory for all models; those on demand are taken out of memory for one another (default: no "
         "limit)",
     )
@@ -247,27 +239,23 @@ class Settings:
         0,
         "--gpu-model-memory-budget",
         type=_whole_bytes,
-        metavar="N",
         help="the same for the memory of each GPU (default: no limit)",
     )
     poll_s: float = MODELS.setting(
         15.0,
         "--repository-poll-secs",
         type=number(float, 0.01, 86_400),
-        metavar="S",
         help="time between scans in modes poll and demand; a change counts when a second scan finds the same files",
     )
     namespacing: bool = MODELS.setting(
         False,
         "--model-namespacing",
-        type=switch,
         help="true: repositories may hold models of the same name, which are then called NAME@1 for the first "
         "repository and so on; ensembles prefer models of their own repository (default false)",
     )
     load_models: tuple[str, ...] = MODELS.setting(
         (),
         "--load-model",
-        action="append",
         metavar="NAME",
         help="modes explicit and demand: load this model at start (repeatable; * for all)",
     )
@@ -275,7 +263,6 @@ class Settings:
         0,
         "--model-load-thread-count",
         type=_whole,
-        metavar="N",
         help="models that are loaded at once, at most 16 (default: as many as cores, at least 2)",
     )
     rate_limited: bool = MODELS.setting(
@@ -289,7 +276,6 @@ class Settings:
         (),
         "--rate-limit-resource",
         type=_resource,
-        action="append",
         metavar="NAME:COUNT[:DEVICE]",
         help="count of a resource, on each device or on one; one that is global has the largest count that is given "
         "(repeatable; default: what the instance that needs most asks for)",
@@ -297,7 +283,6 @@ class Settings:
     exit_on_error: bool = MODELS.setting(
         False,
         "--exit-on-error",
-        type=switch,
         help="end with code 2 if a model of the start cannot be loaded (default false: the others serve)",
     )
     strict_readiness: bool | Literal["any"] = MODELS.setting(
@@ -363,13 +348,11 @@ class Settings:
     gpu_metrics: bool = PORTS.setting(
         True,
         "--allow-gpu-metrics",
-        type=switch,
         help="false: the metrics port does not show the load of GPUs (default true)",
     )
     client_shm: bool = PORTS.setting(
         False,
         "--allow-client-shm",
-        type=switch,
         help="true: clients on this machine may exchange tensors through files under /dev/shm that the server's user "
         "may read and write (default false)",
     )
@@ -377,11 +360,11 @@ class Settings:
     grpc_restrictions: tuple[Restriction, ...] = _restrict("--grpc-restricted-protocol", "protocol", GRPC_PREFIX)
     http_header_pattern: re.Pattern[str] | None = _forward("--http-header-forward-pattern")
     grpc_header_pattern: re.Pattern[str] | None = _forward("--grpc-header-forward-pattern")
-    reuse_http: bool = PORTS.setting(False, "--reuse-http-port", type=switch, help="true: share it with other servers")
-    reuse_grpc: bool = PORTS.setting(False, "--reuse-grpc-port", type=switch, help="true: share it with other servers")
-    grpc_tls: bool = PORTS.setting(False, "--grpc-use-ssl", type=switch, help="true: gRPC over TLS 1.2 or later")
+    reuse_http: bool = PORTS.setting(False, "--reuse-http-port", help="true: share it with other servers")
+    reuse_grpc: bool = PORTS.setting(False, "--reuse-grpc-port", help="true: share it with other servers")
+    grpc_tls: bool = PORTS.setting(False, "--grpc-use-ssl", help="true: gRPC over TLS 1.2 or later")
     grpc_mutual_tls: bool = PORTS.setting(
-        False, "--grpc-use-ssl-mutual", type=switch, help="true: also demand a certificate of --grpc-root-cert's"
+        False, "--grpc-use-ssl-mutual", help="true: also demand a certificate of --grpc-root-cert's"
     )
     grpc_cert: Path | None = _pem("--grpc-server-cert", "certificate chain of the gRPC port, PEM")
     grpc_key: Path | None = _pem("--grpc-server-key", "its key, PEM; both are reloaded when they change")
@@ -400,39 +383,28 @@ class Settings:
     cores: int = BOUNDS.setting(
         1,
         "--cores",
-        type=int,
         default=0,
-        metavar="N",
         help="cores that running batches share (default: all available)",
     )
-    default_timeout_s: float = BOUNDS.setting(
-        60.0, "--default-timeout-s", type=float, metavar="S", help="deadline of requests that set none"
-    )
+    default_timeout_s: float = BOUNDS.setting(60.0, "--default-timeout-s", help="deadline of requests that set none")
     max_body_bytes: int = BOUNDS.setting(
         64 << 20,
         "--max-body-bytes",
         "--http-max-input-size",
         type=_whole,
-        metavar="N",
         help="largest request (HTTP body or gRPC message)",
     )
     max_queue_items: int = BOUNDS.setting(
         10_000,
         "--max-queue-items",
-        type=int,
-        metavar="N",
         help="requests that may wait per model version",
     )
     max_queue_bytes: int = BOUNDS.setting(
         256 << 20,
         "--max-queue-bytes",
-        type=int,
-        metavar="N",
         help="bytes of requests that may wait per model version",
     )
-    max_batch_bytes: int = BOUNDS.setting(
-        64 << 20, "--max-batch-bytes", type=int, metavar="N", help="bytes of the requests of one batch"
-    )
+    max_batch_bytes: int = BOUNDS.setting(64 << 20, "--max-batch-bytes", help="bytes of the requests of one batch")
     cache_bytes: int = field(
         default=0,
         metadata=flags(
@@ -449,7 +421,6 @@ class Settings:
         25.0,
         "--exit-timeout-secs",
         type=number(float, 0, 86_400),
-        metavar="S",
         help="stop: how long requests in flight may take to finish (default 25)",
     )
     log: Mapping[str, bool | int | str] = field(
@@ -479,7 +450,6 @@ class Settings:
         (),
         "--device-class",
         type=_device_class,
-        action="append",
         metavar="DEVICE=CLASS",
         help="the class for which a device has a price: host=c7i or gpu0=h100 (repeatable; default: cpu, gpu)",
     )

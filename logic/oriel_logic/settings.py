@@ -36,7 +36,6 @@ class Settings:
     named: tuple[str, ...] = setting(
         (),
         "--service",
-        action="append",
         metavar="MODULE:NAME",
         help="a service that is installed; repeatable, beside those of the entry points 'oriel.services'",
     )
@@ -55,14 +54,12 @@ class Settings:
     inference_grpc: tuple[tuple[str, int], ...] = setting(
         (),
         "--inference-grpc",
-        action="append",
         metavar="HOST:PORT",
         help="the same servers' gRPC, for models.stream; repeatable; default 127.0.0.1:8001",
     )
     gateway: tuple[tuple[str, int], ...] = setting(
         (),
         "--gateway",
-        action="append",
         metavar="HOST:PORT",
         help="internal port of a gateway: call models through it and not at --inference, so that they may be "
         "scaled to zero; repeatable",
@@ -70,10 +67,10 @@ class Settings:
     usage_folder: Path | None = field(default=None, metadata=usage_flag())
     usage_store: Location | None = field(default=None, metadata=usage_store_flag())
     host: str = setting("127.0.0.1", "--host", help="address to listen on")
-    http_port: int = setting(8090, "--http-port", type=int)
-    admin_port: int = setting(8092, "--admin-port", type=int, help="health and metrics")
+    http_port: int = setting(8090, "--http-port")
+    admin_port: int = setting(8092, "--admin-port", help="health and metrics")
     trusted_peers: tuple[str, ...] = field(default=LOOPBACK, metadata=trusted_peer_flag())
-    workers: int = setting(2, "--workers", type=int, help="worker processes for CPU work")
+    workers: int = setting(2, "--workers", help="worker processes for CPU work")
     worker_environment: str = setting(
         "",
         "--worker-environment",

@@ -7,13 +7,17 @@ A field of a `Settings` dataclass lists its flags in its metadata:
 `add_flags` gives them to a parser in the order of the fields, and `values` reads the fields back from what was parsed.
 A flag belongs to the field it is listed at. It sets that field, unless it names a `dest` of its own: then the unit's
 command combines it with others.
+
+The type of the field says how the text of such a flag is read and how `--help` names it: a number of seconds for
+`float`, a switch for `bool`, a flag that may be repeated for `tuple`. Options of the flag itself come first.
 """
 
 import argparse
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin
 
 T = TypeVar("T")
 
@@ -63,6 +67,8 @@ def add_flags(parser: argparse.ArgumentParser, settings: type) -> None:
             if each.group not in groups:
                 groups[each.group] = parser.add_argument_group(each.group)
             options = {"dest": field.name, **each.options}
+            if options["dest"] == field.name and "action" not in options:
+                options = {**_by_type(field.type), **options}
             if options["dest"] == field.name and options.get("action") != "append" and field.default is not MISSING:
                 options.setdefault("default", field.default)
             groups[each.group].add_argument(*each.names, **options)
@@ -102,3 +108,18 @@ def switch(text: str) -> bool:
     if text.lower() not in known:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is neither true nor false")
     return known[text.lower()]
+
+
+def _by_type(kind: Any) -> dict[str, Any]:
+    """Return the options of a flag that follow from the type of its field. None beside another type does not count."""
+    if get_origin(kind) is tuple:
+        return {"action": "append"}
+    return _BY_TYPE.get(next(iter(get_args(kind)), kind), {})
+
+
+_BY_TYPE: dict[object, dict[str, Any]] = {
+    bool: {"type": switch, "metavar": "BOOL"},
+    int: {"type": int, "metavar": "N"},
+    float: {"type": float, "metavar": "S"},
+    Path: {"type": Path},
+}
