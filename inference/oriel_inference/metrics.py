@@ -145,6 +145,10 @@ def _number(read: Callable[[Statistics], float | Histogram]) -> Callable[[Source
     return lambda source: (({}, read(source.statistics)),)
 
 
+def _micros(read: Callable[[Statistics], int]) -> Callable[[Source], Samples]:
+    return _number(lambda statistics: read(statistics) // 1000)
+
+
 def _total(read: Callable[[ServingModel], float]) -> Callable[[Source], Samples]:
     return lambda source: (({}, sum(read(each) for each in source.queues)),)
 
@@ -238,47 +242,27 @@ def _sampled(source: Source) -> Samples:
     return () if quality is None else _by("result", ((each, quality.samples[each]) for each in SAMPLE_RESULTS))
 
 
+_ONCE = ", counted once per request"
 _CACHE: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
     ("num_hits", "Requests answered from the response cache", lambda s: s.cache_hit.count),
     ("hit_duration", "Microseconds in which those answers were found", lambda s: s.cache_hit.ns // 1000),
     ("num_misses", "Requests whose answer was not in the response cache", lambda s: s.cache_miss.count),
     ("miss_duration", "Microseconds of looking for those answers and keeping them", lambda s: s.cache_miss.ns // 1000),
 )
+# name, text, nanoseconds
+_DURATIONS: tuple[tuple[str, str, Callable[[Statistics], int]], ...] = (
+    ("request", "Total time from entering the queue to the answer", lambda s: s.success.ns),
+    ("queue", "Total time in the queue", lambda s: s.queue.ns),
+    ("compute_input", f"Total time of assembling batches{_ONCE}", lambda s: s.stages.input.ns),
+    ("compute_infer", f"Total time of executing batches{_ONCE}", lambda s: s.stages.infer.ns),
+    ("compute_output", f"Total time of splitting batches{_ONCE}", lambda s: s.stages.output.ns),
+)
 FAMILIES = (
     Family("nv_inference_request_success", "counter", "Requests answered", _number(lambda s: s.success.count)),
     Family("nv_inference_request_failure", "counter", "Requests without an answer", _failures),
     Family("nv_inference_count", "counter", "Rows executed", _number(lambda s: s.inferences)),
     Family("nv_inference_exec_count", "counter", "Batches executed", _number(lambda s: s.executions)),
-    Family(
-        "nv_inference_request_duration_us",
-        "counter",
-        "Total time from entering the queue to the answer",
-        _number(lambda s: s.success.ns // 1000),
-    ),
-    Family(
-        "nv_inference_queue_duration_us",
-        "counter",
-        "Total time in the queue",
-        _number(lambda s: s.queue.ns // 1000),
-    ),
-    Family(
-        "nv_inference_compute_input_duration_us",
-        "counter",
-        "Total time of assembling batches, counted once per request",
-        _number(lambda s: s.stages.input.ns // 1000),
-    ),
-    Family(
-        "nv_inference_compute_infer_duration_us",
-        "counter",
-        "Total time of executing batches, counted once per request",
-        _number(lambda s: s.stages.infer.ns // 1000),
-    ),
-    Family(
-        "nv_inference_compute_output_duration_us",
-        "counter",
-        "Total time of splitting batches, counted once per request",
-        _number(lambda s: s.stages.output.ns // 1000),
-    ),
+    *(Family(f"nv_inference_{name}_duration_us", "counter", text, _micros(read)) for name, text, read in _DURATIONS),
     Family(
         "nv_inference_pending_request_count",
         "gauge",

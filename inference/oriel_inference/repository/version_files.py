@@ -5,12 +5,11 @@ the checked ones; the checksums of a configuration; and the reference with which
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from hashlib import file_digest, md5
 from pathlib import Path
-from shutil import rmtree
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 from oriel_inference.errors import ConfigInvalid, LoadFailed
 from oriel_inference.model import is_version
@@ -60,21 +59,15 @@ def private_files(
     When the block ends and the copy is deleted, a runtime has read or mapped what it needs. Raises LoadFailed for files
     that must not be opened.
     """
-    try:
-        folder = Path(mkdtemp(prefix="oriel-model-"))
-    except OSError as error:
-        _log.debug("model %s is read from the repository itself, which may change meanwhile: %s", model, error)
-        yield paths
-        return
-    try:
+    with ExitStack() as stack:
         try:
+            made = TemporaryDirectory(prefix="oriel-model-", ignore_cleanup_errors=True)
+            folder = Path(stack.enter_context(made))
             copied = store.copy(model, version, folder)
         except OSError as error:
             _log.debug("model %s is read from the repository itself, which may change meanwhile: %s", model, error)
             copied = False
         yield {name: _same(folder / name, path) for name, path in paths.items()} if copied else paths
-    finally:
-        rmtree(folder, ignore_errors=True)
 
 
 def _same(copied: Path, original: Path) -> Path:
