@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from oriel_policies.waiting.batch import BatchBounds
 from oriel_wire.v2.messages import Array
@@ -189,6 +189,10 @@ class EngineOptions:
     outputs: Sequence[TensorInfo] = ()
     operators: Sequence[str] = ()
     python: str = ""
+
+    def for_child(self) -> dict[str, Any]:
+        """Return the options for a child process that tries the model: with one thread, because serving goes first."""
+        return asdict(replace(self, intra_op_threads=1, inter_op_threads=1, concurrent_runs=1))
 
     @property
     def cuda_graphs(self) -> bool:

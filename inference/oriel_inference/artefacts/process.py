@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import IO, Any
@@ -320,12 +320,7 @@ def _request(compilation: Compilation, source: Path, folder: Path, bounds: Build
         "source": str(source),
         "shown": f"{compilation.model}/{compilation.version}/{source.name}",
         "compiler": compilation.compiler.name,
-        "options": {
-            **asdict(compilation.place.options),
-            "intra_op_threads": 1,
-            "inter_op_threads": 1,
-            "concurrent_runs": 1,
-        },
+        "options": compilation.place.options.for_child(),
         "folder": str(folder),
         "samples": None,
         "memory_bytes": _memory_bytes(compilation, source, bounds),

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import TypeVar
 
 from oriel_inference.backends import Session
-from oriel_inference.errors import LoadFailed
+from oriel_inference.errors import ConfigInvalid, LoadFailed
 from oriel_inference.model import EngineOptions
 
+T = TypeVar("T")
 _COMPILERS = {
     "onnxruntime-graph": "oriel_inference.backends.onnx_graph:OnnxGraph",
     "openvino": "oriel_inference.backends.openvino_cpu:OpenVino",
@@ -94,6 +96,23 @@ def number(least: int, most: int) -> Callable[[str], str]:
         return text
 
     return read
+
+
+def never(reason: str) -> Callable[[str], str]:
+    """Return a function that refuses every value of a setting."""
+
+    def read(text: str) -> str:
+        raise ValueError(reason)
+
+    return read
+
+
+def read_value(read: Callable[[str], T], text: str, file: str, field: str) -> T:
+    """Return the value of a setting. read: raises ValueError that says what the value must be. Raises ConfigInvalid."""
+    try:
+        return read(text)
+    except ValueError as error:
+        raise ConfigInvalid(file, field, str(error)) from error
 
 
 def compiler_names() -> list[str]:

@@ -10,6 +10,7 @@ of a configuration need not be the operator of the server.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 
+from oriel_inference.backends.compilers import never, one_of, read_value
 from oriel_inference.errors import ConfigInvalid
 from oriel_wire.process.shared_settings import cache_folder
 from oriel_wire.v2.proto import model_config_pb2 as pb
@@ -63,29 +64,13 @@ def _folder(text: str) -> str:
     return str(cache_folder("engines").joinpath(*(part for part in parts if part != "/")))
 
 
-def _one_of(*values: str) -> Convert:
-    def convert(text: str) -> str:
-        if text not in values:
-            raise ValueError(f"must be one of {', '.join(values)}")
-        return text
-
-    return convert
-
-
 def _numbered(*values: str) -> Convert:
     """Return the names of a value, and its numbers in Triton's older spelling."""
 
     def convert(text: str) -> str:
         if text.isascii() and text.isdigit() and int(text) < len(values):
             return values[int(text)]
-        return _one_of(*values)(text)
-
-    return convert
-
-
-def _never(reason: str) -> Convert:
-    def convert(text: str) -> str:
-        raise ValueError(reason)
+        return one_of(*values)(text)
 
     return convert
 
@@ -118,7 +103,7 @@ _CUDA_FLAGS = """
     use_ep_level_unified_stream use_tf32 fuse_conv_bias
 """.split()
 _STALE = "would answer from the tensors of an earlier batch: CUDA graphs are for the accelerator cuda alone"
-_LIBRARY = "would load a library into the server, which a model configuration may not do"
+LIBRARY = "would load a library into the server, which a model configuration may not do"
 
 # accelerator -> parameter -> (option of the provider, function that reads its value)
 _KEYS: dict[str, dict[str, tuple[str, Convert]]] = {
@@ -130,7 +115,7 @@ _KEYS: dict[str, dict[str, tuple[str, Convert]]] = {
         "trt_engine_cache_prefix": ("trt_engine_cache_prefix", _file),
         "trt_timing_cache_path": ("trt_timing_cache_path", _folder),
         "trt_ep_context_file_path": ("trt_ep_context_file_path", _folder),
-        "trt_extra_plugin_lib_paths": ("trt_extra_plugin_lib_paths", _never(_LIBRARY)),
+        "trt_extra_plugin_lib_paths": ("trt_extra_plugin_lib_paths", never(LIBRARY)),
         "trt_cuda_graph_enable": ("trt_cuda_graph_enable", _off(_STALE)),
         **{key: (key, _true) for key in _TRT_FLAGS},
         **{key: (key, _number) for key in _TRT_NUMBERS},
@@ -142,12 +127,12 @@ _KEYS: dict[str, dict[str, tuple[str, Convert]]] = {
         "cudnn_conv_algo_search": ("cudnn_conv_algo_search", _numbered("EXHAUSTIVE", "HEURISTIC", "DEFAULT")),
         "tunable_op_max_tuning_duration_ms": ("tunable_op_max_tuning_duration_ms", _number),
         "sdpa_kernel": ("sdpa_kernel", _number),
-        "device_id": ("device_id", _never("is given by instance_group.gpus")),
+        "device_id": ("device_id", never("is given by instance_group.gpus")),
         **{key: (key, _flag) for key in _CUDA_FLAGS},
     },
     "openvino": {
-        "device_type": ("device_type", _one_of("CPU")),
-        "precision": ("precision", _one_of("FP32", "FP16", "ACCURACY")),
+        "device_type": ("device_type", one_of("CPU")),
+        "precision": ("precision", one_of("FP32", "FP16", "ACCURACY")),
         "num_of_threads": ("num_of_threads", _number),
         "num_streams": ("num_streams", _number),
         "cache_dir": ("cache_dir", _folder),
@@ -207,8 +192,5 @@ def _options(accelerator: str, given: Options, file: str, field: str) -> dict[st
         if key not in _KEYS[accelerator]:
             raise ConfigInvalid(file, f"{field}[{key[:64]!r}]", f"is not an option of {accelerator}")
         name, convert = _KEYS[accelerator][key]
-        try:
-            options[name] = convert(value)
-        except ValueError as error:
-            raise ConfigInvalid(file, f"{field}[{key!r}]", str(error)) from error
+        options[name] = read_value(convert, value, file, f"{field}[{key!r}]")
     return options

@@ -8,7 +8,7 @@ while without checks. It has a low priority, and a check is given up when its fi
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,11 +141,5 @@ def _request(path: Path, shown: str, backend: str, options: EngineOptions) -> di
         "backend": backend,
         # Other providers map device memory, which counts towards a limit of the address space.
         "memory_bytes": 0 if options.providers else BASE_MEMORY_BYTES + MEMORY_PER_BYTE * size,
-        "options": {
-            **asdict(options),
-            "providers": tried,
-            "intra_op_threads": 1,
-            "inter_op_threads": 1,
-            "concurrent_runs": 1,
-        },
+        "options": replace(options, providers=tried).for_child(),
     }

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from oriel_inference.backends.compilers import VARIANT, Compiler, compiler_names, find_compiler
+from oriel_inference.backends.compilers import VARIANT, Compiler, compiler_names, find_compiler, read_value
 from oriel_inference.errors import ConfigInvalid, LoadFailed
 from oriel_inference.model import EngineOptions, ModelSpec, TensorSpec
 from oriel_inference.repository.accelerators import OPENVINO, TENSORRT, accelerators
@@ -152,10 +152,7 @@ def compiler_of(config: pb.ModelConfig, file: str) -> CompileRequest | None:
     if config.backend != compiler.reference:
         raise ConfigInvalid(file, field, f"{compiler.name!r} is for models of backend {compiler.reference!r} only")
     text = given.pop("tolerance", "")
-    try:
-        tolerance = parse_tolerance(text) if text else None
-    except ValueError as error:
-        raise ConfigInvalid(file, f"parameters[{TOLERANCE_KEY!r}]", str(error)) from error
+    tolerance = read_value(parse_tolerance, text, file, f"parameters[{TOLERANCE_KEY!r}]") if text else None
     return CompileRequest(compiler, tolerance, _read(compiler, given, file, f"parameters[{_SETTING + '{}'!r}]"))
 
 
@@ -185,10 +182,7 @@ def _read(compiler: Compiler, given: Mapping[str, str], file: str, field: str) -
         if name not in compiler.settings:
             known = ", ".join(["tolerance", *compiler.settings])
             raise ConfigInvalid(file, field.format(name[:64]), f"is not a setting of {compiler.name!r}, only {known}")
-        try:
-            read[name] = compiler.settings[name](value)
-        except ValueError as error:
-            raise ConfigInvalid(file, field.format(name), str(error)) from error
+        read[name] = read_value(compiler.settings[name], value, file, field.format(name))
     return read
 
 

@@ -8,6 +8,7 @@ is shown to clients and gets a warning in the log. docs/model-repository.md list
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from oriel_inference.backends.compilers import read_value
 from oriel_inference.errors import ConfigInvalid
 from oriel_inference.repository.accelerators import check_accelerators
 from oriel_inference.repository.engines import name_engine
@@ -80,11 +81,8 @@ def read_parameters(config: pb.ModelConfig, file: str, table: Mapping[str, Calla
     """
     found: dict[str, str] = {}
     for key, read in table.items():
-        try:
-            if text := parameter(config, key):
-                found[key] = read(text)
-        except ValueError as error:
-            raise ConfigInvalid(file, f"parameters[{key!r}]", str(error)) from error
+        if text := parameter(config, key):
+            found[key] = read_value(read, text, file, f"parameters[{key!r}]")
     return found
 
 

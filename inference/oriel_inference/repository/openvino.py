@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import msgspec
 
-from oriel_inference.backends.compilers import number, one_of
+from oriel_inference.backends.compilers import never, number, one_of
+from oriel_inference.repository.accelerators import LIBRARY
 from oriel_inference.repository.config import read_parameters
 from oriel_inference.repository.instances import Place, instances_by_demand
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
 BACKEND = "openvino"
 MAX_COUNT = 256  # bound on streams, and on threads
-_LIBRARY = "would load a library into the server, which a model configuration may not do"
 
 
 def _upper(read: Callable[[str], str]) -> Callable[[str], str]:
@@ -29,10 +29,6 @@ def _device(text: str) -> str:
     return text
 
 
-def _never(text: str) -> str:
-    raise ValueError(_LIBRARY)
-
-
 _YES_NO = _upper(one_of("YES", "NO"))
 _PARAMETERS: dict[str, Callable[[str], str]] = {
     "PERFORMANCE_HINT": _upper(one_of("LATENCY", "THROUGHPUT")),
@@ -43,7 +39,7 @@ _PARAMETERS: dict[str, Callable[[str], str]] = {
     "ENABLE_BATCH_PADDING": _YES_NO,
     "RESHAPE_IO_LAYERS": _YES_NO,
     "TARGET_DEVICE": _upper(_device),
-    "CPU_EXTENSION_PATH": _never,
+    "CPU_EXTENSION_PATH": never(LIBRARY),
     "TF_GRAPH_TAG": one_of("serve"),
     "TF_SIGNATURE_DEF": str,
 }
