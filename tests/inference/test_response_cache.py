@@ -16,8 +16,8 @@ import tritonclient.http
 from oriel_inference.backends import Outputs
 from oriel_inference.batching import response_cache
 from oriel_inference.batching.call import Call
-from oriel_inference.batching.response_cache import INLINE_BYTES, ModelCache, _kept
-from oriel_inference.errors import DeadlineExceeded, ServerStopping
+from oriel_inference.batching.response_cache import MAX_REQUEST_BYTES, ModelCache, _kept
+from oriel_inference.errors import DeadlineExceeded
 from oriel_policies.upstreams.answer_cache import AnswerCache
 from oriel_wire.context import CallContext
 from oriel_wire.v2.messages import Array, InferRequest, RequestedOutput
@@ -85,11 +85,7 @@ def test_requests_that_differ_are_executed(other: Any) -> None:
 @pytest.mark.parametrize(("one", "two"), [(["ab", "c"], ["a", "bc"]), ([b"1"], ["1"])])
 def test_texts_are_equal_only_one_by_one(one: list[str], two: list[str]) -> None:
     at = bench()
-    keys = {
-        response_cache._digest(described)
-        for each in (one, two, list(one))
-        if (described := _cache_of(at)._described(_call({"x": np.array(each, object)}))) is not None
-    }
+    keys = {_cache_of(at)._digest(_call({"x": np.array(each, object)})) for each in (one, two, list(one))}
     assert len(keys) == 2
 
 
@@ -149,10 +145,12 @@ def test_answers_are_forgotten_with_their_load() -> None:
     cache = _cache_of(at)._cache
     other = ModelCache(cache, at.batcher.spec, at.batcher._answers._machine, at.batcher.statistics)  # type: ignore[union-attr]
     ask(at, [[1, 2]])
-    assert not other.takes(_call({"x": np.array([[1, 2]])}), at.batcher.submit), "the answers of another load"
-    at.batcher.close()
+    assert not other.takes(_call({"x": np.array([[1, 2]])})), "the answers of another load"
+    running = at.call()
     at.clock.run()
-    assert len(cache) == 0
+    at.batcher.close()
+    at.settle()
+    assert at.answer(running) and len(cache) == 0, "what was running is not kept either"
 
 
 def test_a_kept_answer_holds_no_more_memory_than_it_counts() -> None:
@@ -166,48 +164,11 @@ def test_a_kept_answer_holds_no_more_memory_than_it_counts() -> None:
     assert _kept([np.array([b""] * (response_cache.MAX_TEXTS + 1), object)]) is None
 
 
-# Large requests -----------------------------------------------------------------------------------------------------
-
-
-def test_large_requests_are_digested_in_a_worker() -> None:
+def test_large_requests_are_executed_within_their_deadline() -> None:
     at = bench()
-    at.submit(_large(at, 0))
-    at.clock.run()
-    assert at.batcher.pending == 1 and len(at.workers.jobs) == 1 and not at.runs
-    at.settle()
-    assert counts(at) == (0, 1, 1, 1) and at.batcher.pending == 0
-    at.submit(_large(at, 1))
-    at.settle()
-    assert counts(at) == (1, 1, 2, 1)
-
-
-def test_a_caller_may_leave_and_a_server_stop_while_a_digest_is_computed() -> None:
-    at = bench()
-    left, stopped = at.submit(_large(at, 0)), at.submit(_large(at, 1))
-    at.leave(left)
-    at.batcher.close()
-    at.settle()
-    assert not at.replies[left] and isinstance(at.error(stopped), ServerStopping) and not at.runs
-
-
-def test_requests_beyond_the_bound_of_the_queue_are_not_digested() -> None:
-    at = bench(max_bytes=1 << 20)
-    machine = replace(_cache_of(at)._machine, max_bytes=INLINE_BYTES * 3)
-    _cache_of(at)._machine = machine
-    at.submit(_large(at, 0))
-    assert not _cache_of(at).takes(_large(at, 1), at.batcher.submit)
-
-
-def _large(at: Bench, number: int) -> Call:
-    return Call(
-        inputs={"x": np.zeros((1, 2), np.int64)},
-        rows=1,
-        signature=None,
-        arrived_s=at.clock.now(),
-        deadline=at.clock.now() + 60,
-        size_bytes=INLINE_BYTES * 2,
-        reply=lambda result: at.replied(number, result),
-    )
+    for _ in range(2):
+        ask(at, [[1, 2]], size_bytes=MAX_REQUEST_BYTES + 1)
+    assert counts(at) == (0, 0, 2, 2)
 
 
 # Whole paths --------------------------------------------------------------------------------------------------------

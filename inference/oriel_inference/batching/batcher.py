@@ -131,8 +131,8 @@ class Batcher:
     # Joining and leaving the queue ------------------------------------------------------------------------------
 
     @property
-    def pending(self) -> int:  # calls in the queue, or on their way to it
-        return len(self._queue) if self._answers is None else len(self._queue) + self._answers.hashing
+    def pending(self) -> int:  # calls in the queue
+        return len(self._queue)
 
     @property
     def running(self) -> int:  # batches on instances
@@ -160,7 +160,7 @@ class Batcher:
                 self._fail(call, lateness(call))
                 return
             ticket = call.parked(call.deadline)
-        if self._answers is not None and self._answers.takes(call, self.submit):
+        if self._answers is not None and self._answers.takes(call):
             return
         if self._service_times.floor.refuses(call.rows, call.deadline - now):
             self._fail(call, DeadlineTooShort())

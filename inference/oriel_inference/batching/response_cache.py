@@ -6,13 +6,14 @@ as well, except `priority` and `timeout`. The key is a SHA-256 digest of all tha
 tenant's different request because their keys collide.
 
 An answer from the cache takes no place in the queue and no core. It is not kept if it has an error, is on a GPU, or
-has more than MAX_ANSWER_BYTES or MAX_TEXTS. Kept arrays are copies, because those of a batch share its memory.
+has more than MAX_ANSWER_BYTES or MAX_TEXTS. Kept arrays are copies, because those of a batch share its memory. Requests
+of more than MAX_REQUEST_BYTES or MAX_TEXTS are executed: their digest would take the loop for too long.
 
-Owner and single writer: the loop. Only the digests of large requests are computed in a worker.
+Owner and single writer: the loop.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import count
 from math import inf
@@ -29,7 +30,7 @@ from oriel_inference.model import ModelSpec
 from oriel_policies.upstreams.answer_cache import AnswerCache
 from oriel_wire.v2.messages import Array
 
-INLINE_BYTES = 256 << 10  # 0.2 ms; larger requests are digested in a worker
+MAX_REQUEST_BYTES = 4 << 20  # digested on the loop in some 3 ms
 MAX_ANSWER_BYTES = 16 << 20  # copied on the loop in some 3 ms
 MAX_TEXTS = 1 << 14
 ENTRY_BYTES = 1024  # of the digest and of the objects around an answer
@@ -37,18 +38,9 @@ DROPPED_AT_ONCE = 1000
 _loads = count()
 _encode = msgspec.msgpack.Encoder().encode
 
-Submit = Callable[[Call], None]
-
-
-# The facts that make a request equal to another: a text about it, and the values of its inputs.
-_Described = tuple[bytes, Sequence[Array]]
-
 
 class ModelCache:
-    """The part of one load of a model version in the server's cache.
-
-    hashing: number of calls whose digest is being computed.
-    """
+    """The part of one load of a model version in the server's cache."""
 
     def __init__(
         self, cache: AnswerCache[Sequence[Array]], spec: ModelSpec, machine: Machine, statistics: Statistics
@@ -59,25 +51,16 @@ class ModelCache:
         self._owner = f"{spec.name}/{spec.version}/{next(_loads)}"
         self._machine = machine
         self._statistics = statistics
-        self._digests: dict[Call, bytes] = {}
-        self._hashing_bytes = 0
-        self.hashing = 0
+        self._closed = False
 
-    def takes(self, call: Call, submit: Submit) -> bool:
-        """Return whether `call` is answered from the cache, or is submitted again once its digest is known. Otherwise
-        it has to be executed, and its answer will be kept.
-
-        submit: takes the call again.
+    def takes(self, call: Call) -> bool:
+        """Return whether `call` is answered from the cache. Otherwise it has to be executed, and its answer will be
+        kept.
         """
         began_s = self._machine.clock.now()
-        digest = self._digests.pop(call, None)
+        digest = self._digest(call)
         if digest is None:
-            described = self._described(call)
-            if described is None:
-                return False
-            if call.size_bytes > INLINE_BYTES:
-                return self._digest_apart(call, described, submit)
-            digest = _digest(described)
+            return False
         statistics, now = self._statistics, self._machine.clock.now()
         found = self._cache.get(digest, now)
         if found is None:
@@ -89,37 +72,16 @@ class ModelCache:
         return True
 
     def close(self) -> None:
-        """Forget all answers, a part of them in each turn of the loop."""
+        """Forget all answers, a part of them in each turn of the loop, and keep no more."""
+        self._closed = True
         if self._cache.drop(self._owner, DROPPED_AT_ONCE):
             self._machine.clock.call_soon(self.close)
 
-    def _digest_apart(self, call: Call, described: _Described, submit: Submit) -> bool:
-        size = call.size_bytes
-        if self._hashing_bytes + size > self._machine.max_bytes:
-            return False  # as much waits for its digest as may wait in the queue: execute it
-        self._hashing_bytes += size
-        self.hashing += 1
-
-        def hashed(digest: bytes) -> None:
-            self._hashing_bytes -= size
-            self.hashing -= 1
-            if not call.finished:
-                self._digests[call] = digest
-                submit(call)
-                self._digests.pop(call, None)
-
-        def job() -> None:
-            digest = _digest(described)
-            self._machine.clock.call_from_thread(lambda: hashed(digest))
-
-        self._machine.workers.submit(job)
-        return True
-
-    def _described(self, call: Call) -> _Described | None:
-        """Return the facts about a request; None if it is not cached."""
+    def _digest(self, call: Call) -> bytes | None:
+        """Return the digest of the facts that make a request equal to another; None if it is not cached."""
         names = sorted(call.inputs)
         arrays = [call.inputs[name] for name in names]
-        if any(_is_foreign(each) for each in arrays):
+        if call.size_bytes > MAX_REQUEST_BYTES or any(map(_is_foreign, arrays)):
             return None
         seen: list[object] = []
         if call.source is not None:
@@ -128,7 +90,11 @@ class ModelCache:
             parameters = sorted([pair for pair in request.parameters.items() if pair[0] not in ("priority", "timeout")])
             seen = [wanted, parameters]
         shapes = [[each.dtype.str, each.shape] for each in arrays]
-        return _encode([self._owner, names, shapes, seen]), arrays
+        found = hashlib.sha256(_encode([self._owner, names, shapes, seen]))
+        for array in arrays:
+            flat = array.reshape(-1)
+            found.update(_encode(flat.tolist()) if array.dtype.hasobject else memoryview(flat))  # type: ignore[arg-type]  # numpy says less than it does
+        return found.digest()
 
     def _answer(self, call: Call, outputs: Sequence[Array]) -> None:
         if call.finished:
@@ -141,7 +107,7 @@ class ModelCache:
 
     def _replied(self, digest: bytes, reply: Reply, result: Answer | InferenceError) -> None:
         reply(result)
-        if isinstance(result, Answer):
+        if isinstance(result, Answer) and not self._closed:
             began_s = self._machine.clock.now()
             if (kept := _kept(result.outputs)) is not None:
                 self._cache.put(digest, self._owner, *kept, began_s, inf)
@@ -153,14 +119,6 @@ def model_cache(spec: ModelSpec, machine: Machine, statistics: Statistics) -> Mo
     if machine.answers is None or not spec.cached:
         return None
     return ModelCache(machine.answers, spec, machine, statistics)
-
-
-def _digest(described: _Described) -> bytes:
-    found = hashlib.sha256(described[0])
-    for array in described[1]:
-        flat = array.reshape(-1)
-        found.update(_encode(flat.tolist()) if array.dtype.hasobject else memoryview(flat))  # type: ignore[arg-type]  # numpy says less than it does
-    return found.digest()
 
 
 def _is_foreign(array: object) -> bool:
