@@ -3,6 +3,7 @@
 from argparse import SUPPRESS
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from os import environ
 
 from oriel_inference.errors import InvalidRequest
 from oriel_wire.errors import StartFailed
@@ -87,16 +88,18 @@ def read_flags(words: Iterable[str]) -> tuple[TraceStart, list[str]]:
     variables = {_VARIABLES[key]: ",".join(found.pop(key)) for key in _VARIABLES if key in found}
     if (url := variables.get(_VARIABLES["url"], "")) and "://" not in url:
         variables[_VARIABLES["url"]] = f"http://{url}"
-    if mode == "opentelemetry" and found.get("level") == ["OFF"]:
-        variables["OTEL_SDK_DISABLED"] = "true"
-    values, sampled = dict(DEFAULTS), mode == "opentelemetry" and "rate" in found
+    if own := variables.get(_VARIABLES["resource"]):
+        variables[_VARIABLES["resource"]] = ",".join(filter(None, [environ.get(_VARIABLES["resource"]), own]))
+    values, given = dict(DEFAULTS), found.keys() & _NAMES.keys() if mode == "opentelemetry" else frozenset()
     try:
         for key in _NAMES.keys() & found:
             texts = found.pop(key)
             values[_NAMES[key]] = read_setting(_NAMES[key], texts if key == "level" else texts[-1:])
     except InvalidRequest as error:
         raise StartFailed(f"--trace-config: {error.message}") from error
-    if sampled and isinstance(rate := values["trace_rate"], int):
+    if "level" in given and not values["trace_level"]:
+        variables["OTEL_SDK_DISABLED"] = "true"
+    if "rate" in given and isinstance(rate := values["trace_rate"], int):
         variables["OTEL_TRACES_SAMPLER_ARG"] = str(1 / max(1, rate))
     if mode == "triton" and values["trace_level"] and not file:
         found["level"] = []

@@ -136,14 +136,14 @@ def test_traces_go_to_the_collector_that_tritons_flag_names(
 
 def test_spans_follow_tritons_settings_of_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OTEL_TRACES_SAMPLER_ARG", "OTEL_RESOURCE_ATTRIBUTES", "OTEL_BSP_SCHEDULE_DELAY", "OTEL_SDK_DISABLED"):
-        monkeypatch.setenv(name, "")
+        monkeypatch.setenv(name, "host.name=h,zone=b" if name == "OTEL_RESOURCE_ATTRIBUTES" else "")
     words = ["mode=opentelemetry", "rate=4", "level=TIMESTAMPS", "opentelemetry,resource=service.name=mine"]
     words += ["opentelemetry,resource=zone=a", "opentelemetry,bsp_schedule_delay=1500"]
     settings = settings_of(monkeypatch, *[f"--trace-config={each}" for each in words])
     assert sampling_of() == Sampling.by_ratio(0.25) and queue_of().delay_s == 1.5
-    assert {"service.name": "mine", "zone": "a"}.items() <= resource_of("inference").items()
+    assert {"service.name": "mine", "zone": "a", "host.name": "h"}.items() <= resource_of("inference").items()
     assert settings.traces.mode == "opentelemetry" and not settings.without_effect
-    settings_of(monkeypatch, "--trace-config=mode=opentelemetry", "--trace-level=OFF")
+    settings_of(monkeypatch, "--trace-config=mode=opentelemetry", "--trace-level=off")
     assert os.environ["OTEL_SDK_DISABLED"] == "true"
 
 

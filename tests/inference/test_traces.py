@@ -87,7 +87,7 @@ def test_a_model_follows_the_settings_for_all_but_for_its_own(tmp_path: Path) ->
     settings.change("a", {"trace_rate": []})
     settings.change("", {"trace_rate": [], "log_frequency": []})
     assert settings.shown("a") == settings.shown("") == settings.shown("b")
-    assert settings.shown("a")["trace_rate"] == ["1"] and settings._given == {"": {}}
+    assert settings.shown("a")["trace_rate"] == ["1"] and list(settings._given) == [""]
 
 
 @pytest.mark.parametrize(
@@ -152,6 +152,18 @@ def test_rate_and_count_choose_the_requests(tmp_path: Path) -> None:
     assert [each["id"] for each in written(tmp_path / "t") if "model_name" in each] == [1, 2, 3]
 
 
+def test_reading_the_settings_over_grpc_changes_nothing(tmp_path: Path) -> None:
+    settings, _ = opened(tmp_path / "t", trace_rate=2, trace_count=2)
+    for number in range(8):
+        settings.note(ended())
+        settings.change("a" if number % 2 else "", {})
+    settings.change("", {"log_frequency": ["0"]})
+    settings.note(ended())
+    settings.note(ended())
+    settings.close()
+    assert settings.shown("")["trace_count"] == ["0"] and len(written(tmp_path / "t")) == 4
+
+
 # Files --------------------------------------------------------------------------------------------------------------
 
 
@@ -184,6 +196,28 @@ def test_every_so_many_traces_make_a_numbered_file(tmp_path: Path) -> None:
     assert [len(written(tmp_path / f"t.{n}")) for n in range(3)] == [4, 4, 2] and not (tmp_path / "t").exists()
 
 
+def test_a_file_that_no_request_fills_does_not_keep_others_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_QUEUED", 8)
+    settings, _ = opened(tmp_path / "t", log_frequency=8)
+    for each in ["8"] * 7 + ["2"] * 2:
+        settings.change("", {"log_frequency": [each]})
+        settings.note(ended())
+    settings._writer._thread.submit(int).result()
+    settings.note(ended())
+    settings.close()
+    assert [len(written(tmp_path / f"t.{n}")) for n in range(3)] == [14, 2, 2], "the ninth is lost"
+
+
+def test_the_file_is_complete_after_each_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WRITTEN_AT_ONCE", 1)
+    writer = TraceWriter(str(tmp_path / "t"))
+    for number in range(3):
+        writer.put(ended(), 0)
+        writer._thread.submit(int).result()
+        assert len(written(tmp_path / "t")) == 2 * number + 2
+    writer.close()
+
+
 def full_queue(writer: TraceWriter, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(module, "MAX_QUEUED", 4)
 
@@ -209,15 +243,18 @@ def test_what_exceeds_the_bounds_is_lost(
     writer.close()
     for work, *rest in held:
         work(*rest)
-    assert len({each["id"] for each in json.loads((tmp_path / "t").read_text().rstrip("]") + "]")}) == 4
+    assert len({each["id"] for each in written(tmp_path / "t")}) == 4
 
 
-def test_a_file_that_cannot_be_written_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    settings, _ = opened(tmp_path / "no" / "t", log_frequency=1)
+@pytest.mark.parametrize(("path", "why"), [("no/t", "No such file"), ("/dev/full", "No space left")])
+def test_a_file_that_cannot_be_written_costs_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, path: str, why: str
+) -> None:
+    settings, _ = opened(tmp_path / path, log_frequency=0 if why.endswith("left") else 1)
     for _ in range(3):
         settings.note(ended())
     settings.close()
-    assert [each.levelname for each in caplog.records] == ["WARNING"] and "No such file" in caplog.text
+    assert [each.levelname for each in caplog.records] == ["WARNING"] and why in caplog.text
 
 
 # Whole paths --------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
-from typing import BinaryIO
+from os import SEEK_END
 
 import msgspec
 
@@ -63,10 +63,13 @@ class TraceSettings:
         self.shown(model)
         if "trace_file" in given:
             raise NotSupported("trace file location can not be updated through network protocol")
-        if given and self._start.mode != "triton":
+        if not given:
+            return  # the request of a gRPC client that only reads
+        if self._start.mode != "triton":
             raise NotSupported("trace settings of mode opentelemetry are those of the start: see --trace-config")
-        for each in (known for known, own in self._given.items() if "trace_count" in own):
-            self._given[each]["trace_count"] = self._current[each].trace_count  # what is left of it
+        for known, its_own in self._given.items():
+            if "trace_count" in its_own or not known:
+                its_own["trace_count"] = self._current[known].trace_count  # what is left of it
         named = {name: texts for name, texts in given.items() if name in self._start.values}
         own = {name: value for name, value in self._given.get(model, {}).items() if name not in named}
         own |= {name: read_setting(name, texts) for name, texts in named.items() if texts}
@@ -115,13 +118,14 @@ class TraceWriter:
         self._thread = ThreadPoolExecutor(1, "oriel-traces")
         self._ids = count(1)
         self._numbers = count()
-        self._file: BinaryIO | None = None
+        self._begun = False
         self._left_bytes = MAX_BYTES
         self._failed = False
 
     def put(self, ended: Ended, every: int) -> None:
         """Take a trace; never waits. every: traces in each numbered file; 0 for the one file."""
         if self._taken - self._done >= MAX_QUEUED:
+            self._hand_over()  # otherwise those of a file that no request fills would wait, and keep the others out
             return
         self._taken += 1
         waiting = self._waiting.setdefault(every, [])
@@ -130,29 +134,28 @@ class TraceWriter:
             self._thread.submit(self._write, self._waiting.pop(every), every)
 
     def close(self) -> None:
-        """Write what is waiting, and end the file; blocks."""
+        """Write what is waiting; blocks."""
+        self._hand_over()
+        self._thread.shutdown()
+
+    def _hand_over(self) -> None:
         for every, waiting in self._waiting.items():
             self._thread.submit(self._write, waiting, every)
         self._waiting = {}
-        self._thread.shutdown()
-        if self._file is not None:
-            self._file.write(b"]")
-            self._file.close()
 
     def _write(self, traces: Sequence[Ended], every: int) -> None:
         data = b",".join([_encode(each) for ended in traces for each in _entries(ended, self._ids)])
-        self._left_bytes -= max(len(data), MIN_FILE_BYTES if every else 0)
+        size, more = max(len(data), MIN_FILE_BYTES if every else 0), self._begun and not every
         try:
-            if self._left_bytes < 0:
+            if size > self._left_bytes:
                 raise OSError(0, f"all files together have {MAX_BYTES} bytes")
-            if every:
-                with open(f"{self._path}.{next(self._numbers)}", "wb") as file:
-                    file.write(b"[" + data + b"]")
-            elif self._file is None:
-                self._file = open(self._path, "wb")
-                self._file.write(b"[" + data)
-            else:
-                self._file.write(b"," + data)
+            path = f"{self._path}.{next(self._numbers)}" if every else self._path
+            with open(path, "r+b" if more else "wb") as file:
+                if more:
+                    file.seek(-1, SEEK_END)  # the bracket, so that the file is complete after each write
+                file.write((b"," if more else b"[") + data + b"]")
+            self._left_bytes -= size
+            self._begun |= not every
         except OSError as error:
             if not self._failed:
                 _log.warning("traces are lost: %s cannot be written: %s", self._path, error.strerror)
