@@ -1,5 +1,6 @@
 """Ragged batches of ONNX models: what the model gets, what each request gets back, and how they are configured."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,19 +9,20 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from oriel_inference.backends import find_backend
+from oriel_inference.batching import batcher
 from oriel_inference.batching.assemble import execute
 from oriel_inference.batching.call import BatchTimes, Call
 from oriel_inference.batching.device import Devices
 from oriel_inference.batching.ragged import ragged_inputs, scattered
 from oriel_inference.errors import BackendFailed, LoadFailed
 from oriel_inference.fitting import RequestFitter
-from oriel_inference.model import BatchInput, RaggedRules
+from oriel_inference.model import BatchInput, RaggedRules, TensorSpec
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.stores.local import LocalStore
 from oriel_wire.v2.messages import InferRequest, tensor
 
 from . import models
-from .bench import spec
+from .bench import Bench, spec
 
 CONFIG = """
 backend: "onnxruntime" max_batch_size: 8
@@ -104,6 +106,20 @@ def test_each_kind_describes_the_batch_as_triton_does(kind: str, value: list[Any
     parts = [{"x": np.zeros((2, 1, 3))}, {"x": np.zeros((1, 2, 2))}]
     found = ragged_inputs(parts, spec(), rules)
     assert found["a"].dtype == np.int32 and found["a"].tolist() == found["b"].tolist() == value
+
+
+def test_an_output_has_the_dims_that_clients_know() -> None:
+    output = TensorSpec(name="y", datatype="FP32", dims=(1, 2), engine_dims=(2,))
+    rules, parts = RaggedRules(inputs=(), outputs={}), [{"x": np.zeros((2, 2))}, {"x": np.zeros((1, 3))}]
+    found = scattered([np.arange(6).reshape(3, 2)], replace(spec(), outputs=(output,)), rules, parts, [2, 1])
+    assert [each[0].tolist() for each in found] == [[[[0, 1]], [[2, 3]]], [[[4, 5]]]]
+
+
+def test_ragged_models_get_no_tensors_on_a_device_after_a_swap(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = Bench(replace(spec(), ragged=RaggedRules(inputs=(), outputs={})))
+    monkeypatch.setattr(batcher, "resident_memory", lambda sessions: "cuda")
+    at.batcher.swap(at.sessions)
+    assert at.batcher.resident is None
 
 
 def test_an_output_of_another_size_fails_the_batch() -> None:

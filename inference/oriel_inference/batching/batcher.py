@@ -216,7 +216,7 @@ class Batcher:
 
     def swap(self, sessions: Sequence[Session]) -> Callable[[], bool]:
         """Let the next batches run on other sessions; see `swap_sessions`."""
-        self.resident = resident_memory(sessions)
+        self.resident = None if self.spec.ragged else resident_memory(sessions)
         if self._limits is not None:
             self._limits.swap([*self._idle, *(batch.session for batch in self._running)], sessions)
         return swap_sessions(sessions, self._idle, self._running, self._device_of, self._devices.host)

@@ -24,8 +24,8 @@ def ragged_inputs(parts: Sequence[Mapping[str, Array]], spec: ModelSpec, rules: 
     names = [each.name for each in spec.inputs if each.ragged and each.name in parts[0]]
     found = {name: np.concatenate([part[name].reshape(-1) for part in parts]) for name in names}
     for each in rules.inputs:
-        value = _described(each.kind, [part[each.source].shape for part in parts]).astype(each.dtype)
-        found |= dict.fromkeys(each.targets, value)
+        value = _described(each.kind, [part[each.source].shape for part in parts], each.dtype)
+        found |= dict.fromkeys(each.targets, value.astype(each.dtype, copy=False))
     return found
 
 
@@ -52,11 +52,11 @@ def scattered(
         if array.size != ends[-1] or not array.ndim:
             raise BackendFailed(f"output {output.name[:64]!r} has {array.size} elements for a batch of {ends[-1]}")
         for share, piece, shape in zip(found, np.split(array.reshape(-1), ends[:-1]), shapes, strict=True):
-            share.append(piece.reshape(shape))
+            share.append(piece.reshape(shape if source or output.engine_dims is None else (shape[0], *output.dims)))
     return found
 
 
-def _described(kind: str, shapes: Sequence[Shape]) -> Array:
+def _described(kind: str, shapes: Sequence[Shape], dtype: str) -> Array:
     """Return the value of a batch input. shapes: of its source in each request."""
     counts = np.array([math.prod(shape) for shape in shapes])
     if kind == "BATCH_ELEMENT_COUNT":
@@ -66,6 +66,6 @@ def _described(kind: str, shapes: Sequence[Shape]) -> Array:
     if kind == "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO":
         return np.concatenate([[0], counts.cumsum()])
     if kind == "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE":
-        return np.zeros(counts.max())  # only its shape counts
+        return np.zeros(counts.max(), dtype)  # only its shape counts, so its memory stays untouched
     items = np.concatenate([np.tile(shape[1:], (shape[0], 1)) for shape in shapes])
     return items if kind == "BATCH_ITEM_SHAPE" else items.reshape(-1)
