@@ -24,7 +24,7 @@ def is_model_name(name: str) -> bool:
 def is_served_name(name: str) -> bool:
     """Return whether the catalog may have a model of that name, see `base_name`."""
     base, at, number = name.partition("@")
-    return is_model_name(base) and (number.isdecimal() if at else True)
+    return is_model_name(base) and (not at or is_version(number))
 
 
 def base_name(name: str) -> str:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from oriel_inference.model import is_served_name
+
 from ..waiting import until
 from .control_server import Served, serving
 from .ensembles import CHAIN, ROW, config, infer, part, put
@@ -71,3 +73,10 @@ async def test_a_load_of_an_ambiguous_name_loads_all_of_them(tmp_path: Path, roo
         assert (await served.client.post("/v2/repository/models/a@2/unload")).status_code == 200
         assert (await served.client.post("/v2/repository/models/f/load")).status_code == 200
         assert await infer(served, "f") == (200, 15.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "served"), [("a@12", True), ("a@", False), ("a@\u0661", False), ("a@" + "1" * 99, False)]
+)
+def test_the_number_of_a_repository_is_short_and_in_ascii(name: str, served: bool) -> None:
+    assert is_served_name(name) is served
