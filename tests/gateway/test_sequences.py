@@ -57,7 +57,7 @@ class States(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic a
     async def http(self, seen: Seen) -> bytes:
         length = seen.get("inference-header-content-length")
         body = json.loads(seen.body[: int(length)] if length else seen.body)
-        value = self.step(body.get("parameters", body))
+        value = self.step(body | body.get("parameters", {}))
         answer = ok(str(value).encode(), status="200 OK" if value else "400 No")
         return answer.replace(b"\r\n", b"\r\n" + self.cost, 1)
 
@@ -258,7 +258,7 @@ DOUBTFUL = {
     "twice, once escaped": rb'{"parameters": {"sequence\u005fid": 7, "sequence_id": 8}}',
     "twice, both escaped": rb'{"parameters": {"\u0073equence_id": 7, "sequence_i\u0064": 8}}',
     "parameters twice": b'{"parameters": {"sequence_id": 7}, "parameters": {}}',
-    "beside parameters": b'{"parameters": {}, "sequence_id": 7}',
+    "in an input": b'{"parameters": {}, "inputs": [{"parameters": {"sequence_id": 7}}]}',
     "NUL in the id": rb'{"parameters": {"sequence_id": "victim\u0000x"}}',
     "long id": b'{"parameters": {"sequence_id": "%s"}}' % (b"x" * 129),
     "number with a fraction": b'{"parameters": {"sequence_id": 7.0}}',
@@ -313,6 +313,7 @@ async def test_the_id_is_read_from_the_json_of_binary_and_generate_requests() ->
         for body, headers, target in (
             (head + bytes(900_000), length, PATH),
             (b'{"text_input": "a", "sequence_id": 7}', {}, "/v2/models/digits/generate"),
+            (b'{"parameters": {"top_k": 1}, "sequence_id": 7}', {}, "/v2/models/digits/generate"),
         ):
             answer = await it.client.post(target, content=body, headers=headers)
             assert answer.status_code == 200, answer.text

@@ -89,8 +89,8 @@ def _in_json(call: Call) -> _Flags:
         message = f"the JSON of a step of a sequence may have {READ_BYTES} bytes: send its tensors as binary data"
         raise Refused(Outcome.TOO_LARGE, message)
     try:
-        flags = _decode(body)
-        flags = flags.parameters or flags
+        found = _decode(body)
+        flags = next((each for each in (found.parameters, found) if each and each.sequence_id is not None), _Flags())
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         flags = _Flags()
     if len(_NAMES.split(body, 2)) != 1 + (flags.sequence_id is not None):
