@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from oriel_inference.batching.assemble import concatenate
 from oriel_inference.batching.call import Answer, BatchTimes, Call
+from oriel_inference.catalog import ServingModel
 from oriel_inference.errors import (
     BackendFailed,
     DeadlineExceeded,
@@ -19,6 +20,7 @@ from oriel_inference.errors import (
 from oriel_inference.model import QueueRules
 from oriel_wire.context import read_headers
 from oriel_wire.v2.messages import InferRequest, RequestedOutput
+from oriel_wire.v2.proto import model_config_pb2 as pb
 
 from .ensembles import DIAMOND, Flights, ensemble, model, tensor
 
@@ -495,3 +497,17 @@ def test_every_caller_gets_its_own_rows_exactly_once_under_any_order_of_events(
                 assert isinstance(reply, InferenceError) and not isinstance(reply, BackendFailed)
                 if isinstance(reply, StepFailed):
                     assert reply.outcome is Outcome.BACKEND_FAILED  # never for a full queue
+
+
+@pytest.mark.parametrize("decoupled", ["a", "b"])
+def test_a_call_goes_on_when_a_step_gets_a_decoupled_version(decoupled: str) -> None:
+    flights = chain()
+    number = flights.call()
+    flights.ensemble.bind(
+        [
+            ServingModel(model(name, decoupled=name == decoupled), pb.ModelConfig(), flights.batchers[name], (), 0.0)
+            for name in "ab"
+        ]
+    )
+    flights.settle()
+    assert (flights.answer(number).outputs[0] == 4 * number).all() and flights.at_rest()

@@ -34,7 +34,8 @@ class CallState:
     tensors: None for an optional input that the request left out, or for an output that its model left out.
     missing: per step, how many tensors it still waits for.
     uses: tensor -> how many steps still need it.
-    todo: number of steps that have not ended, by their origins; see `graph.origins_of`.
+    origins: per step, its origin, and last: that of the outputs; see `graph.origins_of`.
+    todo: number of steps that have not ended, by their origins.
     flows: per decoupled step, its responses.
     needed: the steps that run.
     outputs: the requested outputs of the ensemble.
@@ -49,9 +50,11 @@ class CallState:
         "device_ns",
         "ended",
         "flows",
+        "last",
         "missing",
         "models",
         "needed",
+        "origins",
         "outputs",
         "running",
         "size_bytes",
@@ -71,12 +74,14 @@ class CallState:
         graph: Graph,
         outputs: frozenset[str],
         origins: Mapping[int, int],
+        last: int,
     ) -> None:
         self.call = call
         self.outputs = outputs
         choice = graph.choice(outputs)
         self.needed = choice.steps
         self.models = models
+        self.origins, self.last = origins, last
         self.size_bytes = call.ticket.size_bytes
         self.tensors: dict[str, Array | None] = {}
         self.missing = list(graph.needs)

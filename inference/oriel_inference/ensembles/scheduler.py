@@ -165,7 +165,7 @@ class Ensemble:
         )
 
     def _begin(self, call: Call) -> None:
-        state = CallState(call, self.models, self._graph, self._requested(call), self._origins)
+        state = CallState(call, self.models, self._graph, self._requested(call), self._origins, self._last)
         self._states[call] = state
         self._size_bytes += state.size_bytes
         for model in state.models:
@@ -297,7 +297,7 @@ class Ensemble:
             return
         # The call remembers its steps to its end, which must not keep memory of the device.
         remembered = replace(result, outputs=()) if ended.keep else result
-        if self._origins[index] < 0:
+        if state.origins[index] < 0:
             state.steps.append(StepRun(step.model, model.version, queued_s, remembered))
         state.charge(result)
         for tensor in set(step.inputs.values()):
@@ -306,8 +306,8 @@ class Ensemble:
             state.flows[index].over = True
             self._go_on(state, index)
             return
-        state.todo[self._origins[index]] -= 1
-        self._made(state, index, result.outputs, self._origins[index])
+        state.todo[state.origins[index]] -= 1
+        self._made(state, index, result.outputs, state.origins[index])
 
     def _made(self, state: CallState, index: int, outputs: Sequence[Array], origin: int) -> None:
         """Store the outputs of a step, and start the steps that waited for nothing else, or end their share of the
@@ -341,12 +341,12 @@ class Ensemble:
 
     def _go_on(self, state: CallState, index: int) -> None:
         """Run the steps behind a decoupled one for its next response; after the last one, end it."""
-        flow, origin = state.flows[index], self._origins[index]
+        flow, origin = state.flows[index], state.origins[index]
         if flow.consumed is not None or state.ended:
             return
         if flow.waiting:
             outputs, flow.consumed = flow.waiting.popleft()
-            call, behind = state.call, [each for each in state.needed if self._origins[each] == index]
+            call, behind = state.call, [each for each in state.needed if state.origins[each] == index]
             call.deadline = max(call.deadline, min(call.arrived_s + MAX_S, self._clock.now() + IDLE_S))
             state.todo[index] = len(behind)
             for each in (index, *behind):
@@ -368,7 +368,7 @@ class Ensemble:
             return
         flow = state.flows[index]
         consumed, flow.consumed = flow.consumed or _nothing, None
-        if index != self._last:
+        if index != state.last:
             consumed()
         elif state.call.emit is not None:
             try:
@@ -393,7 +393,7 @@ class Ensemble:
     def _answer(self, state: CallState) -> None:
         call, now = state.call, self._clock.now()
         try:
-            outputs = [] if self._last >= 0 else self._found(state)
+            outputs = [] if state.last >= 0 else self._found(state)
         except InferenceError as error:
             self._fail(state, error)
             return
