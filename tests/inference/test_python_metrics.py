@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from unittest.mock import patch
 
 import httpx
 import pytest
@@ -162,4 +163,19 @@ def test_gauges_that_a_new_process_does_not_make_disappear() -> None:
         assert shown(metrics)["g"] == ([start] if start else [0, 0])
         process.process_died()
     process.close()
-    assert not metrics.families
+    assert not metrics.families and not metrics.made["m"]
+
+
+def test_the_metrics_of_other_models_cost_nothing() -> None:
+    metrics = ModelMetrics()
+    one, other = Holdings(metrics, "one"), Holdings(metrics, "other")
+    for each, name in ((one, "a"), (other, "b")):
+        each.make(family(1, name))
+    with patch.object(metrics.families["b"], "series"):  # nothing of it can be counted or looked through
+        for _ in range(model_metrics.MAX_METRICS):
+            one.make(metric(2, 1))
+            one.use(UseMetric(0, 2, "delete"))
+        one.process_died()
+        one.process_ready()
+        one.close()
+    assert list(metrics.families) == ["b"]

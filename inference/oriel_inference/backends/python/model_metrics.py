@@ -5,6 +5,8 @@ Owner: the loop.
 """
 
 import re
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from oriel_inference.backends.python.messages import MakeMetric, UseMetric
@@ -21,40 +23,51 @@ _LABEL = re.compile(r"(?!__|le\Z)[a-zA-Z_][a-zA-Z0-9_]{0,99}\Z")
 
 
 @dataclass(slots=True, eq=False)
-class Series:
-    """A metric. model: the model that made it."""
-
-    kind: str
-    model: str
-    labels: dict[str, str]
-    value: float | Histogram = 0.0
-
-
-@dataclass(slots=True, eq=False)
 class MetricFamily:
-    """A family, with its metrics by their labels. model: the model that made it."""
+    """A family, with its metrics by their labels. model: the model that made it. holders: objects of processes that
+    stand for it.
+    """
 
     name: str
     model: str
     kind: str
     text: str
-    series: dict[tuple[tuple[str, str], ...], Series] = field(default_factory=dict)
+    series: dict[tuple[tuple[str, str], ...], "Series"] = field(default_factory=dict)
+    holders: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Series:
+    """A metric. model: the model that made it. holders: objects of processes that stand for it, and of those that have
+    died.
+    """
+
+    family: MetricFamily
+    model: str
+    labels: dict[str, str]
+    value: float | Histogram = 0.0
+    holders: int = 0
 
 
 class ModelMetrics:
-    """All families by their names."""
+    """All families by their names. made: the number of families and metrics that each model has made."""
 
     def __init__(self) -> None:
         self.families: dict[str, MetricFamily] = {}
-        self.holdings: set[Holdings] = set()
+        self.made: Counter[str] = Counter()
 
-    def sweep(self) -> None:
-        """Delete what no process holds any more."""
-        held = {each for found in self.holdings for each in (*found.held.values(), *found.earlier)}
-        for name, family in list(self.families.items()):
-            family.series = {key: each for key, each in family.series.items() if each in held}
-            if not family.series and family not in held:
-                del self.families[name]
+    def release(self, each: MetricFamily | Series) -> None:
+        """Record that an object is gone, and delete what no process holds any more."""
+        each.holders -= 1
+        if isinstance(each, Series):
+            if each.holders:
+                return
+            del each.family.series[tuple(each.labels.items())]
+            self.made[each.model] -= 1
+            each = each.family
+        if not each.holders and not each.series:
+            del self.families[each.name]
+            self.made[each.model] -= 1
 
 
 class Holdings:
@@ -68,17 +81,14 @@ class Holdings:
         self._model = model
         self.held: dict[int, MetricFamily | Series] = {}
         self.earlier: set[Series] = set()
-        metrics.holdings.add(self)
 
     def make(self, message: MakeMetric) -> None:
         """Give the process the object that it asks for. Raises InvalidRequest."""
-        made: list[MetricFamily | Series] = []
-        for each in self._metrics.families.values():
-            made += each, *each.series.values()
-        if max(sum(each.model == self._model for each in made), len(self.held)) >= MAX_METRICS:
+        if max(self._metrics.made[self._model], len(self.held)) >= MAX_METRICS:
             raise InvalidRequest(f"model {quoted(self._model)} has {MAX_METRICS} metric families and metrics already")
         family = self.held.get(message.family)
         found = self._series(message, family) if isinstance(family, MetricFamily) else self._family(message)
+        found.holders += 1
         self.held[message.handle] = found
 
     def _family(self, message: MakeMetric) -> MetricFamily:
@@ -86,8 +96,11 @@ class Holdings:
             rule = "it must have letters, digits, '_' and ':' only, and not begin with a digit, nv_ or oriel_"
             raise InvalidRequest(f"metric family {quoted(message.name)}: {rule}")
         text = message.text.replace("\\", r"\\").replace("\n", r"\n")
-        made = MetricFamily(message.name, self._model, message.kind, text)
-        found = self._metrics.families.setdefault(message.name, made)
+        found = self._metrics.families.get(message.name)
+        if found is None:
+            found = MetricFamily(message.name, self._model, message.kind, text)
+            self._metrics.families[message.name] = found
+            self._metrics.made[self._model] += 1
         if found.kind != message.kind:
             raise InvalidRequest(f"metric family {quoted(message.name)} already exists as a {found.kind}")
         return found
@@ -105,16 +118,19 @@ class Holdings:
             problem = f"buckets must rise, and be {MAX_BUCKETS} at most"
         if problem:
             raise InvalidRequest(f"metric {quoted(family.name)}: {problem}")
-        value = 0.0 if buckets is None else Histogram(tuple(buckets))
-        return family.series.setdefault(tuple(labels.items()), Series(family.kind, self._model, labels, value))
+        key = tuple(labels.items())
+        if key not in family.series:
+            value = 0.0 if buckets is None else Histogram(tuple(buckets))
+            family.series[key] = Series(family, self._model, labels, value)
+            self._metrics.made[self._model] += 1
+        return family.series[key]
 
     def use(self, message: UseMetric) -> float:
         """Change or delete a metric, and return its value, 0 without one. The process has checked what is allowed."""
-        if message.how == "delete":
-            self.held.pop(message.handle, None)
-            self._metrics.sweep()
         found = self.held.get(message.handle)
-        if not isinstance(found, Series):
+        if found is not None and message.how == "delete":
+            self._metrics.release(self.held.pop(message.handle))
+        if not isinstance(found, Series) or message.how == "delete":
             return 0.0
         if isinstance(found.value, Histogram):
             found.value.observe(message.value)
@@ -124,16 +140,24 @@ class Holdings:
 
     def process_died(self) -> None:
         """Keep the metrics until the next process is ready."""
-        self.earlier.update(each for each in self.held.values() if isinstance(each, Series))
+        for each in self.held.values():
+            if isinstance(each, Series) and each not in self.earlier:
+                each.holders += 1
+                self.earlier.add(each)
+        self._release(self.held.values())
         self.held = {}
-        self._metrics.sweep()
 
     def process_ready(self) -> None:
         """Delete the gauges that the new process has not made: nobody sets them. Counters and histograms stay."""
-        self.earlier = {each for each in self.earlier if each.kind != "gauge"}
-        self._metrics.sweep()
+        gauges = {each for each in self.earlier if each.family.kind == "gauge"}
+        self.earlier -= gauges
+        self._release(gauges)
 
     def close(self) -> None:
         """Release everything, because the instance is gone."""
-        self._metrics.holdings.discard(self)
-        self._metrics.sweep()
+        self._release([*self.held.values(), *self.earlier])
+        self.held, self.earlier = {}, set()
+
+    def _release(self, gone: Iterable[MetricFamily | Series]) -> None:
+        for each in gone:
+            self._metrics.release(each)
