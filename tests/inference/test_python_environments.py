@@ -2,8 +2,11 @@
 
 import io
 import os
+import random
 import sys
 import tarfile
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
@@ -52,10 +55,10 @@ async def test_a_model_runs_in_the_environment_of_its_folder(tmp_path: Path) -> 
         assert await say(http, "__import__('sys').prefix", model="plain") == repr(sys.prefix)
 
 
-def archive(path: Path, *members: tarfile.TarInfo) -> Path:
+def archive(path: Path, *members: tarfile.TarInfo, content: Callable[[int], bytes] = bytes) -> Path:
     with tarfile.open(path, "w:gz") as opened:
         for member in members:
-            opened.addfile(member, io.BytesIO(bytes(member.size)))
+            opened.addfile(member, io.BytesIO(content(member.size)))
     return path
 
 
@@ -90,6 +93,7 @@ def test_an_archive_is_extracted_once_until_it_changes(tmp_path: Path) -> None:
         ([member("../outside", 3)], "it cannot be extracted"),
         ([member("link", type=tarfile.SYMTYPE, linkname="/etc")], "it cannot be extracted"),
         ([member("device", type=tarfile.CHRTYPE)], "it cannot be extracted"),
+        ([member("hard", type=tarfile.LNKTYPE, linkname="nowhere")], "it cannot be extracted"),
         ([member("large", 40)], "takes more than"),
         ([member(str(number)) for number in range(5)], "takes more than"),
         ([member("bin/python"), member("lib/python2.7", type=tarfile.DIRTYPE)], f"lib/python{VERSION}"),
@@ -105,6 +109,19 @@ def test_archives_that_could_do_harm_are_refused(
         found.interpreter(parsed(archive(tmp_path / "env.tar.gz", *members)), tmp_path)
     assert not (tmp_path.parent / "outside").exists()
     found.close()
+
+
+@pytest.mark.parametrize("at", [100, -2000, -6])
+def test_nothing_of_a_damaged_archive_stays(tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    packed = archive(tmp_path / "env.tar.gz", *GOOD, member("lib/large", 9999), content=random.Random(1).randbytes)
+    data = bytearray(packed.read_bytes())
+    data[at] ^= 1
+    packed.write_bytes(data)
+    with pytest.raises(LoadFailed, match="it cannot be extracted"):
+        Environments().interpreter(parsed(packed), tmp_path)
+    (folder,) = tmp_path.glob("oriel-python-*")
+    assert not list(folder.iterdir())
 
 
 def test_paths_that_name_no_environment_are_refused(tmp_path: Path) -> None:

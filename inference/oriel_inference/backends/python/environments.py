@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from threading import Lock
 
+from oriel_inference.backends import without_folders
 from oriel_inference.errors import LoadFailed
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
@@ -46,8 +47,11 @@ class Environments:
             raise LoadFailed(f"parameters[{KEY!r}]: the path must be absolute, or begin with {MODEL_FOLDER}")
         try:
             root = self._extract(path) if path.is_file() else path
-        except (OSError, tarfile.TarError, EOFError) as error:
-            raise LoadFailed(f"{KEY} {path.name}: it cannot be extracted: {error}") from error
+        except LoadFailed:
+            raise
+        except Exception as error:
+            # Those of archives and their compressions have no common base class below Exception.
+            raise LoadFailed(f"{KEY} {path.name}: it cannot be extracted: {without_folders(str(error))}") from error
         python = root / "bin/python"
         if not os.access(python, os.X_OK) or not (root / f"lib/python{_VERSION}").is_dir():
             reason = f"it must hold bin/python and lib/python{_VERSION}, the version of the server's own Python"
@@ -62,11 +66,17 @@ class Environments:
                 if len(self._extracted) >= MAX_ARCHIVES:
                     raise LoadFailed(f"{KEY}: {MAX_ARCHIVES} archives are extracted already, restart the server")
                 self._folder = self._folder or tempfile.mkdtemp(prefix="oriel-python-")
-                self._extracted[key] = _extracted(archive, Path(tempfile.mkdtemp(dir=self._folder)))
+                into = Path(tempfile.mkdtemp(dir=self._folder))
+                try:
+                    _extract(archive, into)
+                except BaseException:
+                    shutil.rmtree(into, ignore_errors=True)
+                    raise
+                self._extracted[key] = into
             return self._extracted[key]
 
 
-def _extracted(archive: Path, into: Path) -> Path:
+def _extract(archive: Path, into: Path) -> None:
     ends, size = time.monotonic() + MAX_SECONDS, 0
     with tarfile.open(archive) as opened:
         for number, member in enumerate(opened):
@@ -75,4 +85,6 @@ def _extracted(archive: Path, into: Path) -> Path:
                 bounds = f"{MAX_BYTES >> 30} GiB, {MAX_MEMBERS} members or {MAX_SECONDS:g} s"
                 raise LoadFailed(f"{KEY} {archive.name}: extracting it takes more than {bounds}")
             opened.extract(member, into, filter="data")  # refuses what would lie outside, and devices
-    return into
+        # The checksum is at the very end.
+        while opened.fileobj is not None and opened.fileobj.read(1 << 20) and time.monotonic() < ends:
+            pass
