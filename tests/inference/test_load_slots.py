@@ -8,7 +8,8 @@ from math import inf
 
 import pytest
 
-from oriel_inference.errors import LoadFailed
+from oriel_inference.errors import InvalidRequest, LoadFailed
+from oriel_inference.models import load_slots
 from oriel_inference.models.load_slots import LoadSlots
 
 LONG_S = 60.0
@@ -69,6 +70,21 @@ def test_a_load_that_waits_for_its_slot_begins_when_another_ends(loads: Loads) -
     assert not loads.inside.acquire(blocking=False)
     loads.end.set()
     assert second.result(LONG_S) is None
+
+
+def test_instances_of_a_model_lend_its_slot_once(loads: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_slots, "MAX_LENT", 1)
+    slots = LoadSlots(1, slow_s=LONG_S)
+    loads.begin(slots)
+    assert loads.take_slots(1)
+    with slots.lent("m"):
+        with slots.lent("m"):
+            loads.begin(slots)
+            assert loads.take_slots(1) and not slots._is_free(time.monotonic())
+        with pytest.raises(InvalidRequest, match="1 models wait already"), slots.lent("another"):
+            pass
+    with slots.lent("another"):
+        pass
 
 
 def test_a_stop_ends_loads_that_wait_for_their_turn(loads: Loads) -> None:

@@ -4,8 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from . import models
+from . import ensembles, models
 from .python_calls import BEHAVE, put, say, served, starting
+
+AROUND = """
+platform: "ensemble" max_batch_size: 4
+input { name: "text" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "said" data_type: TYPE_STRING dims: [ 1 ] }
+ensemble_scheduling { step { model_name: "INNER" model_version: -1
+  input_map { key: "text" value: "text" } output_map { key: "said" value: "said" } } }
+"""
 
 
 async def test_a_model_loads_and_unloads_others_in_execute(tmp_path: Path) -> None:
@@ -54,10 +62,14 @@ async def test_models_load_others_while_they_start(tmp_path: Path) -> None:
     put(tmp_path, "outer", "loader", starting("load_model('inner'), is_model_ready('inner')"))
     put(tmp_path, "there", "loader", starting("load_model('back')"))
     put(tmp_path, "back", "loader", starting("load_model('there')"))
-    async with served(tmp_path, "outer", "self", "there") as (unit, http):
+    put(tmp_path, "step", "loader", starting("load_model('around')"))
+    for name, inner in {"around": "within", "within": "step"}.items():
+        ensembles.put(tmp_path, name, AROUND.replace("INNER", inner))
+    async with served(tmp_path, "outer", "self", "there", "step") as (unit, http):
         assert await say(http, "told", model="outer") == "(None, True)"
         assert await say(http, "told", model="inner") == "None" and unit.catalog.is_ready("double")
-        assert "it would wait for itself" in await say(http, "told", model="self")
+        for name in ("self", "step"):
+            assert "it would wait for itself" in await say(http, "told", model=name)
         assert await say(http, "told", model="there") == "None"
         assert "it would wait for itself" in await say(http, "told", model="back")
 

@@ -221,6 +221,11 @@ class ModelControl:
         await self.repositories.scan()
         return self.repositories.names()
 
+    async def members(self, name: str) -> Iterable[str]:
+        """Return the models that an ensemble runs on, directly or not. Raises LoadFailed."""
+        where = self.repositories.where(name)
+        return await self.loader.members(name, await self.loader.outline(name, where)) if where else ()
+
     async def load(
         self, name: str, *, config: pb.ModelConfig | None = None, files: Mapping[str, bytes | memoryview] | None = None
     ) -> None:

@@ -9,6 +9,7 @@ model. Nor does a Python model count while it waits for another one that it load
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ class LoadSlots:
         self._count = count
         self._slow_s = slow_s
         self._began_s: list[float] = []  # begin of each load that holds a slot
-        self._lent = 0
+        self._lent: Counter[str] = Counter()  # models that wait -> their instances that do so
         self._changed = Condition()
         self._closed = False
         self._threads = ThreadPoolExecutor(2 * count + MAX_LENT, thread_name_prefix="oriel-load")
@@ -64,20 +65,20 @@ class LoadSlots:
                 self._changed.notify_all()
 
     @contextmanager
-    def lent(self) -> Iterator[None]:
-        """Give the slot of a load to others while its model waits for one of them. Raises InvalidRequest if MAX_LENT
-        models do so.
+    def lent(self, model: str) -> Iterator[None]:
+        """Give the slot of a model's load to others while an instance of the model waits for one of them. Raises
+        InvalidRequest if MAX_LENT models do so.
         """
         with self._changed:
-            if self._lent >= MAX_LENT:
+            if model not in self._lent and len(self._lent) >= MAX_LENT:
                 raise InvalidRequest(f"{MAX_LENT} models wait already for others that they load while they start")
-            self._lent += 1
+            self._lent[model] += 1
             self._changed.notify_all()
         try:
             yield
         finally:
             with self._changed:
-                self._lent -= 1
+                self._lent -= Counter([model])  # forgets those with none left
 
     def close(self) -> None:
         """Make threads that wait for a slot, now or later, raise LoadFailed."""
@@ -89,4 +90,5 @@ class LoadSlots:
 
     def _is_free(self, now: float) -> bool:
         quick = sum(now - began_s < self._slow_s for began_s in self._began_s)
-        return quick - self._lent < self._count and len(self._began_s) - self._lent < 2 * self._count
+        lent = len(self._lent)
+        return quick - lent < self._count and len(self._began_s) - lent < 2 * self._count

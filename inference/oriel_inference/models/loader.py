@@ -163,7 +163,7 @@ class Loader:
 
     async def bring_parts(self, name: str, outline: Outline) -> None:
         """Load an ensemble's on-demand models that are missing: first models, then ensembles from the inside out."""
-        members = await self._members(name, outline)
+        members = await self.members(name, outline)
         self.demand.need(name, members)
         models = len(self._repositories.names())
         missing = [each for each in members if each in self._catalog.on_demand and not self._catalog.is_ready(each)]
@@ -172,7 +172,7 @@ class Loader:
             if members[each].parts:
                 await self.install(each, self._repositories.where(each), members[each], models=models)
 
-    async def _members(self, name: str, outline: Outline) -> dict[str, Outline]:
+    async def members(self, name: str, outline: Outline) -> dict[str, Outline]:
         """Return the models that an ensemble runs on, directly or not, the innermost first."""
         found: dict[str, Outline] = {}
 

@@ -15,7 +15,7 @@ from oriel_inference.backends.python.pb_errors import TritonError
 from oriel_inference.backends.python.session import PythonSession
 from oriel_inference.catalog import Entry
 from oriel_inference.errors import InvalidRequest, NotSupported, ServerStopping, not_polled
-from oriel_inference.model import is_served_name
+from oriel_inference.model import base_name, is_served_name
 from oriel_inference.servers.http_call import JSON, refuse
 from oriel_inference.servers.large_json import LargeJson, Task
 from oriel_inference.servers.load_body import FILE_PREFIX, decode_body, files_behind, from_base64
@@ -169,14 +169,18 @@ class ModelsRepository:
             return self._surface.catalog.serves(model, message.version)
         if not session.starting:
             return await self._manage(message, body)
-        if self._waits_for(model, caller):
+        control = self._surface.control
+        steps = await control.members(model) if message.action == "load" or message.dependents else ()
+        waits = [(caller, base_name(each)) for each in {model, *steps}]
+        if any(self._waits_for(each, caller) for _, each in waits):
             raise InvalidRequest(f"model {caller!r} loads {quoted(model)} while it starts: it would wait for itself")
-        with self._surface.control.rollout.slots.lent():
-            self._waits.append((caller, model))
+        with control.rollout.slots.lent(caller):
+            self._waits += waits
             try:
                 return await self._manage(message, body)
             finally:
-                self._waits.remove((caller, model))
+                for each in waits:
+                    self._waits.remove(each)
 
     def _waits_for(self, model: str, other: str) -> bool:
         """Return whether a model is another one, or its load waits for that one."""
