@@ -5,6 +5,7 @@ Triton 24.10 for the same folders.
 import asyncio
 import queue
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -18,7 +19,7 @@ from oriel_inference.settings import Settings
 from oriel_wire.observe.trace import ListSink
 
 from ..waiting import until
-from .python_calls import put
+from .python_calls import put, served
 
 ADD = "".join(
     [
@@ -61,6 +62,7 @@ ENSEMBLES = {
     "last": ensemble("add a=n>o=m", "minus a=m>o=k", "count n=k>o=x"),
     "nested": ensemble("count n=n>o=m", "count n=m>o=x"),
     "outer": ensemble("behind n=n>x=m", "add a=m>o=x"),
+    "wrap": ensemble("behind n=n>x=x"),
     "mixed": ensemble("count n=n>o=m", "add2 a=m,b=n>o=x"),
     "twice": ensemble("count n=n>o=m", "count n=n>o=k", "add2 a=m,b=k>o=x"),
     "outputs": ensemble("count n=n>o=x", "add a=n>o=y", outputs="xy"),
@@ -158,3 +160,27 @@ async def test_a_caller_that_leaves_ends_all_steps(unit: Unit) -> None:
 async def test_tensors_of_different_responses_do_not_meet(unit: Unit, name: str) -> None:
     (entry,) = unit.catalog.entries(name)
     assert "takes tensors of different decoupled models, or of one and of the request" in entry.reason
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_response_that_ends_its_call_ends_it_once(unit: Unit, caplog: pytest.LogCaptureFixture) -> None:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{unit.http_port}/v2/models", trust_env=False) as http:
+        answer = await http.post("/wrap/generate", json={"n": 3})
+    assert answer.status_code == 501 and "more than one response" in answer.text
+    for name in ("wrap", "behind", "count", "add"):
+        batcher = unit.catalog.get(name).batcher
+        await until(lambda batcher=batcher: not batcher.running)  # type: ignore[misc]
+    assert not caplog.records
+
+
+async def test_an_ensemble_is_decoupled_as_long_as_a_step_is(tmp_path: Path) -> None:
+    folder = put(tmp_path, "count", "count", model("n", decoupled=True))
+    (tmp_path / "e/1").mkdir(parents=True)
+    (tmp_path / "e/config.pbtxt").write_text(ensemble("count n=n>o=x"))
+    async with served(tmp_path, "e") as (_, http):
+        (folder / "config.pbtxt").write_text(model("n"))
+        (folder / "1/model.py").write_text(ADD)
+        assert (await http.post("/repository/models/count/load")).status_code == 200
+        assert (await http.get("/models/e/config")).json()["model_transaction_policy"] == {"decoupled": False}
+        answer = await http.post("/models/e/generate", json={"n": 1})
+        assert answer.json()["x"] == 101

@@ -367,17 +367,18 @@ class Ensemble:
             self._answer(state)
             return
         flow = state.flows[index]
-        consumed, flow.consumed = flow.consumed or _nothing, None
+        consumed, flow.consumed = flow.consumed, None
+        assert consumed is not None
         if index != state.last:
             consumed()
         elif state.call.emit is not None:
             try:
-                state.call.emit(self._found(state), consumed)
+                found = self._found(state)
+                for tensor in state.outputs:
+                    self._used(state, tensor)
+                state.call.emit(found, consumed)  # may end the call
             except InferenceError as error:
                 self._fail(state, error)
-                return
-            for tensor in state.outputs:
-                self._used(state, tensor)
         self._go_on(state, index)
 
     def _used(self, state: CallState, tensor: str) -> None:
@@ -489,10 +490,6 @@ class Ensemble:
 
     def _reply(self, call: Call, result: Answer | InferenceError) -> None:
         deliver(call, result, self.spec.name)
-
-
-def _nothing() -> None:
-    pass
 
 
 def _nbytes(array: Array | None) -> int:

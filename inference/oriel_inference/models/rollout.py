@@ -303,8 +303,8 @@ class Rollout:
         if verdict.state is ModelState.READY:
             scheduler.bind(verdict.models)
             ensemble.spec = labelled(scheduler.spec, [model.spec for model in verdict.models])
-            if ensemble.spec.decoupled:
-                ensemble.config.model_transaction_policy.decoupled = True
+            if ensemble.spec.decoupled != ensemble.config.model_transaction_policy.decoupled:
+                ensemble.config.model_transaction_policy.decoupled = ensemble.spec.decoupled
         return verdict.state, verdict.reason, verdict.needs
 
     def _set(self, name: str, entries: Sequence[Entry]) -> None:
