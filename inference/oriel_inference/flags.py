@@ -28,7 +28,6 @@ class ForeignFlag:
     silent: frozenset[str] = frozenset()
 
 
-_OFF = frozenset({"false", "0", "off"})
 _THREADS = "requests are read by one event loop, models compute in --cores threads"
 _POOL = "memory is taken as it is needed, there are no pools"
 _GPU = "GPU memory is managed by the runtime of each model"
@@ -41,8 +40,8 @@ def _ignored(why: str, *names: str, silent: frozenset[str] = frozenset()) -> lis
     return [ForeignFlag(name, why, silent=silent) for name in names]
 
 
-def _refused(why: str, *names: str, silent: frozenset[str] = frozenset()) -> list[ForeignFlag]:
-    return [ForeignFlag(name, why, refused=True, silent=silent) for name in names]
+def _refused(why: str, *names: str) -> list[ForeignFlag]:
+    return [ForeignFlag(name, why, refused=True) for name in names]
 
 
 _ROWS = [

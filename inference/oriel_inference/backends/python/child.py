@@ -92,7 +92,7 @@ class Instance:
         self._loop: asyncio.AbstractEventLoop | None = None
         runtime.max_body_bytes = load.max_body_bytes
         folder = Path(load.file).parent
-        pb_utils.connect(runtime, str(folder))
+        pb_utils.connect(str(folder))
         connect(runtime)
         sys.modules[MODULE] = pb_utils
         # Appended behind the installed packages: the model's own files replace none of them.

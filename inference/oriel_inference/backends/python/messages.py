@@ -203,24 +203,7 @@ class Manage(msgspec.Struct, array_like=True, tag=19):
     dependents: bool = False
 
 
-Message = (
-    Load
-    | Loaded
-    | Initialize
-    | Ready
-    | Failed
-    | Execute
-    | Answers
-    | Respond
-    | Returned
-    | Finalize
-    | Finalized
-    | Cancel
-    | Credit
-    | Say
-    | Infer
-    | Inferred
-    | MakeMetric
-    | UseMetric
-    | Manage
-)
+Orders = Load | Initialize | Execute | Finalize | Cancel | Credit | Inferred
+Reports = Loaded | Ready | Failed | Answers | Respond | Returned | Finalized | Say
+Questions = Infer | MakeMetric | UseMetric | Manage
+Message = Orders | Reports | Questions

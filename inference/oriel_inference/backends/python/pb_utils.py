@@ -38,7 +38,7 @@ from oriel_inference.backends.python.pb_tensor import (
     triton_string_to_numpy,
     triton_to_numpy_type,
 )
-from oriel_inference.backends.python.runtime import Runtime, current
+from oriel_inference.backends.python.runtime import current
 from oriel_wire.errors import BadMessage
 from oriel_wire.process.messages import Buffer
 
@@ -86,14 +86,13 @@ TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 TRITONSERVER_MEMORY_CPU = 0
 TRITONSERVER_MEMORY_GPU = 2
 
-_runtime: Runtime | None = None
 _model_dir = ""
 
 
-def connect(runtime: Runtime, model_dir: str) -> None:
-    """Connect the module to its process before the model is imported; not one of the documented names."""
-    global _runtime, _model_dir
-    _runtime, _model_dir = runtime, model_dir
+def connect(model_dir: str) -> None:
+    """Set the model's folder before the model is imported; not one of the documented names."""
+    global _model_dir
+    _model_dir = model_dir
 
 
 def __getattr__(name: str) -> Any:
@@ -107,9 +106,8 @@ class Logger:
 
     @staticmethod
     def log(message: object, level: int = logging.INFO) -> None:
-        if _runtime is not None:
-            known = isinstance(level, int) and level in (Logger.INFO, Logger.WARNING, Logger.ERROR, Logger.VERBOSE)
-            _runtime.say(int(level) if known else Logger.INFO, printed(message))
+        known = isinstance(level, int) and level in (Logger.INFO, Logger.WARNING, Logger.ERROR, Logger.VERBOSE)
+        current().say(int(level) if known else Logger.INFO, printed(message))
 
     @staticmethod
     def log_info(message: object) -> None:
