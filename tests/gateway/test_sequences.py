@@ -325,8 +325,13 @@ async def test_a_body_whose_sequence_cannot_be_read_is_refused(monkeypatch: pyte
         packed = await it.client.post(PATH, content=gzip.compress(body), headers={"content-encoding": "gzip"})
         assert (packed.status_code, packed.json()["reason"]) == (415, "encoding_unsupported")
         monkeypatch.setattr(sequence_steps, "READ_BYTES", len(body) - 1)
-        large = await it.client.post(PATH, content=body)
-        assert (large.status_code, large.json()["reason"]) == (413, "too_large")
+        for each in (
+            body,
+            body.replace(b"_id", rb"\u005Fid"),
+            rb'{"inputs": [], "parameters": {"text": "may hide one: \u0041"}}',
+        ):
+            large = await it.client.post(PATH, content=each)
+            assert (large.status_code, large.json()["reason"]) == (413, "too_large")
         monkeypatch.undo()
         for wrong in ("true", "9" * 200, "0", '""', "1.5", "["):
             await it.client.post(PATH, content=f'{{"parameters": {{"sequence_id": {wrong}}}}}')
