@@ -160,6 +160,8 @@ def test_a_kept_answer_holds_no_more_memory_than_it_counts() -> None:
     assert kept[0].base is None and 8192 < size < 16_384
     outputs, size = _kept(Outputs([None, np.array([b"x" * 5000], object)], {"a": "b"})) or (Outputs(), 0)
     assert isinstance(outputs, Outputs) and outputs.parameters == {"a": "b"} and size > 5000
+    assert (_kept(Outputs([None], {str(number): number for number in range(100)})) or ([], 0))[1] > 20_000
+    assert (_kept([np.array(["\U0001f600" * 5000], object)]) or ([], 0))[1] > 20_000, "4 bytes for each letter"
     assert _kept([np.zeros(response_cache.MAX_ANSWER_BYTES, np.uint8)]) is None
     assert _kept([np.array([b""] * (response_cache.MAX_TEXTS + 1), object)]) is None
 

@@ -39,7 +39,7 @@ from oriel_inference.batching.pick import pick, unwrap
 from oriel_inference.batching.queue_policies import AnswerLine, LevelBounds
 from oriel_inference.batching.rate_limiter import InstanceLimits
 from oriel_inference.batching.requests import Ends, RequestBatch
-from oriel_inference.batching.response_cache import model_cache
+from oriel_inference.batching.response_cache import ModelCache
 from oriel_inference.batching.running import Running, swap_sessions
 from oriel_inference.batching.service_times import ServiceTimes
 from oriel_inference.batching.statistics import Statistics
@@ -83,7 +83,8 @@ class Batcher:
         self.units = min(max(1, units), cores.total)
         self.share = self.units / cores.total  # the part of the server's cores that one run keeps busy
         self.curve, self.statistics = curve or ServiceCurve(), statistics or Statistics()
-        self._answers = model_cache(spec, machine, self.statistics)
+        shared = machine.answers if spec.cached else None
+        self._answers = None if shared is None else ModelCache(shared, spec, machine, self.statistics)
         self._devices = devices
         self._device_of = {id(session): device for session, device in zip(sessions, placed, strict=False)}
         self.accounts = Accounts(devices, spec.name, str(spec.version), placed[0] if placed else devices.host)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import count
 from math import inf
+from sys import getsizeof
 
 import msgspec
 import numpy as np
@@ -34,6 +35,7 @@ MAX_REQUEST_BYTES = 4 << 20  # digested on the loop in some 3 ms
 MAX_ANSWER_BYTES = 16 << 20  # copied on the loop in some 3 ms
 MAX_TEXTS = 1 << 14
 ENTRY_BYTES = 1024  # of the digest and of the objects around an answer
+PARAMETER_BYTES = 256
 DROPPED_AT_ONCE = 1000
 _loads = count()
 _encode = msgspec.msgpack.Encoder().encode
@@ -114,13 +116,6 @@ class ModelCache:
             self._statistics.cache_miss.ns += int((self._machine.clock.now() - began_s) * 1e9)
 
 
-def model_cache(spec: ModelSpec, machine: Machine, statistics: Statistics) -> ModelCache | None:
-    """Return the part of a model version in the server's cache; None if it has none."""
-    if machine.answers is None or not spec.cached:
-        return None
-    return ModelCache(machine.answers, spec, machine, statistics)
-
-
 def _is_foreign(array: object) -> bool:
     """Return whether a tensor is on another device, or has more texts than the loop has time for."""
     return not isinstance(array, np.ndarray) or (array.dtype.hasobject and array.size > MAX_TEXTS)
@@ -135,10 +130,11 @@ def _kept(outputs: Sequence[Array]) -> tuple[Sequence[Array], int] | None:
         if _is_foreign(array):
             return None
         texts = array.reshape(-1) if array.dtype.hasobject else ()
-        size += ENTRY_BYTES + array.nbytes + sum([len(each) + 64 for each in texts])
+        size += ENTRY_BYTES + array.nbytes + sum(map(getsizeof, texts))
     if size > MAX_ANSWER_BYTES:
         return None
     copies = [None if array is None else array.copy() for array in outputs]
     if type(outputs) is Outputs:
-        return Outputs(copies, outputs.parameters, datatypes=outputs.datatypes), size + len(_encode(outputs.parameters))
+        size += PARAMETER_BYTES * len(outputs.parameters) + len(_encode(outputs.parameters))
+        return Outputs(copies, outputs.parameters, datatypes=outputs.datatypes), size
     return copies, size
