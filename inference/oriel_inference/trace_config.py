@@ -90,18 +90,19 @@ def read_flags(words: Iterable[str]) -> tuple[TraceStart, list[str]]:
         variables[_VARIABLES["url"]] = f"http://{url}"
     if own := variables.get(_VARIABLES["resource"]):
         variables[_VARIABLES["resource"]] = ",".join(filter(None, [environ.get(_VARIABLES["resource"]), own]))
-    values, given = dict(DEFAULTS), found.keys() & _NAMES.keys() if mode == "opentelemetry" else frozenset()
+    values, spans = dict(DEFAULTS), mode == "opentelemetry"
+    read = found.keys() & ({"level", "rate"} if spans else _NAMES.keys())
     try:
-        for key in _NAMES.keys() & found:
+        for key in read:
             texts = found.pop(key)
             values[_NAMES[key]] = read_setting(_NAMES[key], texts if key == "level" else texts[-1:])
     except InvalidRequest as error:
         raise StartFailed(f"--trace-config: {error.message}") from error
-    if "level" in given and not values["trace_level"]:
+    if spans and "level" in read and not values["trace_level"]:
         variables["OTEL_SDK_DISABLED"] = "true"
-    if "rate" in given and isinstance(rate := values["trace_rate"], int):
+    if spans and "rate" in read and isinstance(rate := values["trace_rate"], int):
         variables["OTEL_TRACES_SAMPLER_ARG"] = str(1 / max(1, rate))
-    if mode == "triton" and values["trace_level"] and not file:
+    if not spans and values["trace_level"] and not file:
         found["level"] = []
     warnings = [f"--trace-config {key[:64]}=... has no effect: see docs/tracing.md" for key in sorted(found)]
     return TraceStart(mode=mode, file=file, values=values, variables=variables), warnings

@@ -143,7 +143,8 @@ def test_spans_follow_tritons_settings_of_opentelemetry(monkeypatch: pytest.Monk
     assert sampling_of() == Sampling.by_ratio(0.25) and queue_of().delay_s == 1.5
     assert {"service.name": "mine", "zone": "a", "host.name": "h"}.items() <= resource_of("inference").items()
     assert settings.traces.mode == "opentelemetry" and not settings.without_effect
-    settings_of(monkeypatch, "--trace-config=mode=opentelemetry", "--trace-level=off")
+    settings = settings_of(monkeypatch, "--trace-config=mode=opentelemetry", "--trace-level=off", "--trace-count=5")
+    assert [each.partition("=")[0] for each in settings.without_effect] == ["--trace-config count"]
     assert os.environ["OTEL_SDK_DISABLED"] == "true"
 
 
