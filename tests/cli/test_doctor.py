@@ -261,7 +261,7 @@ async def test_an_engine_that_is_not_installed_is_named_with_its_extra(
         ),
         ("warn", f"trees: forests need the package treelite, {missing}", "pip install 'oriel-serving[forests]'"),
     ]
-    assert len(found) == 3 and found[2][1].startswith("weights: safetensors files hold weights")
+    assert len(found) == 3 and found[2][1].startswith("weights: files of weights")
 
 
 def test_services_are_read_and_not_imported(tmp_path: Path) -> None:

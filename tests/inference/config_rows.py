@@ -106,7 +106,7 @@ ROWS = [
     refused("backend", 'backend: "dali"', "logic service", alone=True),
     refused("backend", 'backend: "fil"', "oriel-serving[forests]", alone=True),
     refused("backend", 'backend: "identity"', "example backends", alone=True),
-    refused("backend", 'backend: "steam"', "'steam' is not supported", alone=True),
+    refused("backend", 'backend: "steam"', ", python: copy the model.py of a Python-based backend", alone=True),
     warned("runtime", 'runtime: "libtriton_onnxruntime.so"'),
     works(
         "version_policy.latest.num_versions", "version_policy { latest { num_versions: 1 } }", lambda v: v.spec.version

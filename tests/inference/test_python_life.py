@@ -359,11 +359,15 @@ class TritonPythonModel:
         assert found["3"][0] == "UNAVAILABLE" and "model_warmup[0]: the warm-up failed" in found["3"][1]
 
 
+INSTALL = "install it beside the server, or into an environment that EXECUTION_ENV_PATH names: docs/python-models.md"
+
+
 @pytest.mark.parametrize(
     ("code", "where"),
     [
-        ("import json\nimport nmupy\n", "model.py, line 2: No module named 'nmupy'"),
-        ("import json\nfrom . import helper\n", "helper.py, line 3: No module named 'nmupy'"),
+        ("import json\nimport nmupy\n", f"model.py, line 2: No module named 'nmupy': {INSTALL}"),
+        ("import json\nfrom . import helper\n", f"helper.py, line 3: No module named 'nmupy': {INSTALL}"),
+        ("from .lost import x\n", "model.py, line 1: No module named '1.lost'"),
         ("class TritonPythonModel\n    pass\n", "model.py, line 1: "),
         ("import json\njson.loads('{')\n", "model.py, line 2: Expecting property name"),
     ],

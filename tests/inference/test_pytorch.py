@@ -206,7 +206,7 @@ def test_folder_of_each_form_is_found(tmp_path: Path, config: str, names: tuple[
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        ("", "input: is missing: a PyTorch file does not describe its tensors"),
+        ("", "input: is missing: a PyTorch file does not describe its tensors, name them in config.pbtxt"),
         (
             files.TENSORS.replace("TYPE_FP32 dims: [ 4 ]", "TYPE_STRING dims: [ 4 ]"),
             "input[0].data_type: is TYPE_STRING",

@@ -93,7 +93,7 @@ def test_scalar_per_row_is_completed_with_a_reshape(tmp_path: Path) -> None:
     ("config", "field", "reason"),
     [
         ('platform: "tensorrt_plan"', "backend", "TensorRT plans need TensorRT, which is not installed"),
-        ('backend: "cobol"', "backend", "not supported"),
+        ('backend: "mlflow"', "backend", "'mlflow' is not supported, use one of onnxruntime, tensorrt, "),
         ("input [ { data_type: TYPE_FP32 dims: [ 4 ] } ]", "input[0].name", "missing"),
         ('input [ { name: "x" dims: [ 4 ] } ]', "input[0].data_type", "not a datatype"),
         ('input [ { name: "x" data_type: TYPE_FP32 } ]', "input[0].dims", "missing"),
@@ -156,7 +156,7 @@ def test_missing_file_and_missing_versions_are_told_apart(tmp_path: Path) -> Non
     models.put(tmp_path, "double", config=models.DOUBLE)
     assert refusal(tmp_path) == "double/1/model.onnx is missing"
     os.rmdir(tmp_path / "double/1")
-    assert "has no version folder" in refusal(tmp_path)
+    assert "has no version folder (1, 2, ...): make a folder 1 there with its model files" in refusal(tmp_path)
 
 
 def test_one_broken_version_leaves_the_others(tmp_path: Path) -> None:

@@ -87,9 +87,10 @@ def test_an_output_that_is_given_twice_is_there_once() -> None:
         ("model.pkl", "pickled models"),
         ("clf.joblib", "pickled models"),
         ("model.keras", "Keras files"),
-        ("model.safetensors", "weights without the model"),
+        ("model.safetensors", "`oriel models import` takes the folder of a Hugging Face model"),
+        ("pytorch_model.bin", "`oriel models import` takes the folder of a Hugging Face model"),
         ("llama.gguf", "as a pool of its own"),
-        ("model.bin", "its engine is unknown"),
+        ("model.bin", "its engine is unknown: name the file as docs/model-repository.md says"),
     ],
 )
 def test_files_of_other_frameworks_are_refused_with_a_page(tmp_path: Path, name: str, says: str) -> None:

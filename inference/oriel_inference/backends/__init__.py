@@ -45,6 +45,10 @@ _BACKENDS = {
     "fil": "oriel_inference.backends.forests:Forests",
     "openvino": "oriel_inference.backends.openvino_models:OpenVinoModels",
 }
+_UNKNOWN = (
+    "copy the model.py of a Python-based backend into the version's folder and name python (docs/python-models.md); "
+    "the code of a library belongs into a logic service (docs/logic.md)"
+)
 
 
 class OutsideProfile(InvalidRequest):
@@ -272,7 +276,7 @@ def find_backend(name: str) -> Backend:
     if name == "python":
         raise LoadFailed("a Python model runs in processes of an inference server only: load it there")
     if target is None:
-        raise LoadFailed(f"{name[:64]!r} is not supported, use one of {', '.join((*_BACKENDS, 'python'))}")
+        raise LoadFailed(f"{name[:64]!r} is not supported, use one of {', '.join(_BACKENDS)}, python: {_UNKNOWN}")
     module, _, attribute = target.partition(":")
     try:
         factory: Callable[[], Backend] = getattr(import_module(module), attribute)

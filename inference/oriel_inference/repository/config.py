@@ -138,7 +138,9 @@ def select_versions(config: pb.ModelConfig, available: Sequence[int], file: str)
     Raises ConfigInvalid if it serves none.
     """
     if not available:
-        raise ConfigInvalid(file.split("/")[0], "", "has no version folder (1, 2, ...): see docs/model-repository.md")
+        do = "make a folder 1 there with its model files, an empty one for an ensemble (docs/model-repository.md)"
+        reason = f"has no version folder (1, 2, ...): {do}, or let `oriel models import` make it"
+        raise ConfigInvalid(file.split("/")[0], "", reason)
     policy = config.version_policy
     match policy.WhichOneof("policy_choice"):
         case "all":

@@ -32,7 +32,8 @@ _PICKLE = (
     "(docs/convert-to-onnx.md), or serve it as it is, as a service (docs/your-model.md)"
 )
 _WEIGHTS = (
-    "safetensors files hold weights without the model: `oriel models import` takes a folder (docs/convert-to-onnx.md)"
+    "files of weights (safetensors, pytorch_model.bin) come without the model: `oriel models import` takes the folder "
+    "of a Hugging Face model (docs/convert-to-onnx.md)"
 )
 _TEACHING = (
     "is one of Triton's example backends and has no model; remove the folder from the repository, see "
@@ -112,7 +113,7 @@ _SUFFIXES = {
     ".keras": "keras",
     ".h5": "keras",
     **dict.fromkeys((".pkl", ".pickle", ".joblib"), "pickle"),
-    ".safetensors": "safetensors",
+    **dict.fromkeys((".safetensors", "pytorch_model.bin", "pytorch_model.bin.index.json"), "safetensors"),
     ".gguf": "gguf",
     ".py": "python",
 }
@@ -162,7 +163,7 @@ def name_engine(config: pb.ModelConfig, file: str, files: Sequence[str]) -> None
         do = (
             "move config.pbtxt out of the version's folder"
             if "config.pbtxt" in files
-            else "see docs/model-repository.md"
+            else "name the file as docs/model-repository.md says, or let `oriel models import` make the folder"
         )
         raise LoadFailed(f"{model} names no backend and holds no model.onnx, so its engine is unknown: {do}")
     if backend in _REFUSED:

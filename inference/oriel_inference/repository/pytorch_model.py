@@ -51,7 +51,7 @@ def with_program(
 
 def _check_tensors(tensors: Sequence[TensorInfo], file: str, kind: str) -> None:
     if not tensors:
-        reason = "is missing: a PyTorch file does not describe its tensors, see docs/pytorch.md"
+        reason = "is missing: a PyTorch file does not describe its tensors, name them in config.pbtxt: docs/pytorch.md"
         raise ConfigInvalid(file, kind, reason)
     for index, tensor in enumerate(tensors):
         if tensor.datatype == "BYTES":

@@ -47,6 +47,7 @@ from oriel_wire.process.start import end_with_parent
 
 MODULE = "triton_python_backend_utils"
 CLASS = "TritonPythonModel"
+_INSTALL = "install it beside the server, or into an environment that EXECUTION_ENV_PATH names: docs/python-models.md"
 _USER_ERRORS = (Exception, SystemExit, asyncio.CancelledError)
 
 Result = tuple[ResultHead, list[Buffer]]
@@ -289,7 +290,10 @@ def _where(error: BaseException, file: Path) -> str:
 
 def _last_line(error: BaseException) -> str:
     """Return the last line of the traceback without the class of the exception; the log has all of it."""
-    return without_folders(printed(error))[:400] or "see the server log"
+    line = without_folders(printed(error))[:400] or "see the server log"
+    # The names of the model's own modules begin with its version.
+    foreign = isinstance(error, ModuleNotFoundError) and not (error.name or "0")[0].isdigit()
+    return f"{line}: {_INSTALL}" if foreign else line
 
 
 def _restore_environment() -> None:
