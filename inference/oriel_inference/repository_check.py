@@ -17,6 +17,7 @@ from oriel_inference.errors import InferenceError, LoadFailed
 from oriel_inference.host import available_cores
 from oriel_inference.model import EngineOptions, Gpu
 from oriel_inference.models.control import ModelControl
+from oriel_inference.repository import forests, openvino
 from oriel_inference.repository.ensembles import part_names
 from oriel_inference.repository.load import Loading, choose_versions, load_model
 from oriel_inference.repository.onnx_files import check_model_file
@@ -150,15 +151,18 @@ def _open_nothing(name: str) -> Backend:
     if name == PythonBackend.name:
         return _UnopenedCode()
     try:
-        return _UnopenedCode() if isinstance(find_backend(name), ConfiguredBackend) else _UnopenedFile()
+        return _UnopenedCode() if isinstance(find_backend(name), ConfiguredBackend) else _UnopenedFile(name)
     except LoadFailed as failure:
         if not isinstance(failure.__cause__, ImportError):
             raise
-        return _UnopenedFile()
+        return _UnopenedFile(name)
 
 
 class _UnopenedFile(Backend):
-    """Judges the bytes of model files."""
+    """Judges the bytes of model files of the engine `name`."""
+
+    def __init__(self, name: str) -> None:
+        self._gpus = () if name in (forests.BACKEND, openvino.BACKEND) else MANY_GPUS
 
     def open(self, path: Path, options: EngineOptions) -> Session:
         if path.suffix == ".onnx":
@@ -166,7 +170,7 @@ class _UnopenedFile(Backend):
         raise _Unopened("not opened")
 
     def gpus(self) -> Sequence[Gpu]:
-        return MANY_GPUS
+        return self._gpus
 
 
 class _UnopenedCode(ConfiguredBackend):

@@ -85,6 +85,15 @@ def test_files_alone_are_judged_without_engines_or_code(
     assert not any(each["runs_on"] for each in found.values()) and not ran.exists()
 
 
+@pytest.mark.parametrize(("backend", "page"), [("fil", "docs/forests.md"), ("openvino", "docs/openvino-models.md")])
+def test_no_machine_has_gpus_for_an_engine_of_cpus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], backend: str, page: str
+) -> None:
+    models.put(tmp_path, "net", None, f'backend: "{backend}" instance_group {{ kind: KIND_GPU }}')
+    (note,) = checked(capsys, str(tmp_path), "--no-open")["net"]["notes"]
+    assert "instance_group[0].kind" in note and page in note
+
+
 def test_a_good_repository_ends_with_0_and_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     models.put(tmp_path, "good", models.double(), None)
     assert main(["models", "check", str(tmp_path)]) == 0
