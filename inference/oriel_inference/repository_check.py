@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oriel_inference.assembly import open_models
-from oriel_inference.backends import Backend, ConfiguredBackend, RequestSession, Session, find_backend
+from oriel_inference.backends import Backend, CodeModel, ConfiguredBackend, RequestSession, Session, find_backend
 from oriel_inference.backends.python.backend import PythonBackend
 from oriel_inference.catalog import Entry
 from oriel_inference.errors import InferenceError, LoadFailed
@@ -26,7 +26,6 @@ from oriel_inference.settings import Settings
 from oriel_inference.stores import ModelStore
 from oriel_wire.errors import StartFailed
 from oriel_wire.observe.trace import NullSink
-from oriel_wire.v2.proto import model_config_pb2 as pb
 
 # A configuration may ask for the GPUs of the machine that will serve it.
 MANY_GPUS = tuple(Gpu(number=number, capability="") for number in range(16))
@@ -179,12 +178,5 @@ class _UnopenedCode(ConfiguredBackend):
     def open(self, path: Path, options: EngineOptions) -> Session:
         raise _Unopened("not opened")
 
-    def open_all(
-        self,
-        path: Path,
-        config: pb.ModelConfig,
-        options: EngineOptions,
-        version: int,
-        judge: Callable[[pb.ModelConfig], int],
-    ) -> Sequence[RequestSession]:
+    def open_all(self, model: CodeModel) -> Sequence[RequestSession]:
         raise _Unopened("not opened")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Backend",
+    "CodeModel",
     "ConfiguredBackend",
     "Execution",
     "NeededBytes",
@@ -242,25 +243,31 @@ class Backend(ABC):
         return ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeModel:
+    """A model that is code, and how its instances are opened.
+
+    path: its file.
+    config: its configuration, which the code may complete in place.
+    judge: validates the completed configuration, fills in its defaults, and returns the number of instances.
+    """
+
+    path: Path
+    config: "pb.ModelConfig"
+    options: EngineOptions
+    version: int
+    judge: "Callable[[pb.ModelConfig], int]"
+
+
 class ConfiguredBackend(Backend):
     """A backend whose model files do not describe their tensors: the configuration does, and the code may complete
     it.
     """
 
     @abstractmethod
-    def open_all(
-        self,
-        path: Path,
-        config: "pb.ModelConfig",
-        options: EngineOptions,
-        version: int,
-        judge: "Callable[[pb.ModelConfig], int]",
-    ) -> Sequence[RequestSession]:
-        """Let the model complete `config` in place, and open all instances at the same time; blocks.
-
-        judge: validates the completed configuration, fills in its defaults, and returns the number of instances.
-
-        Raises LoadFailed, including what `judge` raises.
+    def open_all(self, model: CodeModel) -> Sequence[RequestSession]:
+        """Let the model complete its configuration, and open all instances at the same time; blocks. Raises LoadFailed,
+        including what `judge` raises.
         """
 
 

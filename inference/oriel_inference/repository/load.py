@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from oriel_inference.backends import Backend, ConfiguredBackend, RequestSession, Session
+from oriel_inference.backends import Backend, CodeModel, ConfiguredBackend, RequestSession, Session
 from oriel_inference.backends.hidden_tensors import first_shapes
 from oriel_inference.batching.device import Device, Devices
 from oriel_inference.batching.rate_limiter import RateLimiter
@@ -52,7 +52,7 @@ from oriel_inference.repository.plans import (
     with_host_code,
     with_reference,
 )
-from oriel_inference.repository.python_model import check_python, instance_count, open_all
+from oriel_inference.repository.python_model import check_python, instance_count, judge_completed
 from oriel_inference.repository.ragged import is_ragged, with_ragged
 from oriel_inference.repository.sequences import INITIAL_STATES, with_sequences
 from oriel_inference.repository.spec import build_spec, check_against_file, complete, fill_defaults, require_complete
@@ -440,9 +440,10 @@ def _open_configured(one: _VersionLoading, backend: ConfiguredBackend) -> Loaded
     check_python(config, loading.store, loading.file, sent=loading.override is not None)
     filename = config.default_model_filename or default_file(config.backend)
     path = loading.store.artifact(loading.model, version, filename)
-    validated = partial(validate, model=loading.model, file=loading.file)
+    judge = partial(judge_completed, model=loading.model, file=loading.file)
     with _closed_on_failure() as sessions:
-        sessions.extend(open_all(backend, path, config, options, version, loading.file, validated))
+        code = CodeModel(path=path, config=config, options=options, version=version, judge=judge)
+        sessions.extend(backend.open_all(code))
         spec = one.spec(len(sessions), limits_of_processes(config))
         devices = (loading.devices.host,) * len(sessions)  # the server does not know which devices its code uses
         one.warm_up(spec, sessions, devices)

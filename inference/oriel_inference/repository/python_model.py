@@ -1,11 +1,7 @@
-"""The required configuration of a Python model, opening its instances, and the stores from which code runs."""
+"""The required configuration of a Python model, and the stores from which code runs."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-
-from oriel_inference.backends import ConfiguredBackend, RequestSession
 from oriel_inference.errors import ConfigInvalid
-from oriel_inference.model import EngineOptions
+from oriel_inference.repository.config import validate
 from oriel_inference.repository.spec import fill_defaults
 from oriel_inference.stores import ModelStore
 from oriel_wire.v2.proto import model_config_pb2 as pb
@@ -36,23 +32,13 @@ def check_python(config: pb.ModelConfig, store: ModelStore, file: str, *, sent: 
         raise ConfigInvalid(file, f"parameters[{ENVIRONMENT!r}]", reason)
 
 
-def open_all(
-    backend: ConfiguredBackend,
-    path: Path,
-    config: pb.ModelConfig,
-    options: EngineOptions,
-    version: int,
-    file: str,
-    validate: Callable[[pb.ModelConfig], object],
-) -> Sequence[RequestSession]:
-    """Open all instances; the model's own code completes `config`, which is validated again. Raises LoadFailed."""
-
-    def judge(completed: pb.ModelConfig) -> int:
-        validate(completed)
-        if not completed.output:
-            reason = "is missing: name the tensors here, or in auto_complete_config of the model"
-            raise ConfigInvalid(file, "output", reason)
-        fill_defaults(completed)
-        return instance_count(completed)
-
-    return backend.open_all(path, config, options, version, judge)
+def judge_completed(config: pb.ModelConfig, model: str, file: str) -> int:
+    """Check a configuration that the model's own code has completed, and fill in its defaults; return the number of
+    instances. Raises ConfigInvalid.
+    """
+    validate(config, model, file)
+    if not config.output:
+        reason = "is missing: name the tensors here, or in auto_complete_config of the model"
+        raise ConfigInvalid(file, "output", reason)
+    fill_defaults(config)
+    return instance_count(config)

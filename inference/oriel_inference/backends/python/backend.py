@@ -2,13 +2,13 @@
 
 import asyncio
 import concurrent.futures
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from oriel_inference.backends import ConfiguredBackend
+from oriel_inference.backends import CodeModel, ConfiguredBackend
 from oriel_inference.backends.hidden_tensors import hidden_inputs
 from oriel_inference.backends.python.environments import Environments
 from oriel_inference.backends.python.launch import Launch, PythonLimits
@@ -55,16 +55,9 @@ class PythonBackend(ConfiguredBackend):
     def open(self, path: Path, options: EngineOptions) -> PythonSession:
         raise LoadFailed("a Python model needs a configuration")
 
-    def open_all(
-        self,
-        path: Path,
-        config: pb.ModelConfig,
-        options: EngineOptions,
-        version: int,
-        judge: Callable[[pb.ModelConfig], int],
-    ) -> Sequence[PythonSession]:
-        python = self._environments.interpreter(config, path.parent.parent)
-        return self._wait(self._open_all(path, config, replace(options, python=python), version, judge))
+    def open_all(self, model: CodeModel) -> Sequence[PythonSession]:
+        python = self._environments.interpreter(model.config, model.path.parent.parent)
+        return self._wait(self._open_all(replace(model, options=replace(model.options, python=python))))
 
     def stop(self) -> None:
         """Refuse further opens and fail those in progress. Called on the loop."""
@@ -82,26 +75,18 @@ class PythonBackend(ConfiguredBackend):
         concurrent.futures.wait([future])
         return future.result()
 
-    async def _open_all(
-        self,
-        path: Path,
-        config: pb.ModelConfig,
-        options: EngineOptions,
-        version: int,
-        judge: Callable[[pb.ModelConfig], int],
-    ) -> Sequence[PythonSession]:
-        limits = self._limited(config)
-        sessions = [self._session(self._launch(path, config, options, version, 0), limits)]
+    async def _open_all(self, model: CodeModel) -> Sequence[PythonSession]:
+        limits = self._limited(model.config)
+        sessions = [self._session(self._launch(model, 0), limits)]
         try:
             completed = await self._load(sessions[0], complete=True)
             if completed is not None:
                 await sessions[0].finalise()  # the process that found this out had another configuration
                 try:
-                    config.CopyFrom(parse_config_json(completed))
+                    model.config.CopyFrom(parse_config_json(completed))
                 except BadMessage as error:
                     raise LoadFailed(f"auto_complete_config of the model: {error.message}") from error
-            count = judge(config)
-            launches = [self._launch(path, config, options, version, index) for index in range(count)]
+            launches = [self._launch(model, index) for index in range(model.judge(model.config))]
             if completed is None:
                 sessions[0].adopt(launches[0])
             else:
@@ -144,13 +129,14 @@ class PythonBackend(ConfiguredBackend):
         finally:
             self._starting.discard(session)
 
-    def _launch(self, path: Path, config: pb.ModelConfig, options: EngineOptions, version: int, index: int) -> Launch:
+    def _launch(self, model: CodeModel, index: int) -> Launch:
+        config, path, version = model.config, model.path, str(model.version)
         kind, device, name = _instance(config, index)
         text = message_json(config).decode()
         return Launch(
             file=str(path),
             model=config.name,
-            version=str(version),
+            version=version,
             config=text,
             args={
                 "model_config": text,
@@ -158,12 +144,12 @@ class PythonBackend(ConfiguredBackend):
                 "model_instance_name": name,
                 "model_instance_device_id": device,
                 "model_repository": str(path.parent.parent),
-                "model_version": str(version),
+                "model_version": version,
                 "model_name": config.name,
             },
             decoupled=config.model_transaction_policy.decoupled,
-            python=options.python,
-            threads=options.intra_op_threads,
+            python=model.options.python,
+            threads=model.options.intra_op_threads,
             environment=self._environment,
             inputs=tensor_infos(config, [*config.input, *hidden_inputs(config)]),
             outputs=tensor_infos(config, config.output),
