@@ -2,7 +2,7 @@
 know. Pure.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -68,7 +68,7 @@ class RequestFitter:
                 )
             shape = tensor.shape
             if batched:
-                if not shape or not (shape[1:] == known.dims or _matches(shape[1:], known.dims)):
+                if not shape or not (shape[1:] == known.dims or matches(shape[1:], known.dims)):
                     raise self._wrong_shape(known, shape)
                 if shape[0] != rows:
                     if inputs:
@@ -76,7 +76,7 @@ class RequestFitter:
                             f"input {quoted(tensor.name)} has batch size {shape[0]}, the inputs before it have {rows}"
                         )
                     rows = shape[0]
-            elif shape != known.dims and not _matches(shape, known.dims):
+            elif shape != known.dims and not matches(shape, known.dims):
                 raise self._wrong_shape(known, shape)
             inputs[tensor.name] = tensor.array
         if len(inputs) != len(self._inputs) and (missing := self._required.difference(inputs)):
@@ -209,7 +209,8 @@ def check_parameters(request: InferRequest) -> None:
         raise InvalidRequest(f"id and parameters have more than {MAX_PARAMETERS} characters together")
 
 
-def _matches(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
+def matches(shape: Sequence[int], dims: Sequence[int]) -> bool:
+    """Return whether a shape has these dims, of which -1 takes any size."""
     return len(shape) == len(dims) and all(d in (-1, s) for s, d in zip(shape, dims, strict=True))
 
 

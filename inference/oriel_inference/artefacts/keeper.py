@@ -15,7 +15,7 @@ a conditional put in the store that they share, and later ones take it. Owner an
 import asyncio
 import logging
 from asyncio import sleep
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -354,7 +354,8 @@ class ArtefactKeeper:
 
     def in_use(self) -> set[str]:
         """Return the fingerprints of this server's models, serving or not."""
-        return {life.fingerprint for life in self._lives() if life.fingerprint}
+        lives = [model.artefact for model in self._catalog.serving() if model.artefact is not None]
+        return {life.fingerprint for life in lives if life.fingerprint}
 
     async def _retire(self) -> None:
         while True:
@@ -373,9 +374,6 @@ class ArtefactKeeper:
             _log.info(
                 "%d artefact(s) were removed from the folder: they were too old, or the folder too large", len(gone)
             )
-
-    def _lives(self) -> Iterable[ArtefactLife]:
-        return [model.artefact for model in self._catalog.serving() if model.artefact is not None]
 
 
 def _for_slots(serving: ServingModel, sessions: "tuple[Session, ...] | list[CompiledSession]") -> list[Session]:

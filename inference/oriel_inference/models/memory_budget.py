@@ -18,7 +18,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from math import ceil
 from typing import Any
 
@@ -85,13 +85,12 @@ class MemoryBudget:
     @property
     def bytes(self) -> dict[str, tuple[int, int, int]]:
         """Return device -> its budget, the bytes in use, and the bytes of models that found no room lately."""
-        since = time.monotonic() - WANTED_S
-        self._wanted = {model: each for model, each in self._wanted.items() if each[0] > since}
+        wanted = [self._wanted[model][1] for model in self.wanted]
         return {
             device: (
                 budget,
                 self._memory.used_bytes(device),
-                sum(sizes.get(device, 0) for _, sizes in self._wanted.values()),
+                sum(sizes.get(device, 0) for sizes in wanted),
             )
             for device, budget in self._memory.budgets.items()
         }
@@ -100,13 +99,12 @@ class MemoryBudget:
     def wanted(self) -> Collection[str]:
         """Return the models that found no room lately."""
         since = time.monotonic() - WANTED_S
-        return [model for model, (at, _) in self._wanted.items() if at > since]
+        self._wanted = {model: each for model, each in self._wanted.items() if each[0] > since}
+        return self._wanted.keys()
 
     def sizes_of(self, model: str) -> dict[str, int]:
         """Return device -> the bytes of a model in memory, or of its latest load; empty if none has shown them."""
-        total: Counter[str] = Counter()
-        for each in self._serving(model):
-            total.update(each.sizes)
+        total = _total(each.sizes for each in self._serving(model))
         if not total and model in self._measured:
             total.update(self._measured[model][1])
         if not total and model in self._wanted:
@@ -154,11 +152,12 @@ class MemoryBudget:
                 failure = await run(self._reserve_for(share, outline, known))
                 new = [each for each in self._serving(model) if not each.sizes]
                 now_used = await asyncio.to_thread(self._used_bytes)
-                grown = self._grown(used, now_used) if alone and number == self._loads else {}
+                undisturbed = alone and number == self._loads
+                grown = {each: now_used[each] - size for each, size in used.items() if now_used.get(each, 0) > size}
             finally:
                 self._under_way -= 1
             least = dict(share.sizes) if known else outline.sizes
-            sizes = await asyncio.to_thread(_reported, new) or grown or (least if known else {})
+            sizes = await asyncio.to_thread(_reported, new) or (undisturbed and grown) or (least if known else {})
             self._loaded(share, outline.sizes, least, sizes, new, time.monotonic() - began_s)
         finally:
             if share.state in (ShareState.WAITING, ShareState.LOADING):
@@ -196,9 +195,7 @@ class MemoryBudget:
 
         async def resize(version: int, sizes: Mapping[str, int]) -> Mapping[str, int]:
             known[version] = sizes
-            total: Counter[str] = Counter()
-            for each in known.values():
-                total.update(each)
+            total = _total(known.values())
             lacking = self._memory.resize(share, total)
             if lacking:
                 self._measured[share.name] = outline.sizes, dict(total)
@@ -348,17 +345,19 @@ class MemoryBudget:
                 self._release_later(old)
         if not serving:
             return
-        total: Counter[str] = Counter()
-        for each in serving:
-            total.update(each.sizes)
+        total = _total(each.sizes for each in serving)
         self._memory.loaded(share, total, load_s, time.monotonic())
         for victim in self._memory.excess(time.monotonic(), self._is_leased):
             self._evict(victim, f"model {model}, which is larger than was expected")
         self._freed.set()
 
-    @staticmethod
-    def _grown(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-        return {device: after[device] - used for device, used in before.items() if after.get(device, 0) > used}
+
+def _total(sizes: Iterable[Mapping[str, int]]) -> Counter[str]:
+    """Return device -> the sum of its bytes."""
+    total: Counter[str] = Counter()
+    for each in sizes:
+        total.update(each)
+    return total
 
 
 def _reported(servings: list[ServingModel]) -> dict[str, int]:

@@ -107,7 +107,8 @@ def validate(config: pb.ModelConfig, model: str, file: str, files: Sequence[str]
     _tensors("input", config.input, refuse)
     _tensors("output", config.output, refuse)
     _instances(config, refuse)
-    _optimization(config, refuse)
+    if config.optimization.graph.level not in _GRAPH_LEVELS:
+        raise refuse("optimization.graph.level", "must be -1 (basic), 0 (all), 1 (extended) or 2 (none)")
     _names(config, refuse)
     check_accelerators(config, file)
     _not_executed(config, refuse)
@@ -267,12 +268,6 @@ def _without_passive(config: pb.ModelConfig) -> list[str]:
     config.ClearField("instance_group")
     config.instance_group.extend(active)
     return ["an instance group is passive: its instances, which would take no requests, are not made"]
-
-
-def _optimization(config: pb.ModelConfig, refuse: _Refuse) -> None:
-    level = config.optimization.graph.level
-    if level not in _GRAPH_LEVELS:
-        raise refuse("optimization.graph.level", "must be -1 (basic), 0 (all), 1 (extended) or 2 (none)")
 
 
 def _names(config: pb.ModelConfig, refuse: _Refuse) -> None:

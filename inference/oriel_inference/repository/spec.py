@@ -5,6 +5,7 @@ from typing import TypeVar, cast
 
 from oriel_inference.backends.hidden_tensors import hidden_inputs, hidden_outputs
 from oriel_inference.errors import ConfigInvalid
+from oriel_inference.fitting import matches
 from oriel_inference.model import SAMPLE_EVERY, ModelSpec, TensorInfo, TensorSpec
 from oriel_inference.repository.config import parameter
 from oriel_inference.repository.defaults import LoadDefaults
@@ -190,9 +191,6 @@ def _check(
         if batched and tensor.shape and tensor.shape[0] != -1:
             reason = f"the model file fixes the first dimension of {kind} {entry.name[:128]!r} at {tensor.shape[0]}"
             raise ConfigInvalid(file, "max_batch_size", f"{reason}, so it cannot be batched: set 0")
-        fits = len(shape) == len(tensor.shape) and all(
-            theirs in (-1, ours) for ours, theirs in zip(shape, tensor.shape, strict=True)
-        )
-        if not fits:
+        if not matches(shape, tensor.shape):
             shown = list(tensor.shape[1:] if batched else tensor.shape)
             raise ConfigInvalid(file, f"{field}.dims", f"{list(dims)} does not fit the model file's {shown}")

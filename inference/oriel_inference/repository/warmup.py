@@ -11,6 +11,7 @@ from oriel_inference.backends import Session
 from oriel_inference.batching.device import Device
 from oriel_inference.batching.ragged import ragged_inputs
 from oriel_inference.errors import ConfigInvalid, InferenceError
+from oriel_inference.fitting import matches
 from oriel_inference.model import ModelSpec, TensorInfo, TensorSpec
 from oriel_inference.sequences.controls import first_step
 from oriel_wire.errors import BadMessage
@@ -117,10 +118,7 @@ def _tensor(
     if datatype != tensor.datatype:
         raise ConfigInvalid(file, f"{field}.data_type", f"the model takes {tensor.datatype}")
     dims = tuple(given.dims)
-    fits = len(dims) == len(tensor.dims) and all(
-        ours > 0 and theirs in (-1, ours) for ours, theirs in zip(dims, tensor.dims, strict=True)
-    )
-    if not fits:
+    if min(dims, default=1) < 1 or not matches(dims, tensor.dims):
         raise ConfigInvalid(file, f"{field}.dims", f"{list(dims)} does not fit {list(tensor.dims)}")
     elements = math.prod(dims)
     itemsize = 16 if datatype == "BYTES" else DATATYPES[datatype].dtype.itemsize

@@ -120,15 +120,14 @@ class LocalStore:
         shared, versions = blake2b(digest_size=16), {}
         try:
             folder = self._inside(model)
-            with os.scandir(folder) as entries:
-                for entry in sorted(islice(entries, self._max_entries + 1), key=lambda each: each.name):
-                    path = Path(entry.path)
-                    if is_version(entry.name) and path.is_dir():
-                        version = blake2b(digest_size=16)
-                        self._walk(path, version.update, 0, [0])
-                        versions[int(entry.name)] = version.hexdigest()
-                    else:
-                        self._walk(path, shared.update, 0, [0])
+            for name in self._names(folder):
+                path = folder / name
+                if is_version(name) and path.is_dir():
+                    version = blake2b(digest_size=16)
+                    self._walk(path, version.update, 0, [0])
+                    versions[int(name)] = version.hexdigest()
+                else:
+                    self._walk(path, shared.update, 0, [0])
         except (OSError, LoadFailed) as error:
             # A model that cannot be read has this fingerprint; loading it reports the error.
             shared.update(repr(error).encode())
@@ -265,8 +264,7 @@ class LocalStore:
             return
         if stat.S_ISDIR(status.st_mode):
             try:
-                with os.scandir(path) as entries:
-                    below = sorted(each.name for each in islice(entries, self._max_entries + 1))
+                below = self._names(path)
             except OSError:
                 below = []
             say(f"{len(below)} in {status.st_ino}".encode())
@@ -276,10 +274,14 @@ class LocalStore:
         else:
             say(f"{status.st_mode} {status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}".encode())
 
+    def _names(self, folder: Path) -> list[str]:
+        """Return the names in a folder, sorted; one more than the limit if there are more. Raises OSError."""
+        with os.scandir(folder) as entries:
+            return sorted(each.name for each in islice(entries, self._max_entries + 1))
+
     def _entries(self, folder: Path, what: str) -> list[str]:
         try:
-            with os.scandir(folder) as entries:
-                names = sorted(each.name for each in islice(entries, self._max_entries + 1))
+            names = self._names(folder)
         except OSError as error:
             raise LoadFailed(f"{what} cannot be listed: {error.strerror}") from error
         if len(names) > self._max_entries:
