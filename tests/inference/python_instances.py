@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from oriel_inference.backends import Request
+from oriel_inference.backends import CodeModel, Request
 from oriel_inference.backends.python.backend import PythonBackend
 from oriel_inference.backends.python.launch import PythonLimits
 from oriel_inference.backends.python.session import PythonSession
@@ -53,10 +53,14 @@ async def opened(
 ) -> PythonSession:
     path = put(tmp_path, "behave", "behave", config) / "1/model.py"
     backend = PythonBackend(lambda *asked: None, PythonLimits(**limits), environment=tuple(environment))
-    parsed = parse_config_text('name: "behave" ' + config)
-    options = EngineOptions()
-    (session,) = await asyncio.to_thread(backend.open_all, path, parsed, options, 1, lambda config: 1)
+    (session,) = await asyncio.to_thread(backend.open_all, one_instance(path, config))
     return session
+
+
+def one_instance(path: Path, config: str) -> CodeModel:
+    """A model of one instance, whose configuration is taken as it is."""
+    parsed = parse_config_text('name: "behave" ' + config)
+    return CodeModel(path=path, config=parsed, options=EngineOptions(), version=1, judge=lambda config: 1)
 
 
 async def execute(session: PythonSession, text: str) -> Any:

@@ -22,17 +22,15 @@ from oriel_inference.backends.python.launch import PythonLimits
 from oriel_inference.backends.python.session import PythonSession
 from oriel_inference.catalog import UNTRIED
 from oriel_inference.errors import BackendFailed, DeadlineExceeded, InferenceError, LoadFailed, ModelNotReady, Outcome
-from oriel_inference.model import EngineOptions
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.settings import Settings
 from oriel_wire.observe.trace import ListSink
-from oriel_wire.v2.metadata import parse_config_text
 
 from ..waiting import pipe_gate, until
 from . import models
 from .clients import client_of
 from .python_calls import BEHAVE, HANGS, body, put
-from .python_instances import ModelCall, execute, opened
+from .python_instances import ModelCall, execute, one_instance, opened
 
 TRIED = Path(__file__).parents[2] / "benchmarks/peers/inference/triton_model.py"
 LIFE = """
@@ -242,10 +240,7 @@ async def test_a_start_can_be_called_off(tmp_path: Path) -> None:
     path = put(tmp_path, "behave", "behave", BEHAVE) / "1/model.py"
     path.write_text(HANGS)
     backend = PythonBackend(lambda *asked: None, PythonLimits())
-    config = parse_config_text('name: "behave" ' + BEHAVE)
-    loading = asyncio.create_task(
-        asyncio.to_thread(backend.open_all, path, config, EngineOptions(), 1, lambda config: 1)
-    )
+    loading = asyncio.create_task(asyncio.to_thread(backend.open_all, one_instance(path, BEHAVE)))
     await until(lambda: any(session.pid for session in backend._starting))
     backend.stop()
     with pytest.raises(LoadFailed, match="the server is stopping"):

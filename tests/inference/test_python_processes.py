@@ -24,16 +24,15 @@ from oriel_inference.backends.python.launch import Launch, model_environment
 from oriel_inference.backends.python.messages import Cancel
 from oriel_inference.backends.python.process import ModelProcess
 from oriel_inference.backends.python.session import PythonSession
-from oriel_inference.model import EngineOptions, ModelState
+from oriel_inference.model import ModelState
 from oriel_inference.repository.defaults import from_backend_config
 from oriel_inference.settings import Settings
 from oriel_wire.errors import StartFailed
 from oriel_wire.observe.trace import ListSink
-from oriel_wire.v2.metadata import parse_config_text
 
 from ..waiting import gone, until
 from .python_calls import BEHAVE, put, say
-from .python_instances import ModelCall, execute, opened
+from .python_instances import ModelCall, execute, one_instance, opened
 
 
 @pytest.fixture
@@ -213,9 +212,7 @@ async def test_a_load_under_way_does_not_hold_the_servers_end_up(tmp_path: Path)
 async def test_a_session_that_nobody_took_ends_with_the_backend(tmp_path: Path) -> None:
     path = put(tmp_path, "behave", "behave", BEHAVE) / "1/model.py"
     backend = PythonBackend(lambda *asked: None)
-    config = parse_config_text('name: "behave" ' + BEHAVE)
-    opening = asyncio.to_thread(backend.open_all, path, config, EngineOptions(), 1, lambda config: 1)
-    (session,) = await opening
+    (session,) = await asyncio.to_thread(backend.open_all, one_instance(path, BEHAVE))
     pid = session.pid
     assert pid is not None
     backend.stop()
