@@ -69,7 +69,7 @@ OPERATORS = {
     "tools/oriel_tools/tune/config_text.py": "_TOKEN",
     "tools/oriel_tools/tune/objective.py": "_GOAL _BOUND _FOR _TIER _RATE",
     "gateway/oriel_gateway/settings.py": "_OVERRIDE _prefix",
-    "inference/oriel_inference/servers/forwarded_headers.py": "header_pattern",
+    "inference/oriel_inference/servers/forwarded_headers.py": "_SLOW header_pattern",
     "inference/oriel_inference/settings.py": "_DEVICE _CLASS",
     "policies/oriel_policies/artefacts/comparison.py": "_TOLERANCE",
     "policies/oriel_policies/artefacts/devices.py": "_CAPABILITY",

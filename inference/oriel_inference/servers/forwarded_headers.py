@@ -11,7 +11,9 @@ from oriel_wire.h1.request import RequestHead
 from oriel_wire.h2.known_fields import Field
 from oriel_wire.v2.messages import ParameterValue
 
-MAX_NAME = 128  # longer names are not given to the pattern, whose time may grow quickly with their length
+MAX_NAME = 64  # longer names are not given to the pattern, whose time grows with the third power of their length
+# Python's time for a group that repeats can double with each character of a name that a client chooses.
+_SLOW = re.compile(r"\)[*+{]|[*+{][^|]*[*+{][^|]*[*+{]")
 # Parameters that the server itself acts upon.
 _RESERVED = frozenset(
     ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "scan", "binary_data_output")
@@ -24,6 +26,9 @@ def header_pattern(text: str) -> re.Pattern[str] | None:
     `(?-i)`.
     """
     exact = text.startswith("(?-i)")
+    if _SLOW.search(text):
+        why = "repeats a group, or has more than two repetitions: clients could keep the server busy with long names"
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} {why}")
     try:
         return re.compile(text.removeprefix("(?-i)"), 0 if exact else re.IGNORECASE) if text else None
     except re.error as error:
