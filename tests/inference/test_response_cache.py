@@ -89,13 +89,28 @@ def test_texts_are_equal_only_one_by_one(one: list[str], two: list[str]) -> None
     assert len(keys) == 2
 
 
+def test_inputs_of_other_names_are_another_request() -> None:
+    """Optional inputs of a model may have equal values."""
+    digest = _cache_of(bench())._digest
+    assert digest(_call({"x": np.zeros(1)})) != digest(_call({"z": np.zeros(1)}))
+
+
+def test_a_caller_that_leaves_before_a_kept_answer_gets_none() -> None:
+    at = bench()
+    ask(at, [[0, 0]])
+    left = at.submit(_call({"x": np.zeros((1, 2), np.int64)}))
+    at.leave(left)
+    at.settle()
+    assert not at.replies[left] and counts(at) == (1, 1, 1, 1)
+
+
 def _cache_of(at: Bench) -> ModelCache:
     assert at.batcher._answers is not None
     return at.batcher._answers
 
 
 def _call(inputs: Mapping[str, Array]) -> Call:
-    return Call(inputs=inputs, rows=1, signature=None, arrived_s=0.0, deadline=1.0, reply=lambda result: None)
+    return Call(inputs=inputs, rows=1, signature=None, arrived_s=0.0, deadline=1e9, reply=lambda result: None)
 
 
 def test_models_that_see_the_request_get_only_equal_requests_together() -> None:

@@ -123,6 +123,9 @@ def test_requests_are_only_looked_at_while_something_is_traced(tmp_path: Path) -
     settings.change("a", {"trace_level": ["TIMESTAMPS"]})
     assert meter.traces is not None
     meter.traces(ended("b"))
+    refused = ended("a")
+    refused.queued_s = 0.0
+    meter.traces(refused)
     settings.change("a", {"trace_level": []})
     settings.close()
     assert meter.traces is None and not (tmp_path / "t").exists()
@@ -216,6 +219,15 @@ def test_the_file_is_complete_after_each_write(tmp_path: Path, monkeypatch: pyte
         writer._thread.submit(int).result()
         assert len(written(tmp_path / "t")) == 2 * number + 2
     writer.close()
+
+
+def test_the_number_of_files_is_bounded(tmp_path: Path) -> None:
+    settings, _ = opened(tmp_path / "t", log_frequency=1)
+    settings._writer._left_bytes = 3 * module.MIN_FILE_BYTES
+    for _ in range(5):
+        settings.note(ended())
+    settings.close()
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def full_queue(writer: TraceWriter, patch: pytest.MonkeyPatch) -> None:

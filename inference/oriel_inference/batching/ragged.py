@@ -49,7 +49,7 @@ def scattered(
             given = [part[source].shape for part in parts]
             shapes = [(g[0], *[b if a == -1 else a for a, b in zip(output.dims, g[1:], strict=True)]) for g in given]
         ends = list(accumulate(map(math.prod, shapes)))
-        if array.size != ends[-1] or not array.ndim:
+        if array.size != ends[-1]:
             raise BackendFailed(f"output {output.name[:64]!r} has {array.size} elements for a batch of {ends[-1]}")
         for share, piece, shape in zip(found, np.split(array.reshape(-1), ends[:-1]), shapes, strict=True):
             share.append(piece.reshape(shape if source or output.engine_dims is None else (shape[0], *output.dims)))
