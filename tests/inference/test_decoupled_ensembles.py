@@ -184,3 +184,15 @@ async def test_an_ensemble_is_decoupled_as_long_as_a_step_is(tmp_path: Path) -> 
         assert (await http.get("/models/e/config")).json()["model_transaction_policy"] == {"decoupled": False}
         answer = await http.post("/models/e/generate", json={"n": 1})
         assert answer.json()["x"] == 101
+
+
+async def test_ensembles_above_follow_when_a_step_gets_decoupled(tmp_path: Path) -> None:
+    folder = put(tmp_path, "count", "count", model("n"))
+    (folder / "1/model.py").write_text(ADD)
+    for name, steps in {"inner": ["count n=n>o=x"], "above": ["count n=n>o=m", "inner n=m>x=x"]}.items():
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "config.pbtxt").write_text(ensemble(*steps))
+    async with served(tmp_path, "above") as (running, http):
+        put(tmp_path, "count", "count", model("n", decoupled=True))
+        assert (await http.post("/repository/models/count/load")).status_code == 200
+        assert await asyncio.to_thread(ask, running.grpc_port, "above", 4) == [0, 0, 1, 0, 1, 2, "end"]

@@ -329,7 +329,12 @@ class Rollout:
                 return
 
     def _judge_again(self, user: str) -> bool:
-        """Check an ensemble again; return whether it starts or stops serving, or another version of it serves."""
+        """Check an ensemble again; return whether something changes for those above it."""
+
+        def decoupled() -> list[bool]:
+            return [each.spec.decoupled for each in self._serving(user).values()]
+
+        was = decoupled()
         before = {entry.version: entry for entry in self._catalog.entries(user)}
         after = dict(before)
         for version, newest in self._ensembles[user].items():
@@ -338,7 +343,7 @@ class Rollout:
             if current is None or entry.serving is not current:
                 after[version] = entry  # otherwise it continues with the text of its line
         if after == before:
-            return False
+            return decoupled() != was
         for version, entry in after.items():
             if entry != before.get(version):
                 level = logging.ERROR if entry.state is ModelState.UNAVAILABLE else logging.INFO
