@@ -54,7 +54,11 @@ async def check_repositories(repositories: Sequence[Path | str], scratch: Path, 
     Raises StartFailed if a repository cannot be read.
     """
     settings = Settings(
-        repositories=tuple(repositories), model_cache=scratch, cores=available_cores(), control_mode="explicit"
+        repositories=tuple(repositories),
+        model_cache=scratch,
+        cores=available_cores(),
+        control_mode="explicit",
+        cache_bytes=1,  # without a response cache the log would warn of models that want one
     )
     models = await open_models(settings, find_backend, NullSink())
     control = models.control

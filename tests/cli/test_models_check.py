@@ -26,7 +26,8 @@ def unnamed(more: str = "") -> str:
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("repository")
     models.put(root, "good", models.double(), None)
-    models.put(root, "tuned", models.double(), unnamed("optimization { priority: PRIORITY_MAX }"))
+    tuned = "optimization { priority: PRIORITY_MAX } response_cache { enable: true }"
+    models.put(root, "tuned", models.double(), unnamed(tuned))
     models.put(root, "older", models.double(), unnamed())
     models.put(root, "older", None, None, version=2)
     (root / "older/2/model.onnx").write_bytes(b"not a model")
@@ -49,8 +50,11 @@ def checked(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return {each["model"]: each for each in json.loads(said.out)}
 
 
-def test_each_folder_has_the_verdict_of_a_start(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_folder_has_the_verdict_of_a_start(
+    repository: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     found = checked(capsys, str(repository))
+    assert "response_cache has no effect" not in caplog.text
     assert sorted(found) == sorted(path.name for path in repository.iterdir())
     assert {name: each["verdict"] for name, each in found.items()} == {
         "good": "loads",
