@@ -267,6 +267,96 @@ def test_no_index_reaches_out_of_its_tensor(tmp_path: Path, operator: str) -> No
         assert session.run({"at": indices}, ["y"])[0].tolist() == expected
 
 
+def looked_up(operator: str, at: Any) -> tuple[Any, list[float]]:
+    """Return an operator that finds numbers in a table, and what it finds at 9, -(1 << 20), and 2."""
+    table = op.constant(np.arange(4, dtype=np.float32))
+    column = op.constant(np.arange(4, dtype=np.float32).reshape(4, 1))
+    if operator == "GatherElements":
+        return op.gather_elements(table, at, 0), [3, 0, 2]
+    if operator == "EmbeddingBagOffsets":
+        start = op.constant(np.arange(3, dtype=np.int32))
+        return op.reshape(op.embedding_bag_offsets_sum(column, at, start), [-1], False), [3, 0, 2]
+    if operator == "EmbeddingBagPacked":
+        packed = op.embedding_bag_packed_sum(column, op.reshape(at, [3, 1], False))
+        return op.reshape(packed, [-1], False), [3, 0, 2]
+    if operator == "EmbeddingSegmentsSum":
+        segments = op.constant(np.arange(3, dtype=np.int32))
+        found = op.embedding_segments_sum(column, at, segments, op.constant(np.int32(3)))
+        return op.reshape(found, [-1], False), [3, 0, 2]
+    if operator == "ROIAlign":
+        images = op.reshape(table, [4, 1, 1, 1], False)
+        places = op.constant(np.tile(np.array([0, 0, 1, 1], np.float32), (3, 1)))
+        return op.reshape(op.roi_align(images, places, at, 1, 1, 1, 1.0, "avg"), [-1], False), [3, 0, 2]
+    inner, name = op.parameter([-1], ov.Type.i32), ov.Type.i32
+    found = op.gather_elements(table, inner, 0)
+    if operator == "If":
+        branch = op.if_op(op.greater(op.reduce_max(at, op.constant([0]), False), op.constant(np.int32(-5))))
+        other = op.parameter([-1], name)
+        then = ov.Model([op.result(found)], [inner], "then")
+        otherwise = ov.Model([op.result(op.gather_elements(op.negative(table), other, 0))], [other], "else")
+        branch.set_then_body(then)
+        branch.set_else_body(otherwise)
+        branch.set_input(at.output(0), inner, other)
+        made = branch.set_output(then.results[0], otherwise.results[0])
+    else:
+        go_on = op.result(op.constant(np.array(True)))
+        body = ov.Model([op.result(found), go_on], [op.parameter([], name), inner], "body")
+        loop = op.loop(op.constant(np.int32(1)), op.constant(np.array(True)))
+        loop.set_function(body)
+        loop.set_special_body_ports([0, 1])
+        loop.set_invariant_input(inner, at.output(0))
+        made = loop.get_iter_value(body.results[0].output(0), -1)
+    return op.add(made, op.constant(np.float32(0))), [3, 0, 2]
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        "GatherElements",
+        "EmbeddingBagOffsets",
+        "EmbeddingBagPacked",
+        "EmbeddingSegmentsSum",
+        "ROIAlign",
+        "If",
+        "Loop",
+    ],
+)
+def test_index_outside_of_a_table_does_not_find_the_caller_before(tmp_path: Path, operator: str) -> None:
+    at = named(op.parameter([-1], ov.Type.i32, name="at"), "at")
+    found, expected = looked_up(operator, at)
+    put(tmp_path, ov.Model([op.result(named(found, "y"))], [at], "at"), None)
+    (session,) = opened(tmp_path).sessions
+    session.run({"at": np.array([0, 1, 1], np.int32)}, ["y"])
+    assert session.run({"at": np.array([9, -(1 << 20), 2], np.int32)}, ["y"])[0].tolist() == expected
+
+
+def test_bags_whose_lengths_come_from_clients_are_refused(tmp_path: Path) -> None:
+    at, start = (named(op.parameter([-1], ov.Type.i32, name=name), name) for name in ("at", "start"))
+    found = op.embedding_bag_offsets_sum(op.constant(np.ones((4, 1), np.float32)), at, start)
+    put(tmp_path, ov.Model([op.result(named(found, "y"))], [at, start], "bag"), None)
+    assert "leaves a bag without entries as the caller before had it" in refusal(tmp_path)
+
+
+def test_largest_of_too_few_numbers_are_not_those_of_the_caller_before(tmp_path: Path) -> None:
+    x = named(op.parameter([-1, -1], ov.Type.f32, name="x"), "x")
+    most = op.topk(x, op.constant(2), -1, "max", "value")
+    named(most, "y")
+    put(tmp_path, ov.Model([op.result(most.output(0))], [x], "topk"), None)
+    (session,) = opened(tmp_path).sessions
+    assert session.run({"x": np.array([[76, 77, 78]], np.float32)}, ["y"])[0].tolist() == [[78, 77]]
+    assert session.run({"x": np.array([[1]], np.float32)}, ["y"])[0].tolist() == [[1]]
+
+
+def test_an_empty_input_is_refused_for_it_would_get_the_answer_before(tmp_path: Path) -> None:
+    x = named(op.parameter([-1, 1, -1], ov.Type.f32, name="x"), "x")
+    y = op.convolution(x, op.constant(np.ones((1, 1, 1), np.float32)), [1], [1], [1], [1])
+    put(tmp_path, ov.Model([op.result(named(y, "y"))], [x], "conv"), None)
+    (session,) = opened(tmp_path).sessions
+    session.run({"x": np.full((1, 1, 4), 7, np.float32)}, ["y"])
+    with pytest.raises(OutsideProfile, match="input 'x' is empty"):
+        session.run({"x": np.empty((1, 1, 0), np.float32)}, ["y"])
+
+
 def test_weights_are_read_and_not_mapped(tmp_path: Path) -> None:
     put(tmp_path, matmul(), None)
     store = LocalStore(tmp_path, max_copy_bytes=0)  # as large models are opened

@@ -26,6 +26,7 @@ MAX_COUNT = 256  # bound on streams, and on threads
 MAX_TEXT_BYTES = 64 << 20  # bound on the texts of one input, each counted as long as the longest
 MISSING = "the package openvino is not installed: pip install 'oriel-serving[openvino-compiler]'"
 DEVICE = "CPU"
+ANOTHER_WAY = "export the model to ONNX, which has more operators (docs/convert-to-onnx.md)"
 _DATATYPES = {
     "boolean": "BOOL",
     "u8": "UINT8",
@@ -45,6 +46,11 @@ _DATATYPES = {
 _NARROWED = ("INT64", "UINT64", "UINT32")
 _SMALLEST, _LARGEST = -(1 << 31), (1 << 31) - 1
 _PRECISIONS = {"FP32": "f32", "FP16": "f16", "BF16": "bf16"}
+# operator -> its input that holds indices into the first one
+_INDICES = {"GatherND": 1, "GatherElements": 1, "ScatterElementsUpdate": 1, "ROIAlign": 2, "ROIAlignRotated": 2}
+_INDICES |= {f"Embedding{kind}": 1 for kind in ("BagOffsets", "BagOffsetsSum", "BagPacked", "BagPackedSum")}
+_INDICES |= {"EmbeddingSegmentsSum": 1}
+_FROM_THE_END = ("GatherND", "GatherElements", "ScatterElementsUpdate")  # take negative indices
 _PRECISION_KEY = "INFERENCE_PRECISION_HINT"
 # Lines of an error text that name OpenVINO's own source files.
 _ABOUT_ITSELF = ("Exception from ", "Check '")
@@ -111,8 +117,11 @@ class OpenVinoSession(Session):
         if len(inputs) < len(self._ports):  # the inference request would take the tensor of its caller before
             missing = next(name for name in self._ports if name not in inputs)
             raise InvalidRequest(f"input {missing[:64]!r} is missing: the model's file has no default for it")
+        for name, array in inputs.items():
+            if not array.size:  # operators over nothing leave what the caller before had in their outputs
+                raise OutsideProfile(f"input {name[:64]!r} is empty, which OpenVINO does not compute")
         for name in self._narrowed:
-            if (array := inputs[name]).size and (array.max() > _LARGEST or array.min() < _SMALLEST):
+            if inputs[name].max() > _LARGEST or inputs[name].min() < _SMALLEST:
                 raise OutsideProfile(f"input {name[:64]!r} has numbers beyond 32 bits, which OpenVINO would cut off")
         if self._texts:
             inputs = {name: _packed(array, name) if name in self._texts else array for name, array in inputs.items()}
@@ -232,25 +241,42 @@ def core() -> Any:
 
 def read(source: Path) -> Any:
     """Read a model, and keep its indices inside their tensors: the operators below check none, and would read and write
-    anywhere.
+    anywhere, or leave what the caller before had there.
     """
     model = core().read_model(str(source))
+    _bound_indices(model)
+    return model
+
+
+def _bound_indices(model: Any) -> None:
     op = import_module("openvino.opset13")
     for node in model.get_ops():
         kind = node.get_type_name()
-        if kind in ("GatherND", "ScatterElementsUpdate"):
-            indices = node.input_value(1)
+        for body in range(2 if kind == "If" else 1 if kind in ("Loop", "TensorIterator") else 0):
+            _bound_indices(node.get_function(*([body] if kind == "If" else [])))
+        if kind == "TopK":
+            number = node.input_value(1)
+            sizes = op.shape_of(node.input_value(0), number.get_element_type().get_type_name())
+            most = op.gather(sizes, op.constant(node.get_axis()), 0)
+            node.input(1).replace_source_output(op.minimum(number, most).output(0))
+        if kind.startswith("EmbeddingBagOffsets") and node.input_value(2).get_node().get_type_name() != "Constant":
+            reason = f"OpenVINO's {kind} leaves a bag without entries as the caller before had it"
+            raise LoadFailed(f"{reason}: {ANOTHER_WAY}")
+        if port := _INDICES.get(kind):
+            indices = node.input_value(port)
             whole = indices.get_element_type().get_type_name()
             sizes = op.shape_of(node.input_value(0), whole)
             if kind == "GatherND":
                 first = op.constant([int(node.get_attributes()["batch_dims"])])
                 sizes = op.slice(sizes, first, op.add(op.gather(op.shape_of(indices), [-1], 0), first), [1])
-            else:
+            elif kind == "ScatterElementsUpdate":
                 sizes = op.gather(sizes, node.input_value(3), 0)
+            else:
+                sizes = op.gather(sizes, op.constant(int(node.get_attributes().get("axis", 0))), 0)
             last = op.subtract(sizes, op.convert(op.constant(1), whole))
-            bounded = op.minimum(op.maximum(indices, op.negative(sizes)), last)
-            node.input(1).replace_source_output(bounded.output(0))
-    return model
+            least = op.negative(sizes) if kind in _FROM_THE_END else op.subtract(sizes, sizes)
+            bounded = op.minimum(op.maximum(indices, least), last)
+            node.input(port).replace_source_output(bounded.output(0))
 
 
 def plain(error: Exception) -> str:

@@ -10,7 +10,16 @@ import msgspec
 import numpy as np
 
 from oriel_inference.backends import Backend
-from oriel_inference.backends.openvino_cpu import DEVICE, OpenVinoSession, core, loading, name_of, properties, read
+from oriel_inference.backends.openvino_cpu import (
+    ANOTHER_WAY,
+    DEVICE,
+    OpenVinoSession,
+    core,
+    loading,
+    name_of,
+    properties,
+    read,
+)
 from oriel_inference.backends.saved_model import SAVED_MODEL, check_signature
 from oriel_inference.errors import CompilerMissing, InvalidRequest, LoadFailed
 from oriel_inference.model import EngineOptions
@@ -19,7 +28,6 @@ from oriel_wire.v2.messages import Array
 MISSING = (
     "OpenVINO models need the package openvino, which is not installed: pip install 'oriel-serving[openvino-models]'"
 )
-_ANOTHER_WAY = "export the model to ONNX, which has more of them (docs/convert-to-onnx.md)"
 # The sentences of OpenVINO's readers about operators that they cannot translate.
 _OPERATORS = re.compile(
     r"No conversion rule found for operations: (.+)|Conversion is failed for: (.+)"
@@ -97,7 +105,7 @@ def _read(source: Path) -> Any:
         # OpenVINO's exceptions have no common base class below Exception.
         if operators := _unknown_operators(str(error)):
             what = f"operators {operators}" if "," in operators else f"operator {operators}"
-            raise LoadFailed(f"OpenVINO does not have the {what}: {_ANOTHER_WAY}") from error
+            raise LoadFailed(f"OpenVINO does not have the {what}: {ANOTHER_WAY}") from error
         raise
     if source.suffix == ".graphdef":
         for port in (*model.inputs, *model.outputs):  # Triton's names are those of the nodes
