@@ -1,11 +1,16 @@
 """`oriel models import`: a model of another framework becomes a folder, or the command says why not and leaves none."""
 
+import errno
 import io
 import json
 import os
 import pickle
+import shutil
+import signal
 import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +119,47 @@ def test_conversion_that_hangs_is_ended(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "bad.pkl").write_bytes(pickle.dumps(Code("while True: pass")))
     assert imported(tmp_path / "bad.pkl", tmp_path / "models", "--trust-file", "--seconds", "1") == 1
     assert "it took more than 1 s" in capsys.readouterr().err
+
+
+def test_process_that_left_the_conversion_does_not_hold_it_up(tmp_path: Path) -> None:
+    (tmp_path / "bad.pkl").write_bytes(
+        pickle.dumps(Code("import os, time\nif os.fork() == 0: os.setsid(); time.sleep(30); os._exit(0)\nos._exit(3)"))
+    )
+    began = time.monotonic()
+    assert imported(tmp_path / "bad.pkl", tmp_path / "models", "--trust-file") == 1
+    assert time.monotonic() - began < 25
+
+
+def test_interrupted_conversion_ends_at_once(tmp_path: Path) -> None:
+    (tmp_path / "bad.pkl").write_bytes(pickle.dumps(Code("import time; print(7, flush=True); time.sleep(60)")))
+    words = ("models", "import", str(tmp_path / "bad.pkl"), "--repository", str(tmp_path / "models"), "--trust-file")
+    command = [sys.executable, "-c", "import sys; from oriel_cli.main import main; sys.exit(main())", *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        while b"opening and converting" not in process.stderr.readline():
+            pass
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+
+
+def test_copy_that_fails_leaves_nothing_in_the_repository(
+    iris: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(source: Path, target: Path) -> None:
+        target.mkdir(parents=True)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shutil, "copytree", full)
+    assert imported(iris, tmp_path / "models", "--trust-file") == 1
+    assert "iris/1 was not written: [Errno 28] No space left on device" in capsys.readouterr().err
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_half_of_a_result_is_an_error_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = "import json, os, sys\nopen(json.loads(sys.argv[1])['out'] + '/result.json', 'w').write('{')\nos._exit(4)"
+    (tmp_path / "bad.pkl").write_bytes(pickle.dumps(Code(code)))
+    assert imported(tmp_path / "bad.pkl", tmp_path / "models", "--trust-file") == 1
+    assert "bad.pkl was not converted: its process ended with code 4" in capsys.readouterr().err
 
 
 def test_file_of_an_engine_is_placed_as_another_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,10 +16,10 @@ CODE_LINES = {
     "gateway": 17_615,
     "logic": 11_000,
     "inference": 24_150,
-    "cli": 5_100,
+    "cli": 5_130,
     "tools": 4_450,
     "benchmarks": 5_000,
-    "tests": 95_900,
+    "tests": 96_050,
 }
 MOST = {"long": 0, "wide": 27, "wider": 3, "unpacked": 0, "protocols": 42, "headless": 0}
 SAMPLE = '''"""Counts.

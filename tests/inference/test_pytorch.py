@@ -68,6 +68,15 @@ def test_archive_that_is_much_larger_in_memory_is_refused(tmp_path: Path) -> Non
         form_of(path)
 
 
+def test_archive_with_a_very_long_directory_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = files.archive(tmp_path / "net/1/model.pt", files.SCRIPT)
+    with zipfile.ZipFile(path, "a") as archive:
+        for number in range(200):
+            archive.writestr(f"net/{number:060000}", b"")
+    with pytest.raises(LoadFailed, match="net/1/model.pt has a directory of more than 8388608 bytes"):
+        form_of(path)
+
+
 def test_damaged_archive_is_refused_or_read_and_never_anything_else(tmp_path: Path) -> None:
     path = files.archive(tmp_path / "net/1/model.pt", files.SCRIPT)
     whole, chance = path.read_bytes(), random.Random(5)

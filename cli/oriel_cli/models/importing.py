@@ -12,11 +12,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Timer
-from typing import Any
+from threading import Thread, Timer
+from typing import IO, Any
 
 import numpy as np
 
@@ -94,8 +95,14 @@ def run(args: argparse.Namespace) -> int:
         # In one step, because a server may look at the repository.
         made, end = (folder, target) if target.parent.exists() else (folder.parent, target.parent)
         hidden = end.with_name(f".{name}.{os.getpid()}")
-        shutil.copytree(made, hidden)
-        hidden.rename(end)
+        try:
+            shutil.copytree(made, hidden)
+            hidden.rename(end)
+        except BaseException as error:
+            shutil.rmtree(hidden, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise CommandFailed(f"{target} was not written: {str(error)[:200]}") from error
+            raise
     _progress(name, f"{target} is written")
     return 0
 
@@ -177,23 +184,33 @@ def _converted(args: argparse.Namespace, framework: str, source: Path, folder: P
         except OSError as error:
             raise CommandFailed(f"{args.python} cannot be started: {error.strerror}") from error
     late = Timer(args.seconds, child.kill)
+    shown = Thread(target=_show, args=(child.pipes[0], args.name or source.stem), daemon=True)
     late.start()
-    with child.pipes[0] as lines:
-        for line in lines:
-            _progress(args.name or source.stem, line.decode("utf-8", "replace"))
-    code = child.wait()
-    why = f"its process ended with code {code}" if late.is_alive() else f"it took more than {args.seconds:.0f} s"
-    late.cancel()
-    child.kill()  # what it has started
+    shown.start()
+    try:
+        code = child.wait()
+        why = f"its process ended with code {code}" if late.is_alive() else f"it took more than {args.seconds:.0f} s"
+    finally:
+        late.cancel()
+        child.kill()  # also what it has started
+        shown.join(1.0)  # what left its process group may keep the pipe
     last = (scratch / "log").read_text(errors="replace").strip().rpartition("\n")[2]
     answer = scratch / "result.json"
-    found: dict[str, Any] = json.loads(answer.read_text()) if answer.exists() else {"refused": f"{why}; {last}"}
+    found: dict[str, Any] = {"refused": f"{why}; {last}"}
+    with suppress(OSError, ValueError):  # there is none, or a part of it on a full disk
+        found = json.loads(answer.read_text())
     if "missing" in found:
         pip = f"{args.python} -m pip install {CONVERTERS[framework].packages}"
         found["refused"] = f"it needs the package {found['missing']}: {pip} (or pass --python of another environment)"
     if "refused" in found:
         raise CommandFailed(f"{source.name} was not converted: {printable(found['refused'])}")
     return found
+
+
+def _show(lines: IO[bytes], name: str) -> None:
+    with lines:
+        for line in lines:
+            _progress(name, line.decode("utf-8", "replace"))
 
 
 def _check(scratch: Path, found: dict[str, Any]) -> None:

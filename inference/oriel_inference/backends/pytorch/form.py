@@ -15,6 +15,7 @@ from pathlib import Path
 from oriel_inference.errors import LoadFailed
 
 MAX_GROWTH = 8  # bytes in memory for one of the file: a small file must not take all memory
+MAX_DIRECTORY_BYTES = 8 << 20  # of a zip, before it is read: an entry of 50 bytes takes 700 in memory
 _READING = (OSError, ValueError, RuntimeError, struct.error, zipfile.BadZipFile)
 _AGAIN = "save the model as a program instead: docs/pytorch.md shows how"
 
@@ -43,10 +44,13 @@ def form_of(path: Path) -> Form:
     try:
         with path.open("rb") as file:
             start = file.read(4)
+            end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
         if start[:1] == b"\x80":
             raise LoadFailed(f"{shown} is a pickle, which is code and never loaded: {_AGAIN}")
         if not start.startswith(b"PK"):
             raise LoadFailed(f"{shown} is not a file of torch.jit.save or torch.export.save: {_AGAIN}")
+        if end and end[zipfile._ECD_SIZE] > MAX_DIRECTORY_BYTES:  # type: ignore[attr-defined]
+            raise LoadFailed(f"{shown} has a directory of more than {MAX_DIRECTORY_BYTES} bytes: {_AGAIN}")
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
             unpacked = sum(entry.file_size for entry in archive.infolist())
