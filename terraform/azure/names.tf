@@ -11,7 +11,7 @@ locals {
     gateway        = ["replicas(\\.(min|max))?", "cpu", "memory", "service_type", "service_annotations(\\..+)?", "load_balancer_ip", "load_balancer_class", "source_ranges", "tls_secret", "plain_http", "admin_token_secret_ref(\\.(name|key))?", "ticket_keys_secret_ref(\\.(name|key))?", "credentials", "args"]
     logic          = ["replicas(\\.(min|max))?", "image", "services(\\..+)?", "folders", "workers", "through_gateway", "cpu", "memory", "args"]
     model_groups   = ["[^.]+", "[^.]+\\.(accelerator|repository|models|replicas|replicas\\.min|replicas\\.max|cpu|memory|cache|cache\\.gb|cache\\.claim|load_grace_s|start_s|place_models|credentials|args)"]
-    policies       = ["tenants(\\.[^.]+)?", "tenants\\.[^.]+\\.(tier|keys_sha256|models|services)", "documents(\\..+)?", "store"]
+    policies       = ["tenants(\\.[^.]+)?", "tenants\\.[^.]+\\.(tier|keys_sha256|models|services)", "pools(\\.[^.]+)?", "pools\\.[^.]+\\.(address|port|grpc_port|models|services|networks|probe|max_inflight|idle_timeout_ms|pod_labels(\\..+)?)", "documents(\\..+)?", "store"]
     redis          = ["image", "memory"]
     placement      = ["share_gpu_nodes", "pause_image"]
     keda           = ["enabled", "chart_version", "polling_interval_s", "cooldown_s"]

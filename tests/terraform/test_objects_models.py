@@ -1,4 +1,4 @@
-"""Groups whose models the gateway places: their pools, and what their servers are started with."""
+"""Pools of groups whose models the gateway places, with their servers' arguments, and of servers that run elsewhere."""
 
 import argparse
 
@@ -22,6 +22,7 @@ PLACED = {
     "small": {"accelerator": "cpu", "models": ["small-*"], "place_models": True, "memory": 10},
     "rest": {"accelerator": "cpu"},
 }
+NEURON = {"address": "neuron.serving.svc", "port": 8000, "grpc_port": 8001, "models": ["bert-*", "resnet"]}
 
 
 def snapshot(found: list[objects.Object]) -> Snapshot:
@@ -65,17 +66,34 @@ def test_the_only_group_has_the_pool_of_all_models_for_itself_also_without_keda(
     assert servers(found)["inference-cpu"].model_memory_bytes == GIB  # the caller's own number is the last word
 
 
+def test_servers_that_run_elsewhere_are_pools_whose_routes_come_before_those_of_all_others(shared: Shared) -> None:
+    language = {"address": "llm.example", "port": 80, "services": ["completions"], "networks": ["10.1.2.0/24"]}
+    given = {"neuron": NEURON, "language": language | {"idle_timeout_ms": 4000}}
+    read = snapshot(objects.at(shared, False, True, True, policies={"pools": given}))
+    pools = [(each.discover, each.grpc_discover, each.probe) for name, each in read.pools.items() if name in given]
+    neuron = (("neuron.serving.svc", 8000), ("neuron.serving.svc", 8001), "/v2/health/ready")
+    assert pools == [(("llm.example", 80), None, "/health"), neuron]
+    routed = [(route.model or route.service, route.pool) for route in read.routes]
+    assert routed[:3] == [("completions", "language"), ("resnet", "neuron"), ("bert-*", "neuron")]
+    assert routed[3:] == [("*", "inference-cpu"), ("*", "logic")] and read.pools["language"].idle_timeout_s == 4.0
+
+
 @pytest.mark.parametrize(
-    ("groups", "reason"),
+    ("given", "reason"),
     [
         (
-            {"a": {"accelerator": "cpu", "place_models": True}, "b": {"accelerator": "cpu"}},
+            {"model_groups": {"a": PLACED["small"] | {"models": []}, "b": {"accelerator": "cpu"}}},
             "a pool for this group alone",
         ),
-        ({"a": {"accelerator": "tensorrt", "models": ["m"], "place_models": True}}, "needs the bytes of a GPU"),
+        ({"model_groups": {"a": PLACED["chat"] | {"args": []}}}, "needs the bytes of a GPU"),
+        ({"policies": {"pools": {"inference-x": NEURON}}}, "pools of the platform's own servers"),
+        ({"policies": {"pools": {"a": NEURON | {"address": "neuron.example"}}}}, "with networks such as 10.1.2.0/24"),
+        ({"policies": {"pools": {"a": NEURON | {"port": 0}}}}, "whole numbers from 1 to 65535"),
+        ({"policies": {"pools": {"a": NEURON | {"models": []}}}}, "name the calls that a pool gets"),
+        ({"policies": {"pools": {"a": NEURON, "b": NEURON}}}, "calls go to one pool only"),
     ],
 )
-def test_a_placement_that_cannot_work_is_refused_when_planning(shared: Shared, groups: dict, reason: str) -> None:  # type: ignore[type-arg]
+def test_a_pool_that_cannot_work_is_refused_when_planning(shared: Shared, given: dict, reason: str) -> None:  # type: ignore[type-arg]
     with pytest.raises(TerraformFailed) as refused:
-        objects.objects(shared, model_groups=groups)
+        objects.objects(shared, **given)
     assert reason in "\n".join(each.detail for each in refused.value.diagnostics)

@@ -10,29 +10,8 @@ from . import objects
 from .reach import Network, Peer
 
 PORTS = (
-    22,
-    53,
-    80,
-    443,
-    988,
-    4317,
-    4318,
-    6379,
-    6380,
-    6443,
-    8000,
-    8001,
-    8002,
-    8080,
-    8081,
-    8082,
-    8083,
-    8084,
-    8090,
-    8092,
-    8888,
-    9000,
-    13133,
+    *(22, 53, 80, 443, 988, 4317, 4318, 6379, 6380, 6443, 8000, 8001, 8002),
+    *(8080, 8081, 8082, 8083, 8084, 8090, 8092, 8888, 9000, 13133),
 )
 
 OUTSIDE = [
@@ -200,6 +179,15 @@ def test_stores_and_collectors_on_other_ports_are_reached(shared, url, endpoint,
     address = urlsplit(endpoint)
     assert ("collector", "internet", address.port or {"http": 80, "https": 443}[address.scheme]) in asked
     assert ("logic", "internet", port) not in asked
+
+
+def test_servers_that_run_elsewhere_are_reached_by_the_gateway_alone_and_at_their_ports(shared) -> None:
+    labels = {"app.kubernetes.io/component": "gateway"}  # of the stranger
+    pod = {"address": "neuron.default.svc", "port": 8000, "grpc_port": 8001, "models": ["m"], "pod_labels": labels}
+    other = {"address": "llm.example", "port": 9000, "services": ["chat.completions"], "networks": ["10.42.200.0/24"]}
+    pools = {"neuron": pod, "none": pod | {"pod_labels": {"app": "absent"}, "models": ["n"]}, "language": other}
+    found, without = (reached(objects.at(shared, True, True, False, policies={"pools": each})) for each in (pools, {}))
+    assert found - without == between(["gateway"], ["stranger"], 8000, 8001) | {("gateway", "managed redis", 9000)}
 
 
 def public_warnings(shared, **gateway) -> list[str]:

@@ -74,6 +74,18 @@ locals {
     ports = [{ protocol = "TCP", port = 8000 }, { protocol = "TCP", port = 8001 }]
   }
 
+  # Servers that run elsewhere: pods of another namespace, or the networks that are named.
+  of_a_service = "^[a-z0-9-]+\\.([a-z0-9-]+)\\.svc(?:\\.cluster\\.local)?\\.?$"
+  to_external = [for pool in values(var.policies.pools) : {
+    to = concat([for network in pool.networks : { ipBlock = { cidr = network } }], [
+      for namespace in try(regex(local.of_a_service, pool.address), []) : {
+        namespaceSelector = { matchLabels = { "kubernetes.io/metadata.name" = namespace } }
+        podSelector       = { matchLabels = pool.pod_labels }
+      } if length(pool.networks) == 0
+    ])
+    ports = [for port in [pool.port, pool.grpc_port] : { protocol = "TCP", port = port } if port != null]
+  }]
+
   # Of logic servers.
   to_models = local.through_gateway ? {
     to    = [{ podSelector = { matchLabels = local.selectors.gateway } }]
@@ -109,7 +121,7 @@ locals {
           to    = [{ podSelector = { matchLabels = { "app.kubernetes.io/component" = "logic" } } }]
           ports = [{ protocol = "TCP", port = 8090 }]
         }],
-        local.to_redis, local.https_and.policies, local.to_kubernetes, local.to_identity, local.to_collector,
+        local.to_redis, local.to_external, local.https_and.policies, local.to_kubernetes, local.to_identity, local.to_collector,
       )
     }
     logic = {

@@ -36,15 +36,19 @@ locals {
   ]
   # [] if every group names its models: calls for others are answered 404 and wake nobody.
   pool_of_the_rest = var.keda.enabled ? [for name, group in local.model_groups : "inference-${name}" if length(group.models) == 0] : ["inference"]
+  # Calls with a pool of their own: for the models of one group, or for servers that run elsewhere.
+  named = concat(
+    flatten([for name, group in local.model_groups : [for model in group.models : { kind = "model", pattern = model, pool = "inference-${name}" }]]),
+    flatten([for name, pool in var.policies.pools : [for model in pool.models : { kind = "model", pattern = model, pool = name }]]),
+    flatten([for name, pool in var.policies.pools : [for service in pool.services : { kind = "service", pattern = service, pool = name }]]),
+  )
   # The first route that fits counts: names before patterns, longer patterns before shorter ones.
-  named_models = merge([
-    for name, group in local.model_groups : {
-      for model in group.models : format("%s %03d %s", strcontains(model, "*") ? "pattern" : "name", 128 - length(model), model) => { model = model, pool = "inference-${name}" }
-    }
+  named_routes = merge([
+    for each in local.named : { (format("%s %03d %s %s", strcontains(each.pattern, "*") ? "pattern" : "name", 128 - length(each.pattern), each.pattern, each.kind)) = each }
   ]...)
   # Bodies that wait for permits and bodies that wait for a server are bounded per pool, each by this: together at most half
   # of the gateway's memory. Not below one largest body (64 MiB, three quarters of it): with many pools give it more memory.
-  pool_bytes = max(96 * 1048576, floor(var.gateway.memory * 1073741824 / (4 * (1 + length(local.pool_discovery)))))
+  pool_bytes = max(96 * 1048576, floor(var.gateway.memory * 1073741824 / (4 * (1 + length(local.pool_discovery) + length(var.policies.pools)))))
   # By which the gateway plans the replicas that KEDA asks for (scaling.tf).
   scaling_toml = { for pool, target in local.scaled : pool => concat(
     [
@@ -72,11 +76,20 @@ locals {
       ]
     ]),
     flatten([for pool in sort(keys(local.pool_discovery)) : lookup(local.scaling_toml, pool, [])]),
+    flatten([for name, pool in var.policies.pools : ["[pools.${name}]", "max_queue_bytes = ${local.pool_bytes}", [
+      for key, value in {
+        discover        = "dns:${pool.address}:${pool.port}"
+        grpc_discover   = pool.grpc_port == null ? null : "dns:${pool.address}:${pool.grpc_port}"
+        probe           = pool.probe == null && length(pool.services) > 0 ? "/health" : pool.probe
+        max_inflight    = pool.max_inflight
+        idle_timeout_ms = pool.idle_timeout_ms
+      } : "${key} = ${jsonencode(value)}" if value != null
+    ], ""]]),
   ))
   # JSON's strings are TOML's as well.
   routes_toml = join("\n", concat(
     [local.pools_toml],
-    flatten([for each in values(local.named_models) : ["[[routes]]", "model = ${jsonencode(each.model)}", "pool = \"${each.pool}\"", ""]]),
+    flatten([for each in values(local.named_routes) : ["[[routes]]", "${each.kind} = ${jsonencode(each.pattern)}", "pool = \"${each.pool}\"", ""]]),
     flatten([for pool in local.pool_of_the_rest : ["[[routes]]", "model = \"*\"", "pool = \"${pool}\"", ""]]),
     ["[[routes]]", "service = \"*\"", "pool = \"logic\"", ""],
   ))

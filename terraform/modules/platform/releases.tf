@@ -174,6 +174,10 @@ resource "helm_release" "platform" {
       error_message = "model_groups: replicas.min is 0 only with keda.enabled: nothing else would start the first pod."
     }
     precondition {
+      condition     = length(local.named) == length(local.named_routes)
+      error_message = "policies.pools: a model or service stands in two pools, or a model in model_groups as well: calls go to one pool only."
+    }
+    precondition {
       condition     = alltrue([for name, group in local.model_groups : !group.place_models || contains(keys(local.pool_discovery), "inference-${name}") || length(local.model_groups) == 1])
       error_message = "model_groups: place_models needs a pool for this group alone: name its models, or set keda.enabled."
     }

@@ -233,13 +233,25 @@ variable "model_groups" {
 }
 
 variable "policies" {
-  description = "The policies of the gateway. tenants: the short form, with keys as SHA-256 (`oriel keys new` prints it). documents: file name -> text of further documents; one named tiers.toml, routes.toml or tenants.toml replaces that file. store: s3://, gs:// or az:// URL of a folder of documents that is read instead of all these."
+  description = "The policies of the gateway. tenants: the short form, with keys as SHA-256 (`oriel keys new` prints it). pools: servers that run elsewhere, such as a maker's own on another accelerator, by the name of their pool. Of these: address: DNS name of the servers; port, grpc_port: those of their pods, for HTTP and gRPC; models: names and patterns, for servers of the v2 protocol; services: paths such as chat.completions, for servers of the OpenAI API; pod_labels: of their pods, if address is SERVICE.NAMESPACE.svc; networks: where they are otherwise; probe (with services /health), max_inflight, idle_timeout_ms: null for the gateway's own defaults. documents: file name -> text of further documents; one named tiers.toml, routes.toml or tenants.toml replaces that file. store: s3://, gs:// or az:// URL of a folder of documents that is read instead of all these."
   type = object({
     tenants = optional(map(object({
       tier        = string
       keys_sha256 = list(string)
       models      = optional(list(string), ["*"])
       services    = optional(list(string), ["*"])
+    })), {})
+    pools = optional(map(object({
+      address         = string
+      port            = number
+      grpc_port       = optional(number)
+      models          = optional(list(string), [])
+      services        = optional(list(string), [])
+      networks        = optional(list(string), [])
+      pod_labels      = optional(map(string), {})
+      probe           = optional(string)
+      max_inflight    = optional(number)
+      idle_timeout_ms = optional(number)
     })), {})
     documents = optional(map(string), {})
     store     = optional(string)
@@ -257,6 +269,22 @@ variable "policies" {
   validation {
     condition     = alltrue([for name in keys(var.policies.documents) : can(regex("^[A-Za-z0-9_][A-Za-z0-9_.-]*\\.(toml|ndjson|json)$", name))]) && length(join("", values(var.policies.documents))) + length(jsonencode(var.policies.tenants)) <= 900000
     error_message = "policies.documents: *.toml, *.ndjson and *.json, with the tenants at most 900 kB of text: what a ConfigMap takes. More goes into a store."
+  }
+  validation {
+    condition     = alltrue([for name in keys(var.policies.pools) : can(regex("^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$", name)) && name != "logic" && !startswith(name, "inference")])
+    error_message = "policies.pools: names of 1 to 40 small letters, digits and dashes, beginning with a letter, not logic and not inference...: pools of the platform's own servers."
+  }
+  validation {
+    condition     = alltrue([for pool in values(var.policies.pools) : length(pool.networks) == 0 ? can(regex(local.of_a_service, pool.address)) : can(regex("^[A-Za-z0-9.-]+$", pool.address)) && length(pool.pod_labels) == 0 && alltrue([for cidr in pool.networks : can(cidrhost(cidr, 0))])])
+    error_message = "policies.pools: address is SERVICE.NAMESPACE.svc of this cluster; or another name, without https:// and port, with networks such as 10.1.2.0/24 that the gateway may reach there, and without pod_labels."
+  }
+  validation {
+    condition     = alltrue([for pool in values(var.policies.pools) : max(pool.port, coalesce(pool.grpc_port, 1)) < 65536 && can(regex("^(/[!-~]*)?$", coalesce(pool.probe, "/"))) && alltrue([for number in [pool.port, coalesce(pool.grpc_port, 1), coalesce(pool.max_inflight, 1), coalesce(pool.idle_timeout_ms, 1)] : floor(number) == number && number >= 1])])
+    error_message = "policies.pools: port and grpc_port are whole numbers from 1 to 65535, max_inflight and idle_timeout_ms whole numbers from 1 on, probe is a path such as /health."
+  }
+  validation {
+    condition     = alltrue([for pool in values(var.policies.pools) : length(concat(pool.models, pool.services)) > 0 && alltrue([for each in concat(pool.models, pool.services) : can(regex("^[A-Za-z0-9._*-]{1,128}$", each))])])
+    error_message = "policies.pools: models (of v2 servers) or services (of OpenAI servers, such as chat.completions) name the calls that a pool gets, as names, or patterns with *."
   }
   # A gateway that runs keeps what it had; one that starts later would end at once: the next scale-up, the next lost node.
   validation {
