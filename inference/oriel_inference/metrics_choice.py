@@ -12,7 +12,10 @@ QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 
 @dataclass(frozen=True, slots=True)
 class MetricsChoice:
-    """counters, histograms: True if latencies are shown as such. quantiles: those of summaries; () shows none."""
+    """The latency metrics to show.
+
+    counters: True for counters. histograms: True for histograms. quantiles: the quantiles of summaries; () for none.
+    """
 
     counters: bool = True
     histograms: bool = True

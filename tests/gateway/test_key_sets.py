@@ -283,7 +283,7 @@ async def test_a_set_of_keys_has_at_most_256_kib(size: int, taken: bool) -> None
 
 async def test_a_compressed_set_is_not_read() -> None:
     provider, issuer = Provider(), the_issuer()
-    for encoding, error in (("gzip", "the key set came compressed; that is not accepted"), ("identity", "")):
+    for encoding, error in (("gzip", "the key set came compressed: have it sent uncompressed"), ("identity", "")):
         coded = {"content-encoding": encoding}
         provider.answer = lambda coded=coded: answer(key_set(jwk("ES256")), **coded)  # type: ignore[misc]
         async with fetching(provider, issuer) as (sets, _):

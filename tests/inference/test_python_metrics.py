@@ -89,7 +89,7 @@ async def test_metrics_outlive_a_process_and_end_with_their_objects(unit: Unit, 
     [
         ("family nv_inference_count", "not begin with a digit, nv_ or oriel_"),
         ("family 1 bad", "it must have letters"),
-        ("family calls_of_model", "already exists as a counter"),
+        ("family calls_of_model", "already exists as a counter: rename it"),
         ("wrong self.all.increment(-1)", "a counter never falls"),
         ("wrong self.all.set(1)", "a counter does not support it"),
         ("wrong self.load.observe(1)", "a gauge does not support it"),

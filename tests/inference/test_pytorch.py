@@ -118,7 +118,7 @@ def test_positions_follow_names_as_in_triton(names: tuple[str, ...], own: tuple[
 
 
 def test_positions_that_clash_or_are_left_out_are_refused() -> None:
-    with pytest.raises(Unfit, match="input 'a__1' has the same position as another one"):
+    with pytest.raises(Unfit, match="input 'a__1' has the index of another input: number them"):
         positions(("a__1", "b__1"), (), "input")
     with pytest.raises(Unfit, match="no input has the position 0"):
         positions(("a__1", "b__2"), (), "input")

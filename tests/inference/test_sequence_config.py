@@ -111,7 +111,7 @@ def test_a_first_state_comes_from_a_file(tmp_path: Path) -> None:
         (START % "int32_false_true: [ 0 ]", "needs two values, for false and true"),
         (START % "int32_false_true: [ 0, 1 ] bool_false_true: [ false, true ]", "needs two values"),
         (START.replace("START", "INPUT", 1) % "int32_false_true: [ 0, 1 ]", "'INPUT' is given twice"),
-        ('control_input { name: "START" }', "has 0 entries, each input carries one control"),
+        ('control_input { name: "START" }', "has 0 entries: write exactly one"),
         (
             'control_input { name: "C" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_FP32 } }',
             "must be one of TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32, TYPE_STRING",

@@ -10,7 +10,7 @@ MAX_SKEW_S = 30.0  # half of what a token may be off
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """check: name of the check; what: a sentence; fix: the remedy, "" for none."""
+    """The result of a check. check: its name. what: a sentence about it. fix: the remedy, "" for none."""
 
     status: Literal["ok", "warn", "fail"]
     check: str

@@ -88,7 +88,7 @@ def _unpickled(source: Path, trusted: bool) -> Any:
 
         odd = skops.io.get_untrusted_types(file=source)
         if odd and not trusted:
-            raise Refused(f"it holds objects of other types ({', '.join(odd)[:200]}): if you trust them --trust-file")
+            raise Refused(f"it holds objects of other types ({', '.join(odd)[:200]}): trust them with --trust-file")
         return skops.io.load(source, trusted=odd)
     import joblib
 
@@ -108,7 +108,7 @@ def convert_keras(source: Path, folder: Path, given: Arrays, trusted: bool) -> C
         made = np.random.default_rng(0).random([ROWS, *(size or LENGTH for size in each.shape[1:])])
         inputs[each.name] = (made.round() if "int" in each.dtype else made).astype(each.dtype)
     if set(inputs) != (names := {each.name for each in model.inputs}):
-        raise Refused(f"the model's inputs are {', '.join(names)}, and the samples are for {', '.join(inputs)}")
+        raise Refused(f"--inputs has arrays for {', '.join(inputs)}: name them {', '.join(names)}, as in the model")
     model.export(str(folder / "model.savedmodel"), format="tf_saved_model", verbose=False)
     tensors = [inputs[each.name] for each in model.inputs]
 

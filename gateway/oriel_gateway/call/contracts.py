@@ -1,8 +1,8 @@
-"""The call as everybody knows it, and what a call knows of those that are built on calls.
+"""The interface of a call, and of the objects that own calls.
 
-Every call is a `GatewayCall` (`call.call`), which does what `Call` promises here; what a `GatewayCall` uses knows it by
-this base class. It is no Protocol, because compiled code reads the attributes of a class faster. A call has a `Side`,
-which speaks its protocol. The Protocols are fulfilled above the call: by connections, flights and shadow copies.
+Every call is a `GatewayCall` (`call.call`), a subclass of `Call`. The modules that a `GatewayCall` uses know only
+`Call`. It is no Protocol, because compiled code reads the attributes of a class faster. Each call has a `Side`, which
+speaks its protocol. The Protocols are implemented by connections, flights and shadow copies.
 """
 
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""The gateway, as far as its calls know it."""
+"""The attributes of the gateway that its calls use."""
 
 from mypy_extensions import mypyc_attr
 
@@ -16,8 +16,10 @@ from oriel_wire.engine.large_messages import LargeMessages
 class Host:
     """The part of a gateway that its calls use; `core.Gateway` fills it.
 
-    top_band: the most urgent band of any tier. draining: no new connections are welcome. refusing: what cannot be sent
-    at once is refused, because it would still wait when the gateway ends.
+    top_band: the most urgent band of any tier.
+    draining: True once clients should open no new connections, because the gateway is about to stop.
+    refusing: True once calls that cannot be sent at once are refused, because they would still wait when the gateway
+    ends.
     """
 
     snapshot: Snapshot

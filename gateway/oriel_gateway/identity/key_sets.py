@@ -227,7 +227,7 @@ async def _fetch(client: httpx.AsyncClient, url: str) -> bytes:
         if answer.status_code != 200:
             raise ValueError(f"the server answers {answer.status_code}")
         if answer.headers.get("content-encoding", "identity") != "identity":
-            raise ValueError("the key set came compressed; that is not accepted")
+            raise ValueError("the key set came compressed: have it sent uncompressed")
         data = bytearray()
         async for piece in answer.aiter_raw():
             data += piece

@@ -21,7 +21,7 @@ __all__ = ["HttpView"]
 
 
 class HttpView(View):
-    """A request of HTTP. head: its head; None until it is read. client: the waiting client; None once it has left."""
+    """An HTTP request. head: its head; None until it is read. client: the waiting client; None once it has left."""
 
     __slots__ = ()
 

@@ -207,7 +207,7 @@ class Limiter(ABC):
             self._ask(grant, found.undecided, amounts, now)
 
     def spend(self, tenant: Tenant, units: Mapping[str, int], now: float) -> None:
-        """Count what a tenant has used of its budgets, by their names, whether they admit it or not."""
+        """Count units that a tenant has used, even beyond its budgets. units: maps a budget's name to the amount."""
         for allowance in tenant.allowances:
             if not allowance.budgets:
                 continue
@@ -248,7 +248,9 @@ class Limiter(ABC):
         return grant
 
     def _amounts(self, accounts: Sequence[_Account], target: Target, tenant: str, size_bytes: int) -> Amounts:
-        """Return the units of a call at its head. Its computing is estimated, if it is counted."""
+        """Return the amounts to count for a call when only its head is known. Computing time, if a limit counts it, is
+        estimated from earlier calls.
+        """
         compute_us = 0
         if any(each.plan.compute for each in accounts):
             compute_us = max(1, int(self._charges.estimate(target.route, tenant) * 1e6))

@@ -163,7 +163,7 @@ class Objectives:
         return key if self.pairs.names(key) else (OTHER, key[1], OTHER)
 
     def flush(self) -> None:
-        """Pass on what was counted since the last time."""
+        """Pass on the calls that were counted since the previous flush."""
         now = self._clock()
         found, self._counts = self._counts, {}
         for key, counts in found.items():

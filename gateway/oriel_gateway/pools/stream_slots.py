@@ -56,11 +56,11 @@ class StreamSlots:
 
     @property
     def at_servers(self) -> int:
-        """The number of calls that share the servers now, at least 1."""
+        """Return the number of calls that share the servers now, at least 1."""
         return (self._admission.inflight + self.working) or 1
 
     def resize(self, count: int, now: float) -> None:
-        """Have `count` slots from now on; streams beyond that go on."""
+        """Change the number of slots to `count`. Streams that exceed it continue until they end."""
         self.shares.bound = count
         self.hand_out(now)
 
@@ -100,7 +100,7 @@ class StreamSlot:
         self.worked_s = self.share_s = 0.0
 
     def reserve(self) -> bool:
-        """Acquire a slot, for which other streams may be displaced. Returns whether there is one."""
+        """Acquire a slot, displacing other streams if necessary. Return True if the stream has one now."""
         if self._holding.held:
             return True
         displaced = self._slots.shares.acquire(self._holding, 1)
@@ -115,7 +115,7 @@ class StreamSlot:
             self.acquire_free(now)
 
     def acquire_free(self, now: float) -> None:
-        """Release the permit if the stream has a slot, or one is free."""
+        """Exchange the permit for the reserved slot or a free one. Change nothing if there is none."""
         shares = self._slots.shares
         if not self._holding.held:
             if shares.held >= shares.bound:

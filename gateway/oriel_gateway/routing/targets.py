@@ -92,30 +92,32 @@ _READABLE = (*_LENGTH, b"accept-encoding:")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One authorised thing to ask one pool for. line: the request line to send upstream; plan: its route.
+    """A request that the caller is authorised to send to one pool.
 
-    tenant: the caller's tenant, with the tier that serves the call; where the route is not known yet, by the caller's
-    own.
+    line: the request line to send upstream. plan: the route that led here.
+    tenant: the caller's tenant, with the tier that serves the call, or with the caller's own tier until the route is
+    known.
     allowances: the tenant's allowances that count the call.
-    work: calls of one name here take about as long as one another; "": not worth timing.
-    choices: not None when the call's headers or its id decide; then `choices.pick` gives the target to use.
-    side: the side of the split, "" without one; version: the version of the model, "" as the call asks.
-    executes: a call to it runs something, and only such calls use a device.
-    keepable: its answer may be kept where the route is deterministic.
-    special: a call needs `Extras`. flex: the target if its body asks for a lower tier, as the OpenAI API does; None: it
-    cannot.
-    tokens: the tokens of a call are counted, for limits or budgets of its tenant.
-    names: the place at which the call names its model, or its answer models, and this tenant may not use every one:
-    "json" or "form" (of its body), "list" or "entry" (of its answer); "": they are not read.
-    sought: the name that an endpoint has or has not, as in `/v2/models/<sought>/ready`; "": every one has it.
-    counted: the name by which its permits are counted: the model, or service and tenant, because calls of one tenant
-    may take longer than those of another; "": they are not counted.
-    fallbacks: the targets that the call asks of the pools after this one, in order; see `call.fallback`.
-    renames: the model that its body or its message has to name, "" if it stays as it is.
-    spills: the pools that the call went on from.
-    copies_to: the target of copies of some of its calls, so that the answers are compared; None: the shadow of its
-    route.
-    stateless: its body may not name what earlier calls have stored on the servers.
+    work: the name of the timing to which the call belongs, because calls of one name take about equally long; "" if
+    calls are not timed.
+    choices: the routes among which the call's headers or id decide; `choices.pick` returns the target to use. None if
+    there is no choice.
+    side: the side of the split, "" without one. version: the model version to send, "" to leave it as in the call.
+    executes: True if a call runs a model or a service. Only such calls use a device.
+    keepable: True if the answer may be cached on a deterministic route.
+    special: True if a call needs `Extras`. flex: the target to use if the body asks for a lower tier, as the OpenAI API
+    allows; None if it cannot ask.
+    tokens: True if the tokens of a call are counted, for limits or budgets of its tenant.
+    names: the text to search for model names that this tenant may not use: "json" or "form" (the request body), "list"
+    or "entry" (the answer); "" for none.
+    sought: the model that an endpoint must have to serve the call, as in `/v2/models/<sought>/ready`; "" if any can.
+    counted: the name under which permits are counted: the model, or service and tenant, because calls of one tenant
+    may take longer than those of another; "" if they are not counted.
+    fallbacks: the targets to try in the pools after this one, in order; see `call.fallback`.
+    renames: the model name to write into the body or message, "" to leave it unchanged.
+    spills: the pools that the call has left for this one.
+    copies_to: the target that gets copies of some calls, to compare the answers; None for the shadow of the route.
+    stateless: True if the body must not refer to data that earlier calls stored on the servers.
     """
 
     tenant: Tenant

@@ -48,7 +48,7 @@ class FileLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An artefact as it was published.
+    """The description of a published artefact, which lies beside its files.
 
     key: the parts of its fingerprint. entry: name of the file to open.
     model, version: the model version that it was first built for; another one with the same files may use it.
@@ -72,7 +72,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A refusal as it is remembered.
+    """The stored reason why an artefact was refused, so that it is not built again under the same conditions.
 
     key: the parts of the fingerprint. model: the name of the model that was refused first.
     conditions: digest of the bounds, tolerance and samples under which it was refused; another one may end differently.
@@ -88,7 +88,10 @@ class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class ArtefactFolder:
-    """One folder. max_bytes, max_age_s: size and age up to which it keeps artefacts."""
+    """A folder of artefacts on the local disk.
+
+    max_bytes: the size of all artefacts that it keeps. max_age_s: the age up to which it keeps an artefact.
+    """
 
     def __init__(self, root: Path, *, max_bytes: int, max_age_s: float = MAX_AGE_S) -> None:
         self.root = root

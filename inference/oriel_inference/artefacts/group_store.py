@@ -106,7 +106,7 @@ class GroupStore:
     async def _fetch(self, folder: ArtefactFolder, fingerprint: str, objects: dict[str, Stored]) -> None:
         manifest = await stored_manifest(self._client, objects[MANIFEST], fingerprint)
         if manifest.size_bytes > folder.max_bytes:
-            raise ArtefactDamaged(f"its {manifest.size_bytes} bytes are more than this server's folder may have")
+            raise ArtefactDamaged(f"its {manifest.size_bytes} bytes exceed --artefact-folder-bytes: raise it")
         await fetch(folder, self._client, manifest, objects)
 
     async def _ask(self, work: Callable[[], Coroutine[Any, Any, T]], limit_s: float) -> T:

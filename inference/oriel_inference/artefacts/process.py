@@ -103,7 +103,7 @@ class Wanted:
         return cls(compilation=compilation, key=key, samples=samples, conditions=digest.hexdigest())
 
     def refusal(self, refused: ArtefactRefused) -> Refusal:
-        """Return a refusal of this artefact as it is remembered."""
+        """Return the record of a refusal of this artefact, to be stored."""
         return Refusal(
             key=self.key.parts(),
             kind=refused.kind,

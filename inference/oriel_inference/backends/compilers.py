@@ -48,7 +48,7 @@ class CompilerIdentity:
 
 
 class Compiler(ABC):
-    """One compiler.
+    """Base class of the compilers that build artefacts from models.
 
     reference: name of the backend whose sessions serve until its artefact does.
     on_gpu: it builds for a GPU, and its artefacts run there.

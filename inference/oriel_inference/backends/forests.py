@@ -82,7 +82,7 @@ class ForestSession(Session):
         header = model.get_header_accessor()
         classes = [int(count) for count in header.get_field("num_class")]
         if len(classes) != 1:
-            raise LoadFailed("the forest has several targets, of which only one can be answered")
+            raise LoadFailed("the forest has several targets: train and load one forest for each")
         self._model = model
         self._predict = predict
         self._classes = classes[0]

@@ -110,7 +110,7 @@ class OpenVinoSession(Session):
         self._positions = {info.name: index for index, info in enumerate(self.outputs)}
         self._texts = {info.name for info in (*self.inputs, *self.outputs) if info.datatype == "BYTES"}
         if self._texts and not texts:
-            raise LoadFailed(f"tensor {min(self._texts)[:128]!r} holds texts, which are not compiled")
+            raise LoadFailed(f"tensor {min(self._texts)[:128]!r} holds texts: remove the accelerator openvino")
         self._narrowed = [info.name for info in self.inputs if info.datatype in _NARROWED]
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:

@@ -137,10 +137,12 @@ class VersionQuality:
         calls: Sequence[Call],
         shares: Sequence[Sequence[Array]],
     ) -> float:
-        """Take samples from a batch, whose last row has the number `inferences`; return the number of the next one.
+        """Sample rows of a batch, and return the number of the next row to sample. Rows of a version are numbered.
 
-        spec: the specification of the load that ran it; batches of an earlier load are left out.
-        at: the number of the first row to sample, at most `inferences`. Never raises, because answers wait.
+        Never raises, because answers wait.
+
+        spec: the specification of the load that ran the batch. Batches of an earlier load are not sampled.
+        inferences: the number of the batch's last row. at: the number of the first row to sample, at most `inferences`.
         """
         if spec is not self.spec:
             return at

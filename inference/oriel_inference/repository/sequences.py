@@ -48,7 +48,7 @@ def check_sequences(config: pb.ModelConfig, refuse: _Refuse) -> None:
         field = f"{_SECTION}.control_input[{index}]"
         _new_name(tensor.name, names, f"{field}.name", refuse)
         if len(tensor.control) != 1:
-            raise refuse(f"{field}.control", f"has {len(tensor.control)} entries, each input carries one control")
+            raise refuse(f"{field}.control", f"has {len(tensor.control)} entries: write exactly one")
         _check_control(tensor.control[0], f"{field}.control[0]", refuse)
         if tensor.control[0].kind in kinds:
             raise refuse(f"{field}.control[0].kind", "is given twice")

@@ -104,11 +104,11 @@ class Scan:
         self.error: InferenceError | None = None
 
     def placed(self, row: int) -> None:
-        """Set the number of its slot."""
+        """Record the number of the slot that the scan holds."""
         self._fixed[SLOT.name] = np.array([row])
 
     def round(self) -> dict[str, Array]:
-        """Return the inputs of its next round: the scan itself, for `ScanSession`."""
+        """Return the inputs of the scan's next round: the scan itself, which `ScanSession` reads."""
         found = np.empty(1, object)
         found[0] = self
         return {CURSOR.name: found}
@@ -149,7 +149,7 @@ class Scan:
         self.done += 1
 
     def pauses(self, now: float) -> bool:
-        """Return whether its round ends before the next step."""
+        """Return whether the scan ends its round now: all steps have run, it failed, or no caller waits for it."""
         call = self.call
         return self.done == self.steps or self.error is not None or call.finished or call.deadline <= now
 
@@ -171,16 +171,16 @@ class Scan:
 
     @property
     def size_bytes(self) -> int:
-        """Return the bytes of its joined outputs."""
+        """Return the size of the outputs that the scan has collected, in bytes."""
         return sum([array.nbytes for array in self._buffers.values()])
 
     def held(self) -> dict[str, Array]:
-        """Return the arrays that it keeps until its end, by names of their own."""
+        """Return the arrays that stay in memory until the scan ends, by unique names."""
         return {**self.state, **{f"\0{index}": array for index, array in self._buffers.items()}}
 
     def outputs(self) -> Outputs:
-        """Return the outputs of the steps since the last time, and the last states with the last step; None for those
-        that are not requested.
+        """Return the outputs of the steps that ran since the previous call of `outputs`. The final states are added
+        once the last step has run. An output that the caller did not request is None.
         """
         found: list[Array | None] = []
         begin, end, self.sent = self.sent, self.done, self.done
@@ -199,7 +199,7 @@ class Scan:
         return Outputs(found)
 
     def charge(self, answer: Answer) -> None:
-        """Add the cost of a round."""
+        """Add the cost of one round to the cost of the scan."""
         self._began_s = self._began_s or answer.times.started_s
         self.last_steps = answer.times.steps
         self._cost_us += answer.cost_us

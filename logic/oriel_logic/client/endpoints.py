@@ -49,8 +49,9 @@ class Endpoint(Generic[C]):
 
 
 class Endpoints(Generic[C]):
-    """connect: makes the client of an address. have_answered: a server has answered a call.
+    """The servers that a client may call. Each has a client of its own.
 
+    connect: makes the client of an address. have_answered: True once a server has answered a call.
     Single writer: the loop.
     """
 

@@ -78,7 +78,7 @@ def is_elsewhere(response: HttpResponse) -> bool:
 
 
 def is_restarting(response: HttpResponse) -> bool:
-    """Return whether a server that does not have the model will probably have it soon, and no gateway has tried it."""
+    """Return whether to try a server without the model again soon: it answered 503, and no gateway has retried yet."""
     return response.status == 503 and response.get(SPENT) is None
 
 

@@ -38,7 +38,10 @@ TRIES = 4  # attempts to list the models of a server that was named or started h
 
 
 class Session:
-    """inference: servers that run already. repository: models to start a server with. Neither: the target's fakes.
+    """A run of `oriel logic dev`.
+
+    inference: servers that run already. repository: models to start a server with. Without both, the target's fakes
+    answer.
 
     may_move: True if another port may be used if the one in the settings is taken.
     """

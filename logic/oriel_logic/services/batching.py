@@ -34,8 +34,10 @@ class WrongRows(TypeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """max_rows: the most rows of one call of the function. max_delay_s: the longest time that the first of a batch
-    waits for others.
+    """The limits of a batch.
+
+    max_rows: the most rows of one call of the function.
+    max_delay_s: the longest time that the first request of a batch waits for others.
     """
 
     max_rows: int

@@ -128,9 +128,10 @@ def malformed(name: bytes, value: bytes) -> str:
 
 
 class FieldMemo:
-    """Fields that have been validated, by their bytes in a block, at most `size` of them. Connections may share one.
+    """Cache of validated header fields, which connections may share. It holds at most `size` fields.
 
-    shapes: the shapes of whole blocks, by what their blocks have in common; see `block_shapes`.
+    fields: maps the encoded bytes of a field to its name and value.
+    shapes: maps the bytes that all header blocks of one shape share to that shape, see `block_shapes`.
     """
 
     MAX_SHAPES: Final = 512

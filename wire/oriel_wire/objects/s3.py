@@ -97,7 +97,7 @@ class S3Client:
                 raise ObjectChanged(f"{key} was overwritten")
             given = found.get("ContentRange", "")
             if given.partition("/")[0] != f"bytes {part}" and (given or start or body.content_length != end):
-                raise self._unavailable(what, "it answers with another range of bytes than was requested")
+                raise self._unavailable(what, "it answers with another range of bytes: check the proxies on the way")
             left = end - start
             try:
                 while left > 0 and (chunk := await body.content.readany()):

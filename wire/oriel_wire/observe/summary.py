@@ -14,7 +14,10 @@ _GROWTH = log(1.02)
 
 
 class Summary:
-    """count, total_us: the number and the sum of all durations since the start, in microseconds."""
+    """Quantiles of the latest minute of durations.
+
+    count: the number of all durations since the start. total_us: their sum in microseconds.
+    """
 
     __slots__ = ("_slices", "count", "total_us")
 

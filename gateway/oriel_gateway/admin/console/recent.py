@@ -145,7 +145,7 @@ class Recent:
         self._drop(now)
 
     def count(self, cells: Iterable[Cell]) -> None:
-        """Count requests that have ended since the last time."""
+        """Count the requests that ended since the previous call."""
         bad: list[Record] = []
         for cell in cells:
             refused, promises = cell.outcome in REFUSED, cell.promises

@@ -102,7 +102,7 @@ class Holdings:
             self._metrics.families[message.name] = found
             self._metrics.made[self._model] += 1
         if found.kind != message.kind:
-            raise InvalidRequest(f"metric family {quoted(message.name)} already exists as a {found.kind}")
+            raise InvalidRequest(f"metric family {quoted(message.name)} already exists as a {found.kind}: rename it")
         return found
 
     def _series(self, message: MakeMetric, family: MetricFamily) -> Series:

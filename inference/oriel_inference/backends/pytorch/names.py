@@ -32,7 +32,7 @@ def positions(names: Sequence[str], own: Sequence[str], kind: str) -> list[int]:
         found = list(range(len(names)))
     for name, position in zip(names, found, strict=True):
         if found.count(position) > 1:
-            raise Unfit(f"{kind} {name[:64]!r} has the same position as another one")
+            raise Unfit(f"{kind} {name[:64]!r} has the index of another {kind}: number them __0, __1, ...")
     if kind == "input" and sorted(found) != list(range(len(found))):
         missing = next(index for index in range(len(found)) if index not in found)
         raise Unfit(f"no input has the position {missing}: the names count from __0 upwards")

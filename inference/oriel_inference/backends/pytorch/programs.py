@@ -1,4 +1,4 @@
-"""The child's side: loads a program of each form, and calls it with tensors in the order of the configuration."""
+"""Loads PyTorch programs of every form in the child process, and calls them with tensors in configuration order."""
 
 import importlib.util
 import inspect
