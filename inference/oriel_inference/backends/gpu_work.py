@@ -11,8 +11,14 @@ same gate once more: a capture would wait for it.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
+
+from oriel_inference.errors import LoadFailed
+
+T = TypeVar("T")
 
 DRAIN_S = 5.0
 
@@ -57,6 +63,21 @@ class Gate:
             with self._changed:
                 self._is_closed = False
                 self._changed.notify_all()
+
+
+def opened_in(thread: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    """Return what `work` opens in the thread of a session, which is ended if that fails. Raises LoadFailed."""
+    wrong = ""
+    try:
+        return thread.submit(work).result()
+    except LoadFailed as failure:
+        thread.shutdown()
+        wrong = failure.reason
+    except BaseException:
+        thread.shutdown()
+        raise
+    # Outside of the block above: an error that is kept must not keep what its traceback refers to.
+    raise LoadFailed(wrong)
 
 
 OPENINGS = Gate()  # entered by threads that open a session

@@ -16,6 +16,7 @@ before the model serves.
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
@@ -23,7 +24,7 @@ import numpy as np
 
 from oriel_inference.backends import Session, without_folders
 from oriel_inference.backends.device_tensor import Value
-from oriel_inference.backends.gpu_work import BATCHES, DRAIN_S, capturing
+from oriel_inference.backends.gpu_work import BATCHES, DRAIN_S, capturing, opened_in
 from oriel_inference.errors import BackendFailed, InferenceError, LoadFailed
 from oriel_policies.artefacts.comparison import disagreement
 from oriel_policies.artefacts.differences import measure_all
@@ -72,17 +73,7 @@ class GraphSession(Session):
         self._graphs: dict[_Key, _Graph] = {}
         self._identities = count(1)  # 0 is for ONNX Runtime itself
         self._thread = ThreadPoolExecutor(1, f"oriel-graphs-{name}")
-        wrong = ""
-        try:
-            self._session, self._plain = self._thread.submit(_opened, runtime).result()
-        except LoadFailed as failure:
-            wrong = failure.reason
-        except BaseException:
-            self._thread.shutdown()
-            raise
-        if wrong:  # outside of the block above: an error that is kept must not keep what its traceback refers to
-            self._thread.shutdown()
-            raise LoadFailed(wrong)
+        self._session, self._plain = opened_in(self._thread, partial(_opened, runtime))
         plain = self._plain
         self.provider, self.inputs, self.outputs = plain.provider, plain.inputs, plain.outputs
         self._required = [info for info in self.inputs if not info.optional]

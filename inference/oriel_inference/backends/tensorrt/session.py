@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from oriel_inference.backends import NeededBytes, Reserve, Session
-from oriel_inference.backends.gpu_work import BATCHES, OPENINGS
+from oriel_inference.backends.gpu_work import BATCHES, OPENINGS, opened_in
 from oriel_inference.backends.tensorrt import PROVIDER
 from oriel_inference.backends.tensorrt.context import PlanContext
 from oriel_inference.backends.tensorrt.device import CudaFailed, Device
@@ -30,21 +30,15 @@ class PlanSession(Session):
         self._engines = engines
         self._gpu = gpu
         self._thread = ThreadPoolExecutor(1, f"oriel-tensorrt-gpu{gpu}")
-        wrong = ""
-        try:
-            with OPENINGS.entered():
-                opening = self._thread.submit(self._open, path, host_code=host_code, reserve=reserve)
-                self._engine, self._context = opening.result()
-        except LoadFailed as failure:
-            wrong = failure.reason
-        except CudaFailed as failure:
-            wrong = f"{path.name}: {failure}"
-        except BaseException:
-            self._thread.shutdown()
-            raise
-        if wrong:  # outside of the block above: an error that is kept must not keep what its traceback refers to
-            self._thread.shutdown()
-            raise LoadFailed(wrong)
+
+        def opening() -> tuple[Engine, PlanContext]:
+            try:
+                return self._open(path, host_code=host_code, reserve=reserve)
+            except CudaFailed as failure:
+                raise LoadFailed(f"{path.name}: {failure}") from failure
+
+        with OPENINGS.entered():
+            self._engine, self._context = opened_in(self._thread, opening)
         plan = self._engine.plan
         self.rows = plan.rows
         self.inputs = tuple(tensor.info for tensor in plan.inputs)
