@@ -14,6 +14,13 @@ from oriel_wire.v2.datatypes import quoted
 Setting = bool | int | str
 
 _LOGGERS = ("oriel_inference", "oriel_wire")
+# setting -> the level from which its lines are, up to that of the next one
+_LEVELS = {
+    "log_verbose_level": logging.DEBUG,
+    "log_info": logging.INFO,
+    "log_warning": logging.WARNING,
+    "log_error": logging.ERROR,
+}
 _FORMATS = ("default", "ISO8601")
 _MAX_LEVEL = 2**31 - 1
 
@@ -53,12 +60,7 @@ class LogSettings:
         if not changed:
             return
         self._values |= changed
-        if self._values["log_verbose_level"]:
-            level = logging.DEBUG
-        elif self._values["log_info"]:
-            level = logging.INFO
-        else:
-            level = logging.WARNING if self._values["log_warning"] else logging.ERROR
+        level = next((level for name, level in _LEVELS.items() if self._values[name]), logging.ERROR)
         for name in _LOGGERS:
             logging.getLogger(name).setLevel(level)
 
@@ -82,10 +84,5 @@ class LogSettings:
         return value
 
     def _wanted(self, record: logging.LogRecord) -> bool:
-        if record.levelno >= logging.ERROR:
-            name = "log_error"
-        elif record.levelno >= logging.WARNING:
-            name = "log_warning"
-        else:
-            name = "log_info" if record.levelno >= logging.INFO else "log_verbose_level"
-        return bool(self._values[name])
+        names = (name for name, level in reversed(_LEVELS.items()) if record.levelno >= level)
+        return bool(self._values[next(names, "log_verbose_level")])

@@ -22,7 +22,8 @@ from oriel_inference.quality.sampler import SAMPLE_RESULTS, VersionQuality
 from oriel_inference.quality.tensor import ODD_KINDS
 from oriel_inference.sequences.scheduler import SequenceScheduler
 from oriel_inference.servers.surface import Surface
-from oriel_inference.stores.remote import counts_of
+from oriel_inference.stores.remote import RemoteStore
+from oriel_inference.stores.source import FAILURES
 from oriel_policies.metering.usage import by_label, unbilled_ns
 from oriel_wire.observe.exemplars import Exemplar
 from oriel_wire.observe.telemetry import Histogram, head, histogram, label_text, pieces
@@ -346,7 +347,9 @@ def _server(surface: Surface, host: HostLoad, gpus: Sequence[GpuLoad]) -> Iterat
         yield "nv_cpu_memory_used_bytes", "gauge", "Memory of the machine that is in use", [({}, memory[1])]
     yield from _gpus(gpus)
     catalog, control = surface.catalog, surface.control
-    stores, up = counts_of([each.store for each in control.repositories]), control.repositories.up()
+    stores = [each.store for each in control.repositories if isinstance(each.store, RemoteStore)]
+    failures = {reason: sum(each.counts.failures[reason] for each in stores) for reason in FAILURES}
+    up = control.repositories.up()
     fallbacks = (
         ({"model": found.name, "version": str(found.serving), "newest": str(found.newest)}, 1)
         for found in catalog.fallbacks()
@@ -356,11 +359,11 @@ def _server(surface: Surface, host: HostLoad, gpus: Sequence[GpuLoad]) -> Iterat
     each_up = _by("repository", ((name, int(each)) for name, each in up.items()))
     yield "oriel_model_store_up", "gauge", "Whether a model repository could be read", each_up
     text = "Bytes read from object stores"
-    yield "oriel_model_store_read_bytes_total", "counter", text, [({}, stores.read_bytes)]
+    yield "oriel_model_store_read_bytes_total", "counter", text, [({}, sum(each.counts.read_bytes for each in stores))]
     text = "Bytes from object stores kept on this machine"
-    yield "oriel_model_cache_bytes", "gauge", text, [({}, stores.cache_bytes)]
+    yield "oriel_model_cache_bytes", "gauge", text, [({}, sum(each.cache_bytes for each in stores))]
     text = "Failed reads from object stores by reason"
-    yield "oriel_model_store_failures_total", "counter", text, _by("reason", stores.failures.items())
+    yield "oriel_model_store_failures_total", "counter", text, _by("reason", failures.items())
     failed = _by_both(("model", "reason"), control.rollout.failures.counts)
     yield "oriel_model_load_failures_total", "counter", "Refused loads by reason", failed
     text = "1 if no version serves because one could not be loaded"

@@ -90,18 +90,11 @@ def _local_cache(text: str) -> int:
     return int(_cache_size(size))
 
 
-def _host(name: str) -> dict[str, tuple[Flag, ...]]:
-    dest = f"{name}_address"
-    return PORTS.flag(f"--{name}-address", dest=dest, metavar="HOST", help=argparse.SUPPRESS)
-
-
-def _port(name: str, default: int) -> dict[str, tuple[Flag, ...]]:
-    return PORTS.flag(f"--{name}-port", type=int, metavar="N", help=f"default {default}; 0 takes any free port")
-
-
-def _allow(name: str) -> dict[str, tuple[Flag, ...]]:
-    dest, text = f"allow_{name}", "false: the port is not opened"
-    return PORTS.flag(f"--allow-{name}", dest=dest, type=switch, help=text)
+def _listener(name: str, port: int) -> int | None:
+    number = PORTS.flag(f"--{name}-port", help=f"default {port}; 0 takes any free port")
+    address = PORTS.flag(f"--{name}-address", dest=f"{name}_address", metavar="HOST", help=argparse.SUPPRESS)
+    allow = PORTS.flag(f"--allow-{name}", dest=f"allow_{name}", type=switch, help="false: the port is not opened")
+    return field(default=port, metadata=flags(number, address, allow))
 
 
 def _cloud(name: str, cloud: str) -> int | None:
@@ -323,13 +316,11 @@ class Settings:
         default="127.0.0.1",
         help="address of every port without an address flag of its own",
     )
-    http_port: int | None = field(default=8000, metadata=flags(_port("http", 8000), _host("http"), _allow("http")))
+    http_port: int | None = _listener("http", 8000)
     grpc_host: str = "127.0.0.1"
-    grpc_port: int | None = field(default=8001, metadata=flags(_port("grpc", 8001), _host("grpc"), _allow("grpc")))
+    grpc_port: int | None = _listener("grpc", 8001)
     metrics_host: str = "127.0.0.1"
-    metrics_port: int | None = field(
-        default=8002, metadata=flags(_port("metrics", 8002), _host("metrics"), _allow("metrics"))
-    )
+    metrics_port: int | None = _listener("metrics", 8002)
     metrics: MetricsChoice = field(
         default=MetricsChoice(),
         metadata=PORTS.flag(

@@ -179,7 +179,7 @@ class ModelControl:
         self._closed = True
         self.demand.close()
         self.repositories.close()
-        self.rollout.close()
+        self.rollout.slots.close()
         if self.artefacts is not None:
             self.artefacts.close()
         if self._check is not None:

@@ -176,10 +176,6 @@ class Rollout:
                 store.loaded(base_name(name))
                 self._end_check_later()
 
-    def close(self) -> None:
-        """Make loads that wait for a slot fail."""
-        self.slots.close()
-
     def refuse(self, name: str, reason: str, failure: LoadFailed | None = None, *, kind: str = "repository") -> str:
         """Record that the model as a whole cannot be (re)loaded; what serves continues. Returns the reason."""
         self.failures.add(name, failure, kind=kind)

@@ -72,17 +72,9 @@ class QualityThread:
     def _work(self) -> None:
         while (found := self._rows.get()) is not None and not self._stop.is_set():
             began = time.monotonic()
-            count(*found)
+            found[0].count(found[1])
             del found
             self._stop.wait(min(REST_S, RESTS * (time.monotonic() - began)))
-
-
-def count(of: "VersionQuality", row: Row) -> None:
-    """Count one row; never raises, because the thread has to live."""
-    try:
-        of.count(row)
-    except Exception:
-        of.fail()
 
 
 class VersionQuality:
@@ -192,13 +184,16 @@ class VersionQuality:
         return array is not None and array.size > 0 and tensor.name in self._types
 
     def count(self, row: Row) -> None:
-        """Count one row."""
-        with self._lock:
-            self.samples["counted"] += 1
-            for name, values, may_be_classes in row:
-                datatype = self._types[name]
-                floating = datatype in ("FP16", "FP32", "FP64", "BF16")
-                self._profiles[name].add(numbers(values, datatype), may_be_classes=may_be_classes and floating)
+        """Count one row; never raises, because the thread has to live."""
+        try:
+            with self._lock:
+                self.samples["counted"] += 1
+                for name, values, may_be_classes in row:
+                    datatype = self._types[name]
+                    floating = datatype in ("FP16", "FP32", "FP64", "BF16")
+                    self._profiles[name].add(numbers(values, datatype), may_be_classes=may_be_classes and floating)
+        except Exception:
+            self.fail()
 
     def fail(self) -> None:
         """Report the error that is being handled, once."""

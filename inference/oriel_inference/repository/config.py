@@ -59,13 +59,15 @@ def parse(text: str, file: str) -> pb.ModelConfig:
         raise ConfigInvalid(file, "", _LINE.sub(r"line \1, column \2: ", reason)) from error
 
 
-def config_text(store: ModelStore, model: str, name: str) -> str | None:
-    """Return the text of `configs/<name>.pbtxt`, or else of the usual configuration; None if both are missing.
+def read_config(store: ModelStore, model: str, name: str) -> pb.ModelConfig:
+    """Return `configs/<name>.pbtxt`, or else the usual configuration, which is empty if both are missing.
 
     name: "" for the usual one only. Raises LoadFailed.
     """
-    named = store.text(model, f"configs/{name}.pbtxt") if name else None
-    return store.text(model, CONFIG_FILE) if named is None else named
+    text = store.text(model, f"configs/{name}.pbtxt") if name else None
+    if text is None:
+        text = store.text(model, CONFIG_FILE)
+    return pb.ModelConfig() if text is None else parse(text, f"{model}/{CONFIG_FILE}")
 
 
 def parameter(config: pb.ModelConfig, key: str) -> str:
@@ -224,8 +226,12 @@ def _fixed(dims: Iterable[int]) -> int:
     return product
 
 
+def instance_count(config: pb.ModelConfig) -> int:
+    """Return the configured number of instances over all groups and the GPUs they list; 1 if none is configured."""
+    return sum((group.count or 1) * max(1, len(group.gpus)) for group in config.instance_group) or 1
+
+
 def _instances(config: pb.ModelConfig, refuse: _Refuse) -> None:
-    total = 0
     for index, group in enumerate(config.instance_group):
         field = f"instance_group[{index}]"
         if group.count < 0:
@@ -239,8 +245,7 @@ def _instances(config: pb.ModelConfig, refuse: _Refuse) -> None:
         for profile in group.profile:
             if not (profile.isascii() and profile.isdigit()):
                 raise refuse(f"{field}.profile", f"{profile[:64]!r} is not the number of an optimisation profile")
-        total += (group.count or 1) * max(1, len(group.gpus))
-    if total > MAX_INSTANCES:
+    if (total := instance_count(config)) > MAX_INSTANCES:
         raise refuse("instance_group", f"asks for {total} instances, at most {MAX_INSTANCES} are allowed")
 
 

@@ -20,6 +20,7 @@ _ARENA, _PATTERN = "enable_mem_arena", "enable_mem_pattern"
 SHRINK = "memory.enable_memory_arena_shrinkage"
 _DEVICE_ALLOCATOR = "session.use_device_allocator_for_initializers"
 _Kind = pb.ModelInstanceGroup
+_ON_GPU = "optimization.execution_accelerators.gpu_execution_accelerator"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +93,7 @@ def on_cpu_instead(config: pb.ModelConfig) -> str:
     demanded = any(group.kind == _Kind.KIND_GPU or group.gpus for group in groups)
     if not listed or demanded or not any(group.kind == _Kind.KIND_AUTO for group in groups):
         return ""
-    engine = gpu_engine(config)
-    field = "optimization.execution_accelerators.gpu_execution_accelerator"
-    return f"runs on the CPU: {field} wants {listed[0].name!r} on a GPU, and {needs(engine)}"
+    return f"runs on the CPU: {_ON_GPU} wants {listed[0].name!r} on a GPU, and {needs(gpu_engine(config))}"
 
 
 def instances_by_demand(config: pb.ModelConfig, found: Sequence[Place], cores: int) -> int:
@@ -137,14 +136,9 @@ def _devices(
     if not gpus and not wanted:
         return [None]
     if not gpus:
-        field, why = (
-            (f"{field}.kind", "asks for a GPU")
-            if not listed
-            else (
-                "optimization.execution_accelerators.gpu_execution_accelerator",
-                f"asks for {listed[0].name!r} on a GPU",
-            )
-        )
+        field, why = f"{field}.kind", "asks for a GPU"
+        if listed:
+            field, why = _ON_GPU, f"asks for {listed[0].name!r} on a GPU"
         raise ConfigInvalid(file, field, f"{why}, and {needs(gpu_engine(config))}")
     known = {gpu.number: gpu for gpu in gpus}
     for number in group.gpus:

@@ -20,10 +20,10 @@ from oriel_inference.repository.compiling import Compilation, CompileRequest, co
 from oriel_inference.repository.config import (
     CONFIG_FILE,
     MAX_FALLBACKS,
-    config_text,
     fallback_versions,
+    instance_count,
     no_folder,
-    parse,
+    read_config,
     select_versions,
     validate,
 )
@@ -52,7 +52,7 @@ from oriel_inference.repository.plans import (
     with_host_code,
     with_reference,
 )
-from oriel_inference.repository.python_model import check_python, instance_count, judge_completed
+from oriel_inference.repository.python_model import check_python, judge_completed
 from oriel_inference.repository.ragged import is_ragged, with_ragged
 from oriel_inference.repository.sequences import INITIAL_STATES, with_sequences
 from oriel_inference.repository.spec import build_spec, check_against_file, complete, fill_defaults, require_complete
@@ -107,8 +107,7 @@ class Loading:
         """A copy of the override, else the parsed file, which may be missing. Raises LoadFailed."""
         if self.override is not None:
             return _copy(self.override)
-        text = config_text(self.store, self.model, self.defaults.config_name)
-        return parse(text, self.file) if text is not None else pb.ModelConfig()
+        return read_config(self.store, self.model, self.defaults.config_name)
 
     def labels(self, filename: str) -> Sequence[str]:
         """The lines of a label file. Raises LoadFailed if it is missing."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from oriel_inference.backends import Backend
 from oriel_inference.errors import LoadFailed
-from oriel_inference.repository.config import CONFIG_FILE, config_text, parameter, parse, select_versions
+from oriel_inference.repository.config import CONFIG_FILE, parameter, read_config, select_versions
 from oriel_inference.repository.engines import named_engine
 from oriel_inference.repository.ensembles import part_names
 from oriel_inference.repository.instances import placements
@@ -52,8 +52,7 @@ def read_outline(
     """
     file = f"{model}/{CONFIG_FILE}"
     try:
-        text = config_text(store, model, config_name) if override is None else None
-        config = override or (parse(text, file) if text is not None else pb.ModelConfig())
+        config = read_config(store, model, config_name) if override is None else override
     except LoadFailed:
         return Outline()
     if override is None and not config.name:

@@ -1,17 +1,12 @@
 """The required configuration of a Python model, and the stores from which code runs."""
 
 from oriel_inference.errors import ConfigInvalid
-from oriel_inference.repository.config import validate
+from oriel_inference.repository.config import instance_count, validate
 from oriel_inference.repository.spec import fill_defaults
 from oriel_inference.stores import ModelStore
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
 ENVIRONMENT = "EXECUTION_ENV_PATH"
-
-
-def instance_count(config: pb.ModelConfig) -> int:
-    """Return the configured number of processes over all groups and the GPUs they list; 1 if none is configured."""
-    return sum((group.count or 1) * max(1, len(group.gpus)) for group in config.instance_group) or 1
 
 
 def require_trusted(store: ModelStore, file: str, kind: str) -> None:

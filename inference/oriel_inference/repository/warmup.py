@@ -140,11 +140,11 @@ def _tensor(
     )
 
 
-def zero_elements(datatype: str, elements: int) -> Array:
-    """Return a row of zeros, or of empty texts."""
+def zero_elements(datatype: str, shape: int | Sequence[int]) -> Array:
+    """Return zeros, or empty texts."""
     if datatype == "BYTES":
-        return np.full(elements, b"", dtype=object)
-    return np.zeros(elements, DATATYPES[datatype].dtype)
+        return np.full(shape, b"", dtype=object)
+    return np.zeros(shape, DATATYPES[datatype].dtype)
 
 
 def _random(datatype: str, elements: int) -> Array:
@@ -182,10 +182,7 @@ def row_of_zeros(inputs: Sequence[TensorInfo], given: Mapping[str, Array] | None
 
 def zeros(info: TensorInfo) -> Array:
     """Return a tensor of zeros (empty texts) for an input, with size 1 where a dimension varies."""
-    shape = [1 if dim < 0 else dim for dim in info.shape]
-    if info.datatype == "BYTES":
-        return np.full(shape, b"", dtype=object)
-    return np.zeros(shape, DATATYPES[info.datatype].dtype)
+    return zero_elements(info.datatype, [1 if dim < 0 else dim for dim in info.shape])
 
 
 def time_warm_run(session: Session, spec: ModelSpec, device: Device) -> float | None:

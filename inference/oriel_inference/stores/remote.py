@@ -33,7 +33,7 @@ from oriel_inference.stores.local import MAX_COPY_BYTES, MAX_DATA_BYTES, MAX_TEX
 from oriel_inference.stores.loop_thread import LoopThread
 from oriel_inference.stores.retries import Retries
 from oriel_inference.stores.snapshot import ModelFiles, RemoteFile, VersionFiles, snapshot
-from oriel_inference.stores.source import FAILURES, Source
+from oriel_inference.stores.source import Source
 
 _log = logging.getLogger(__name__)
 
@@ -60,15 +60,6 @@ class StoreLimits:
     objects: int = MAX_OBJECTS
     version_bytes: int = MAX_VERSION_BYTES
     copy_bytes: int = MAX_COPY_BYTES
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreCounts:
-    """Counts of all object stores together, since the start. failures: reason -> times. cache_bytes: now."""
-
-    read_bytes: int
-    failures: Mapping[str, int]
-    cache_bytes: int
 
 
 class RemoteStore:
@@ -398,13 +389,3 @@ def _only(files: ModelFiles, versions: Collection[int]) -> ModelFiles:
 
 def _digests(files: ModelFiles) -> list[str]:
     return [files.digest, *(each.digest for each in files.versions.values())]
-
-
-def counts_of(stores: Sequence[object]) -> StoreCounts:
-    """Return the counts of the remote stores. Any thread may call this; it never waits."""
-    remote = [store for store in stores if isinstance(store, RemoteStore)]
-    return StoreCounts(
-        read_bytes=sum(store.counts.read_bytes for store in remote),
-        failures={reason: sum(store.counts.failures[reason] for store in remote) for reason in FAILURES},
-        cache_bytes=sum(store.cache_bytes for store in remote),
-    )
