@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     source, name = args.source.absolute(), args.name or args.source.stem
     target = args.repository / name / str(args.version)
     if not source.exists():
-        raise CommandFailed(f"{args.source} is not there")
+        raise CommandFailed(f"{args.source} does not exist: pass the path of a model")
     if not is_model_name(name):
         raise CommandFailed(f"{name[:64]!r} cannot be a model's name: pass --name")
     if target.exists():

@@ -202,9 +202,9 @@ def name_of(port: Any, named: Collection[str], taken: Collection[str] = ()) -> s
 def _info(port: Any, named: Collection[str], taken: Collection[str] = ()) -> TensorInfo:
     name, kind = name_of(port, named, taken), port.get_element_type().get_type_name()
     if kind not in _DATATYPES:
-        raise LoadFailed(f"tensor {name[:128]!r} has type {kind}, which is not executed by OpenVINO here")
+        raise LoadFailed(f"tensor {name[:128]!r} has type {kind}, which OpenVINO does not execute here: convert it")
     if port.get_partial_shape().rank.is_dynamic:
-        raise LoadFailed(f"tensor {name[:128]!r} may have any number of dimensions, which a configuration cannot say")
+        raise LoadFailed(f"tensor {name[:128]!r} has no fixed number of dimensions: export the model with one")
     shape = tuple(dim.get_length() if dim.is_static else -1 for dim in port.get_partial_shape())
     return TensorInfo(name=name, datatype=_DATATYPES[kind], shape=shape)
 

@@ -38,7 +38,7 @@ def check_signature(path: Path, wanted: str) -> None:
     try:
         model = _message().FromString(path.read_bytes())
     except DecodeError as error:
-        raise LoadFailed(f"{SAVED_MODEL} is not a SavedModel, or not a whole one") from error
+        raise LoadFailed(f"{SAVED_MODEL} is not a SavedModel, or not a whole one: save it anew") from error
     names = sorted({entry.name for graph in model.graphs for entry in graph.entries} - {_INITIALISER})
     runs = DEFAULT if DEFAULT in names else names[0] if len(names) == 1 else ""
     if names and (not runs or runs != (wanted or runs)):

@@ -71,7 +71,7 @@ class LoadSlots:
         """
         with self._changed:
             if model not in self._lent and len(self._lent) >= MAX_LENT:
-                raise InvalidRequest(f"{MAX_LENT} models wait already for others that they load while they start")
+                raise InvalidRequest(f"{MAX_LENT} models wait already for models that they load: try again later")
             self._lent[model] += 1
             self._changed.notify_all()
         try:

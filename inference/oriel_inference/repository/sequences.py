@@ -150,7 +150,7 @@ def _check_control(control: pb.ModelSequenceBatching.Control, field: str, refuse
     given: list[Sequence[Any]] = [pair for pair in values if pair]
     if control.kind == pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID:
         if given:
-            raise refuse(field, "CONTROL_SEQUENCE_CORRID has a data_type and no values for false and true")
+            raise refuse(field, "CONTROL_SEQUENCE_CORRID has no values for false and true: give a data_type instead")
         if pb.DataType.Name(control.data_type) not in _CORRID_TYPES:
             raise refuse(f"{field}.data_type", f"must be one of {', '.join(_CORRID_TYPES)}")
         return

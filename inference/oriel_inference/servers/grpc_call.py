@@ -295,7 +295,7 @@ class GrpcCall(PortCall):
 
     def _decompress(self, data: Body, received_s: float) -> None:
         if not self.plan.encoding:
-            raise InvalidRequest("a message is compressed, and the call names no grpc-encoding")
+            raise InvalidRequest("a message is compressed, and the call names no grpc-encoding: add the header")
         port = self._port
         self._decompressing = True
 

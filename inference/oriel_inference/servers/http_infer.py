@@ -269,7 +269,7 @@ class _HttpCall:
     def _encode_elsewhere(self, completion: Completion, response: InferResponse) -> None:
         """Has a helper process write the numbers of a large JSON answer. Raises BadMessage, InferenceError."""
         if response.in_shared_memory:
-            raise InvalidRequest("more numbers than JSON is written for beside shared memory: ask for binary data")
+            raise InvalidRequest("with outputs in shared memory, JSON cannot hold so many numbers: ask for binary data")
         self._completion = completion
         request = InferRequest(model_name=response.model_name, binary_default=True)
         parts, length = encode_response(response, request)

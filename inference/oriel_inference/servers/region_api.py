@@ -28,7 +28,7 @@ def answer_http(regions: Regions, exchange: Exchange, action: str, name: str) ->
         body = json_object(bytes(exchange.body))
         key, offset, size = body.get("key"), body.get("offset", 0), body.get("byte_size")
         if type(key) is not str or type(offset) is not int or type(size) is not int:
-            raise InvalidRequest("a region is registered with key (text), byte_size and offset (whole numbers)")
+            raise InvalidRequest("to register a region, send key (text), byte_size and offset (whole numbers)")
         regions.register(name, key, offset, size)
     answer(exchange, b"")
 

@@ -67,7 +67,7 @@ class Metric(_Object):
     def increment(self, value: float) -> None:
         """Add to a counter, which takes nothing negative, or to a gauge."""
         if self.kind is MetricKind.COUNTER and _finite(value) < 0.0:
-            raise TritonModelException("increment: a counter never falls")
+            raise TritonModelException("increment: a counter never falls, so pass 0 or more")
         self._use("increment", value)
 
     def set(self, value: float) -> None:

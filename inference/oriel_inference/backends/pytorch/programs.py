@@ -227,4 +227,4 @@ def _module(path: Path) -> torch.nn.Module:
         if issubclass(found, torch.nn.Module) and found.__module__ == source.__name__:
             made: torch.nn.Module = found()
             return made
-    raise Unfit(f"{path.name} defines no subclass of torch.nn.Module")
+    raise Unfit(f"{path.name} defines no subclass of torch.nn.Module: define the model in it")
