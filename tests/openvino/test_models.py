@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tritonclient.http
+from tritonclient.utils import InferenceServerException
 
 ov = pytest.importorskip("openvino")
 
@@ -19,8 +21,12 @@ from oriel_inference.repository.check import CheckPool  # noqa: E402
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model  # noqa: E402
 from oriel_inference.stores.local import LocalStore  # noqa: E402
 
-from ..inference import models  # noqa: E402
+from ..inference import ensembles, models  # noqa: E402
+from ..inference.conftest import settings_of  # noqa: E402
 from ..inference.control_server import serving  # noqa: E402
+from ..inference.sequence_models import CORRID, FLAGS, STATE, Client  # noqa: E402
+from ..inference.sequence_models import TENSORS as OF_SEQUENCES  # noqa: E402
+from ..inference.thread_unit import unit_in_thread  # noqa: E402
 
 IR = 'backend: "openvino" '
 BATCHED = IR + "max_batch_size: 8 "
@@ -363,3 +369,31 @@ def test_weights_are_read_and_not_mapped(tmp_path: Path) -> None:
     (found,) = load_model(Loading(store, "net", find_backend=find_backend, cores=1, models=1)).values()
     assert isinstance(found, LoadedVersion)
     assert str(tmp_path) not in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+
+def test_sequences_have_their_states_and_controls_also_in_an_ensemble(tmp_path: Path) -> None:
+    names = ("INPUT", "STATE_IN", "START", "READY", "END")
+    types = {**dict.fromkeys(names, ov.Type.i32), "CORRID": ov.Type.i64}
+    given = [named(op.parameter([-1, 1], kind, name=name), name) for name, kind in types.items()]
+    total = named(op.add(given[0], given[1]), "STATE_OUT")
+    seen = named(op.concat([total, *given[2:5], op.convert(given[5], "i32")], 1), "OUTPUT")
+    one = '"OUTPUT" data_type: TYPE_INT32 dims: [ 1 ]'
+    tensors = OF_SEQUENCES.replace(one, one.replace("[ 1 ]", "[ 5 ]"))
+    state = STATE % 'initial_state { data_type: TYPE_INT32 dims: [ 1 ] zero_data: true name: "zero" }'
+    batching = f"sequence_batching {{ max_sequence_idle_microseconds: 60000000 {FLAGS} {CORRID} {state} }}"
+    put(tmp_path, ov.Model([op.result(seen), op.result(total)], given, "sum"), BATCHED + tensors + batching)
+    step = ensembles.scheduled([("net", {"INPUT": "INPUT"}, {"OUTPUT": "OUTPUT"})])
+    ensembles.put(
+        tmp_path, "steps", f'platform: "ensemble" max_batch_size: 8 {tensors} ensemble_scheduling {{ {step} }}'
+    )
+    with unit_in_thread(settings_of(tmp_path)) as unit:
+        for name in ("net", "steps"):
+            with Client(tritonclient.http, f"127.0.0.1:{unit.http_port}", name) as client:
+                assert [client.row(7, 1, start=True), client.row(8, 10, start=True)] == [
+                    [1, 1, 1, 0, 7],
+                    [10, 1, 1, 0, 8],
+                ]
+                assert [client.row(7, 2), client.row(8, 20)] == [[3, 0, 1, 0, 7], [30, 0, 1, 0, 8]]
+                assert client.row(7, 3, end=True) == [6, 0, 1, 1, 7]
+                with pytest.raises(InferenceServerException, match="must specify the START flag"):
+                    client.row(7, 4)
