@@ -15,7 +15,7 @@ CODE_LINES = {
     "policies": 6_450,
     "gateway": 17_615,
     "logic": 11_000,
-    "inference": 24_082,
+    "inference": 24_073,
     "cli": 5_130,
     "tools": 4_450,
     "benchmarks": 5_000,

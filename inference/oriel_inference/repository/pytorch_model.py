@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from oriel_inference.backends.python.backend import seconds, tensor_infos
+from oriel_inference.backends.python.backend import START_KEY, seconds, tensor_infos
 from oriel_inference.backends.pytorch.form import form_of
-from oriel_inference.backends.pytorch.process import SHARING_KEY, START_KEY, START_S
+from oriel_inference.backends.pytorch.process import LIMITS, SHARING_KEY
 from oriel_inference.errors import ConfigInvalid
 from oriel_inference.model import TensorInfo
 from oriel_inference.repository.instances import Place, count, switch
@@ -38,7 +38,7 @@ def with_program(
         raise ConfigInvalid(file, "parameters['MODEL_INIT_LIBRARY']", reason)
     entries = {key: "1" if switch(config, key, file) else "0" for key in _SWITCHES if key in config.parameters}
     entries["max_batch_size"] = str(config.max_batch_size)
-    entries[START_KEY] = str(seconds(config, START_KEY, START_S))
+    entries[START_KEY] = str(seconds(config, START_KEY, LIMITS.start_s))
     intra = count(config, "INTRA_OP_THREAD_COUNT", file) or count(config, "NUM_THREADS", file)
     inter = count(config, "INTER_OP_THREAD_COUNT", file) or count(config, "NUM_INTEROP_THREADS", file)
     placed = []

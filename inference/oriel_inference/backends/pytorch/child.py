@@ -36,10 +36,8 @@ def main() -> None:
     control.set_inheritable(False)
     offer_to_oom_killer()
     _keep_freed_memory()
-    given = _requests.next()
-    if given is not None and given[0] == "gpus":
+    while (given := _requests.next()) is not None and given[0] == "gpus":
         _requests.answer(torch.cuda.device_count())
-        given = _requests.next()
     if given is None:
         return
     try:

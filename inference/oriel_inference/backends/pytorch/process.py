@@ -20,6 +20,8 @@ from pathlib import Path
 
 from oriel_inference.backends import Backend, Session, without_folders
 from oriel_inference.backends.cuda import list_gpus
+from oriel_inference.backends.python.backend import START_KEY
+from oriel_inference.backends.python.launch import PythonLimits
 from oriel_inference.backends.python.process import resident_bytes
 from oriel_inference.backends.pytorch.form import form_of
 from oriel_inference.backends.pytorch.lane import BROKEN, Lane
@@ -30,10 +32,7 @@ from oriel_wire.v2.messages import Array
 
 _log = logging.getLogger(__name__)
 
-BACKOFF_S = 0.5
-MAX_BACKOFF_S = 30.0
-START_KEY = "oriel.start_timeout_s"
-START_S = 120.0
+LIMITS = PythonLimits()  # a process has the times of one of a Python model
 SHARING_KEY = "ENABLE_WEIGHT_SHARING"
 
 
@@ -107,13 +106,11 @@ class _Program:
 
     def run(self, arrays: Sequence[Array | None], wanted: list[int]) -> list[Array]:
         """Run one batch; blocks. Raises BackendFailed, and ModelNotReady while the process waits for its next start."""
-        lane: Lane | None = None
         with self._lock:
             if not self.users:
                 raise ServerStopping
             started = self._started = self._started or self._again()
-            if self._idle:
-                lane = self._idle.pop()
+            lane = self._idle.pop() if self._idle else None
         try:
             lane = lane or Lane(started.control, self.options.inputs, self.options.outputs)
             found = lane.run(arrays, wanted)
@@ -162,7 +159,7 @@ class _Program:
         return BackendFailed(f"the process of the model died ({why}), it is started again")
 
     def _count_death(self) -> None:
-        delay_s = min(BACKOFF_S * (2 ** min(self._deaths, 16) - 1), MAX_BACKOFF_S)
+        delay_s = min(LIMITS.backoff_s * (2 ** min(self._deaths, 16) - 1), LIMITS.max_backoff_s)
         self._down_until = time.monotonic() + delay_s
         self._deaths += 1
 
@@ -175,7 +172,7 @@ class _Program:
 
     def _load(self) -> "_Started":
         """Start the process and have it load the program. Raises LoadFailed."""
-        limit_s = float(self.options.session_entries.get(START_KEY, START_S))
+        limit_s = float(self.options.session_entries.get(START_KEY, LIMITS.start_s))
         request = {**asdict(self.options), "path": str(self.path), "form": self._form}
         started = _take()
         try:
@@ -208,7 +205,7 @@ def _usable_gpus() -> int:
     """Return the number of GPUs that PyTorch finds; 0 for a build without CUDA."""
     started = _take()
     try:
-        found, _ = started.helper.ask("gpus", timeout_s=START_S)
+        found, _ = started.helper.ask("gpus", timeout_s=LIMITS.start_s)
     except (HelperLate, HelperEnded):
         return 0
     with _taking:

@@ -15,12 +15,11 @@ from torch.utils import _pytree as pytree
 
 from oriel_inference.backends.pytorch.form import Form
 from oriel_inference.backends.pytorch.names import Unfit, own_names, positions
+from oriel_wire.v2.datatypes import DATATYPES
 
 DTYPES: Mapping[str, torch.dtype] = {
-    **{"BOOL": torch.bool, "FP16": torch.float16, "BF16": torch.bfloat16, "FP32": torch.float32, "FP64": torch.float64},
-    **{f"INT{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)},
-    **{f"UINT{bits}": getattr(torch, f"uint{bits}") for bits in (8, 16, 32, 64)},
-}
+    name: getattr(torch, each.dtype.name) for name, each in DATATYPES.items() if name != "BYTES"
+} | {"BF16": torch.bfloat16}
 Names = tuple[Sequence[str], Sequence[str]]  # of the inputs and of the outputs, in the order of the configuration
 # Takes the inputs and returns the outputs, in the order of the configuration.
 Program = Callable[[Sequence[torch.Tensor | None]], list[Any]]
@@ -52,10 +51,9 @@ class Model:
         # With zeros, which it may refuse: what crashes it, or has other outputs, must not be served.
         try:
             self.run(self._zeros(request["inputs"], 1), range(len(self._outputs)))
-        except Unfit:
-            raise
-        except Exception:
-            return
+        except Exception as error:
+            if isinstance(error, Unfit):
+                raise
 
     def _zeros(self, inputs: Sequence[Mapping[str, Any]], free: int, rows: int = 0) -> list[torch.Tensor]:
         """Return zeros for each input. free: the size of dimensions that the configuration leaves open. rows: the most
@@ -195,10 +193,9 @@ def _leaves(spec: Any, parts: Sequence[str]) -> list[str]:
 
 
 def _arranged(tensors: Sequence[torch.Tensor | None], order: Sequence[int]) -> list[torch.Tensor | None]:
-    arranged: list[torch.Tensor | None] = [None] * len(order)
-    for tensor, position in zip(tensors, order, strict=True):
-        arranged[position] = tensor
-    return arranged
+    """Return the inputs by position. order: the position of each, all from 0 upwards."""
+    at = dict(zip(order, tensors, strict=True))
+    return [at[position] for position in range(len(at))]
 
 
 def _in_order(result: Any, outputs: Sequence[str]) -> list[Any]:
