@@ -123,7 +123,7 @@ class ArtefactKeeper:
             if obtained is None or one.retired or await self._enter(one, *obtained):
                 return
         raise ArtefactRefused(
-            RefusalKind.NO_SPACE, "the artefact folder drops each artefact at once: raise --artefact-folder-bytes"
+            RefusalKind.NO_SPACE, "artefacts are lost or damaged once written: find the process that does it"
         )
 
     def _prepare(self, one: Followed) -> Refusal | None:
