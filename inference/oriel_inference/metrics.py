@@ -252,18 +252,22 @@ _CACHE: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
 )
 # name, text, nanoseconds
 _DURATIONS: tuple[tuple[str, str, Callable[[Statistics], int]], ...] = (
-    ("request", "Total time from entering the queue to the answer", lambda s: s.success.ns),
-    ("queue", "Total time in the queue", lambda s: s.queue.ns),
-    ("compute_input", f"Total time of assembling batches{_ONCE}", lambda s: s.stages.input.ns),
-    ("compute_infer", f"Total time of executing batches{_ONCE}", lambda s: s.stages.infer.ns),
-    ("compute_output", f"Total time of splitting batches{_ONCE}", lambda s: s.stages.output.ns),
+    ("nv_inference_request_duration_us", "Total time from entering the queue to the answer", lambda s: s.success.ns),
+    ("nv_inference_queue_duration_us", "Total time in the queue", lambda s: s.queue.ns),
+    ("nv_inference_compute_input_duration_us", f"Total time of assembling batches{_ONCE}", lambda s: s.stages.input.ns),
+    ("nv_inference_compute_infer_duration_us", f"Total time of executing batches{_ONCE}", lambda s: s.stages.infer.ns),
+    (
+        "nv_inference_compute_output_duration_us",
+        f"Total time of splitting batches{_ONCE}",
+        lambda s: s.stages.output.ns,
+    ),
 )
 FAMILIES = (
     Family("nv_inference_request_success", "counter", "Requests answered", _number(lambda s: s.success.count)),
     Family("nv_inference_request_failure", "counter", "Requests without an answer", _failures),
     Family("nv_inference_count", "counter", "Rows executed", _number(lambda s: s.inferences)),
     Family("nv_inference_exec_count", "counter", "Batches executed", _number(lambda s: s.executions)),
-    *(Family(f"nv_inference_{name}_duration_us", "counter", text, _micros(read)) for name, text, read in _DURATIONS),
+    *(Family(name, "counter", text, _micros(read)) for name, text, read in _DURATIONS),
     Family(
         "nv_inference_pending_request_count",
         "gauge",

@@ -13,7 +13,7 @@ from oriel_inference.assembly import open_models
 from oriel_inference.backends import Backend, CodeModel, ConfiguredBackend, RequestSession, Session, find_backend
 from oriel_inference.backends.python.backend import PythonBackend
 from oriel_inference.catalog import Entry
-from oriel_inference.errors import InferenceError, LoadFailed
+from oriel_inference.errors import CompilerMissing, InferenceError, LoadFailed
 from oriel_inference.host import available_cores
 from oriel_inference.model import EngineOptions, Gpu
 from oriel_inference.models.control import ModelControl
@@ -156,7 +156,7 @@ def _open_nothing(name: str) -> Backend:
     try:
         return _UnopenedCode() if isinstance(find_backend(name), ConfiguredBackend) else _UnopenedFile(name)
     except LoadFailed as failure:
-        if not isinstance(failure.__cause__, ImportError):
+        if not isinstance(failure.__cause__, ImportError | CompilerMissing):
             raise
         return _UnopenedFile(name)
 

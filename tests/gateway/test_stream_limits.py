@@ -121,7 +121,7 @@ async def test_a_version_has_one_spelling(version: str) -> None:
     async with stack(backend) as (address, _):
         with pytest.raises(aio.AioRpcError) as caught:
             await send(address, [infer("digits", version)])
-        assert caught.value.code() is grpc.StatusCode.NOT_FOUND and not backend.seen
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT and not backend.seen
 
 
 async def refused_after(address: str, messages: list[bytes]) -> tuple[int, str]:

@@ -107,7 +107,7 @@ def test_model_loads_where_it_lies_if_no_copy_can_be_made(
     models.put(tmp_path, "double", models.double(), models.DOUBLE)
     store = LocalStore(tmp_path)
     if why == "no folder":
-        monkeypatch.setattr("oriel_inference.repository.version_files.mkdtemp", fail)
+        monkeypatch.setattr("oriel_inference.repository.version_files.TemporaryDirectory", fail)
     else:
         monkeypatch.setattr(store, "copy", fail)
     assert isinstance(load(tmp_path, store=store)[1], LoadedVersion)

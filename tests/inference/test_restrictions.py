@@ -43,7 +43,7 @@ def test_every_route_and_method_belongs_to_one_group() -> None:
     grouped = [name for names in GROUPS.values() for name in names]
     assert len(grouped) == len(set(grouped))
     routes = {*http._SERVER_PATHS.values(), *http._MODEL_PATHS.values(), *http._POSTED, *http._REGIONS} - {"keep"}
-    assert set(grouped) - {"trace"} >= routes | METHODS.keys() | HEALTH_METHODS.keys()
+    assert set(grouped) >= routes | METHODS.keys() | HEALTH_METHODS.keys()
 
 
 async def test_http_needs_the_secret_of_the_group(unit: Unit) -> None:

@@ -214,9 +214,9 @@ class _HttpCall:
     def _convert(
         self, task: Task, parts: Sequence[bytes | memoryview], length: int | None, then: Then
     ) -> Callable[[], None]:
-        ctx = self._ctx
+        ctx, model = self._ctx, self._serving.spec.name
         return self._front.large_json.submit(
-            task, parts, length, then, deadline=ctx.deadline, band=ctx.band, tenant=ctx.tenant
+            task, parts, length, then, deadline=ctx.deadline, band=ctx.band, tenant=ctx.tenant, model=model
         )
 
     def convert_and_run(self, body: Body, length: int | None) -> None:

@@ -59,15 +59,18 @@ Then = Callable[[Converted | InferenceError], None]
 
 
 class Job:
-    """One conversion. `then` is None, and `parts` empty, once the job is answered or its caller has left."""
+    """One conversion. `then` is None, and `parts` empty, once the job is answered or its caller has left.
 
-    __slots__ = ("band", "length", "parts", "size", "task", "then", "ticket", "timer")
+    words: the head of the message to the child.
+    """
 
-    def __init__(self, task: Task, parts: _Parts, length: int, then: Then, band: int) -> None:
-        self.task = task
+    __slots__ = ("band", "parts", "size", "task", "then", "ticket", "timer", "words")
+
+    def __init__(self, words: tuple[Task, int, str], parts: _Parts, then: Then, band: int) -> None:
+        self.task = words[0]
+        self.words = words
         self.band = band
         self.parts = parts
-        self.length = length
         self.size = sum(len(part) for part in parts)
         self.then: Then | None = then
         self.ticket: Ticket | None = None
@@ -123,16 +126,18 @@ class LargeJson:
         deadline: float | None = None,
         band: int = 0,
         tenant: str = "",
+        model: str = "",
     ) -> Callable[[], None]:
         """Convert `parts`; `then` is called later, on the loop. length: bytes of the JSON part, None if all is JSON.
 
-        deadline: monotonic seconds. band, tenant: the caller's band and tenant, which decide how it waits.
+        deadline: monotonic seconds. band, tenant: the caller's band and tenant, which decide how it waits. model: the
+        name of the request's model, for refusals.
         Returns the function to call when the caller leaves; `then` is not called after it.
         Raises QueueFull, ServerStopping.
         """
         if self._lanes[0].closed:
             raise ServerStopping
-        job = Job(task, parts, -1 if length is None else length, then, band)
+        job = Job((task, -1 if length is None else length, model), parts, then, band)
         displaced: list[Ticket] | None = []
         lane = self._lane(band)
         if lane is None:
@@ -299,7 +304,7 @@ class _Lane:
 
     def _convert(self, job: Job, parts: _Parts) -> Converted | InferenceError:
         try:
-            answer, pieces = self.helper.ask((job.task, job.length), parts, timeout_s=self._timeout_s)
+            answer, pieces = self.helper.ask(job.words, parts, timeout_s=self._timeout_s)
         except HelperLate:
             return RequestTooLarge(f"the JSON took more than {self._timeout_s:g} s: send tensors as binary data")
         except (OSError, HelperEnded) as ended:

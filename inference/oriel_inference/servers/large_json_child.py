@@ -1,8 +1,9 @@
 """The child process that converts large JSON for `large_json`: `python -m ... MEMORY LIMIT`.
 
-MEMORY: address space of the process. LIMIT: the largest request in bytes of binary data. A request is a Task and the
-length of the JSON part in front of binary tensors, -1 if all is JSON. An answer is a Result with that length, or with
-the text of a refusal. The sender of a hostile text can at most make it run out of memory or time, or kill it.
+MEMORY: address space of the process. LIMIT: the largest request in bytes of binary data. A request is a Task, the
+length of the JSON part in front of binary tensors, -1 if all is JSON, and the name of its model. An answer is a Result
+with that length, or with the text of a refusal. The sender of a hostile text can at most make it run out of memory or
+time, or kill it.
 """
 
 import gc
@@ -52,15 +53,17 @@ def _serve(requests: Requests, limit_bytes: int) -> bool:
     """Answer a request; return whether there was one."""
     given = requests.next()
     if given is not None:
-        (task, length), body = given
-        result, found, parts = _answer(Task(task), body, None if length < 0 else length, limit_bytes)
+        (task, length, model), body = given
+        result, found, parts = _answer(Task(task), body, None if length < 0 else length, limit_bytes, model)
         requests.answer((result, found), parts)
     return given is not None
 
 
-def _answer(task: Task, body: bytes, length: int | None, limit_bytes: int) -> tuple[Result, int | str, _Parts]:
+def _answer(
+    task: Task, body: bytes, length: int | None, limit_bytes: int, model: str
+) -> tuple[Result, int | str, _Parts]:
     try:
-        length, parts = _work(task, body, length, limit_bytes)
+        length, parts = _work(task, body, length, limit_bytes, model)
         size = sum(len(part) for part in parts)
         if task is Task.REQUEST and size > limit_bytes:
             text = f"the request has {size} bytes as binary data, at most {limit_bytes} are accepted"
@@ -74,13 +77,13 @@ def _answer(task: Task, body: bytes, length: int | None, limit_bytes: int) -> tu
         return Result.TOO_LARGE, "the JSON part needs too much memory: send tensors as binary data", ()
 
 
-def _work(task: Task, body: bytes, length: int | None, limit_bytes: int) -> tuple[int, _Parts]:
+def _work(task: Task, body: bytes, length: int | None, limit_bytes: int, model: str) -> tuple[int, _Parts]:
     if task is Task.LOAD:
         parts, length = unpack_files(body)
         return length, parts
     if task is Task.RESPONSE:
         return -1, to_json_response(body, length or 0)
-    parts, length = to_binary_request(body, length, limit_bytes)
+    parts, length = to_binary_request(body, length, limit_bytes, model)
     return length, parts
 
 

@@ -178,14 +178,16 @@ def decode_response(
 
 
 def to_binary_request(
-    body: bytes | memoryview, header_length: int | None, most_bytes: int = 1 << 62
+    body: bytes | memoryview, header_length: int | None, most_bytes: int = 1 << 62, model: str = ""
 ) -> tuple[BodyParts, int]:
     """Convert a request of any size to equivalent body parts with binary inputs, and the length of their JSON part.
 
     Only the inputs change; `decode_request` still checks the rest. Takes time and memory
-    in proportion to the JSON part. Raises BadMessage; TooLarge if the shapes announce more than `most_bytes`.
+    in proportion to the JSON part. model: the name of the model, for refusals.
+    Raises BadMessage; TooLarge if the shapes announce more than `most_bytes`.
     """
-    document, inputs = _large_requests.decode(body, header_length, len(body), most_bytes)
+    end = f" for model {quoted(model)}" if model else ""
+    document, inputs = _large_requests.decode(body, header_length, len(body), most_bytes, model=end)
     parts: BodyParts = []
     head: dict[str, Any] = {"inputs": [_encode_tensor("input", each, True, parts) for each in inputs]}
     if document.id is not None:
