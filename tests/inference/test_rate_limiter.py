@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fake_backend import FakeRequestSession, Gate
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oriel_inference.backends import find_backend
@@ -146,6 +146,7 @@ NEEDS = st.dictionaries(st.sampled_from("RST"), st.integers(1, 3), max_size=3)
     st.lists(st.tuples(NEEDS, st.integers(0, 2), st.integers(0, 3)), min_size=2, max_size=5),
     st.lists(st.integers(0, 4), max_size=60),
 )
+@example([({}, 1, 3), ({}, 2, 0), ({}, 0, 0), ({}, 0, 0), ({}, 1, 0)], [0, 0, 3, 4, 1, 0, 2])
 def test_nothing_is_held_twice_and_nobody_waits_for_what_is_free(
     kinds: list[tuple[dict[str, int], int, int]], script: list[int]
 ) -> None:

@@ -144,6 +144,7 @@ class RateLimiter(Cores):
         if self._next() is contender:
             self._waiting.remove(contender)
             self._take(contender)
+            self._grant()  # a model that let others go first may be the first one now
             return True
         self._grant()
         return False
