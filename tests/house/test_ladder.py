@@ -78,7 +78,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "ensembles",
         "catalog fitting simulated",
         "quality",
-        "sequences",
+        "language sequences",
         "batching",
         "backends stores",
         "clock model trace_config",
