@@ -243,6 +243,27 @@ async def test_new_documents_change_the_tier_of_a_key_on_an_open_connection() ->
             assert up.seen[-1].get("x-oriel-tier") == tier
 
 
+async def test_the_next_hop_gets_the_times_of_a_stream_only_from_tiers_with_a_time_per_token() -> None:
+    def paced(ports: list[int]) -> dict[str, bytes]:
+        text = documents(ports)["all.toml"]
+        return {"all.toml": text.replace(b"[tiers.bronze]", b"[tiers.bronze]\ntoken_ms = 50")}
+
+    forged = "x-oriel-stream: token=1;max=1"
+    async with upstream() as up, gateway(paced([up.port])) as (port, _), Client(port) as client:
+        for key, expected in ((GOLD, None), (BRONZE, "token=50;max=600000")) * 2:  # the later heads are recognised
+            assert (await client.ask(INFER, b"{}", key=key, headers=f"{forged}\r\n")).status == 200
+            assert up.seen[-1].get("x-oriel-stream") == expected and "max=1\r" not in up.seen[-1].head
+    backend = Backend()
+    async with (
+        stack(backend, files=lambda port: paced([port])) as (address, _),
+        aio.insecure_channel(address) as opened,
+    ):
+        unary = opened.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        for key, expected in ((GOLD, None), (BRONZE, "token=50;max=600000")):
+            await unary(message("digits"), metadata=(("x-api-key", key), tuple(forged.split(": "))))
+            assert backend.seen[-1][2].get("x-oriel-stream") == expected
+
+
 @pytest.fixture
 async def channel() -> AsyncIterator[tuple[Backend, aio.Channel]]:
     backend = Backend()

@@ -32,7 +32,7 @@ CALLERS = {
     "logic/oriel_logic/server/ingress.py": "SERVICE",
     "wire/oriel_wire/process/allowed.py": "_SENTENCE _STEP",
     "wire/oriel_wire/h1/chunked.py": "_SIZE _TRAILER",
-    "wire/oriel_wire/context.py": "_REQUEST_ID _NAME _COST _TOKENS",
+    "wire/oriel_wire/context.py": "_REQUEST_ID _NAME _COST _STREAM _TOKENS",
     "wire/oriel_wire/engine/peers.py": "_HOST",
     "wire/oriel_wire/h1/request.py": "_FIELD _REQUEST_LINE _ABSOLUTE _HOST_VALUE",
     "wire/oriel_wire/h2/fields.py": "_TOKEN _HOST_VALUE",

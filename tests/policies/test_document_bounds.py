@@ -44,6 +44,7 @@ NUMBERS = [
     ("[tiers.gold]\nband = 0\ntarget_ms = 7\ngive_up_ms = #", whole(7, DAY_MS)),
     (TIER + "stream_max_ms = 50\nstream_idle_ms = #", whole(1, 50)),
     (TIER + "stream_idle_ms = 50\nstream_max_ms = #", whole(50, DAY_MS)),
+    (TIER + "stream_idle_ms = 50\ntoken_ms = #", whole(1, 50)),
     (TIER + "objective = #", between(0.0, 1.0)),
     (POOL + "max_inflight = #", whole(1, None)),
     (POOL + "max_streams = #", whole(0, None)),

@@ -278,7 +278,7 @@ def test_it_agrees_with_the_gateway(key: str, name: str, kind: str, version: str
 LINES = {
     "tiers.t": [
         "band = 7", "target_ms = 50", "give_up_ms = 77", "stream_idle_ms = 5", "stream_max_ms = 900000",
-        "objective = 0.5"
+        "token_ms = 40", "objective = 0.5"
     ],
     "tenants.t": [
         "tier = 'u'", "models = ['digits', 'x']", "services = ['y']", "scopes = ['operator']", "weight = 3.0",

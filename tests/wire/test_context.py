@@ -79,6 +79,26 @@ def test_a_hop_has_what_the_context_has(left_s: float, state: str) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ("token=50;max=600000", (0.05, 600.0)),
+        ("token=0;max=7", (0.0, 0.007)),
+        ("token=999999999;max=999999999", (86400.0, 86400.0)),
+        *[(bad, (0.0, 0.0)) for bad in ("", "token=50", "max=1;token=1", "token=5.0;max=1", "token=1;max=1;")],
+        *[(bad, (0.0, 0.0)) for bad in ("token=\u0661;max=1", "token=1234567890;max=1", "token=1;max=1\n")],
+    ],
+)
+def test_the_times_of_a_stream_are_read_from_trusted_peers_and_sent_on(value: str, found: tuple[float, float]) -> None:
+    get = {"x-oriel-stream": value}.get
+    ctx = read_headers(get, trusted=True).at(1.0, 1.0)
+    assert (ctx.token_s, ctx.stream_s) == found
+    again = read_headers(dict(Hop(ctx).headers(1.0, ctx.trace)).get, trusted=True)
+    assert (again.token_s, again.stream_s) == found
+    stranger = read_headers(get, trusted=False).at(1.0, 1.0)
+    assert (stranger.token_s, stranger.stream_s) == (0.0, 0.0)
+
+
 @given(st.floats(-1.0, 1e4))
 def test_a_gateway_is_given_the_requests_ticket_and_less_time_and_none_of_our_own_headers(left_s: float) -> None:
     trace = TraceContext(7, 9, True, "")

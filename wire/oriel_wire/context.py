@@ -34,11 +34,12 @@ ARTEFACT = "x-oriel-artefact"  # with a model's statistics: the state of its com
 LOOP_US = "x-oriel-loop-us"  # with a model's statistics: how long the server's event loop has had something to do
 COST = "x-oriel-cost"  # an answer's use, `dev=NS;cpu=NS;class=NAME`; streamed answers have it among their trailers
 ANNOUNCED = "trailer"  # the cost of a streamed answer whose server will report it, until it has
+STREAM = "x-oriel-stream"  # wanted milliseconds per token and the most of a whole stream: `token=50;max=600000`
 UNBILLED = "x-oriel-unbilled"  # why nobody is charged for a call: "shadow" or "repeat"
 REQUEST_ID = "x-request-id"
 TICKET = "x-oriel-ticket"  # with a call of a service: calls models for its tenant, as `authorization: Oriel-Ticket ...`
 TICKET_SCHEME = "Oriel-Ticket"
-INTERNAL = frozenset({TIMEOUT_MS, TIER, PRIORITY, TENANT, MODELS, SERVICES, COST_US, COST, UNBILLED, TICKET})
+INTERNAL = frozenset({TIMEOUT_MS, TIER, PRIORITY, TENANT, MODELS, SERVICES, COST_US, COST, STREAM, UNBILLED, TICKET})
 
 MAX_BAGGAGE_BYTES = 8192
 MAX_TIMEOUT_S = 24 * 3600.0
@@ -47,6 +48,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
 _COST = re.compile(
     r"dev=([0-9]{1,18});cpu=([0-9]{1,18});class=([a-z0-9_-]{0,32})(?:;tin=([0-9]{1,15});tout=([0-9]{1,15}))?\Z"
 )
+_STREAM = re.compile(r"token=([0-9]{1,9});max=([0-9]{1,9})\Z")
 _TOKENS = re.compile(r"(?:trailer;)?tin=([0-9]{1,15});tout=([0-9]{1,15})\Z")
 _MAX_BAND = 255
 _REASON_S = 0.1  # an answer takes no longer through two hops
@@ -60,6 +62,8 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     connection: address and port of the client's connection, "" if nobody needs it.
     baggage: the client's own `baggage`, which is passed on and never read.
     ticket: the ticket by which models are called through a gateway, "" if the request brought none.
+    token_s: wanted seconds per token of a streamed answer; 0 if none are wanted.
+    stream_s: the most seconds that a streamed answer may last; 0 if unknown.
     """
 
     request_id: str
@@ -74,6 +78,8 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     unbilled: str = ""
     baggage: str = ""
     ticket: str = ""
+    token_s: float = 0.0
+    stream_s: float = 0.0
 
     def remaining_s(self, now: float) -> float:
         """Seconds left; negative once the deadline has passed."""
@@ -162,6 +168,8 @@ class ContextPlan(msgspec.Struct, frozen=True):
     unbilled: str = ""
     baggage: str = ""
     ticket: str = ""
+    token_s: float = 0.0
+    stream_s: float = 0.0
 
     def at(self, now: float, default_timeout_s: float, connection: str = "") -> CallContext:
         """The context of a request that arrived at `now`."""
@@ -181,6 +189,8 @@ class ContextPlan(msgspec.Struct, frozen=True):
             unbilled=self.unbilled,
             baggage=self.baggage,
             ticket=self.ticket,
+            token_s=self.token_s,
+            stream_s=self.stream_s,
         )
 
     def of_request(self, get: Callable[[str], str | None]) -> "ContextPlan":
@@ -207,6 +217,7 @@ def read_headers(
     `sampling` decides about a trace that starts here.
     """
     tier, band, tenant, models, unbilled = "", 0, "", (), ""  # type: str, int, str, tuple[str, ...], str
+    token_s, stream_s = 0.0, 0.0
     if trusted:
         tier = _name(get(TIER))
         tenant = _name(get(TENANT))
@@ -216,12 +227,28 @@ def read_headers(
         unbilled = reason if reason in ("shadow", "repeat") else ""
         listed = get(MODELS)
         models = tuple(part for part in (p.strip() for p in listed.split(",")) if part) if listed else ()
-    plan = ContextPlan(None, None, tier, band, tenant, models, "", None, sampling, trusted, unbilled, "", ticket)
+        token_s, stream_s = _stream(get(STREAM) or "")
+    plan = ContextPlan(
+        None, None, tier, band, tenant, models, "", None, sampling, trusted, unbilled, "", ticket, token_s, stream_s
+    )
     return plan.of_request(get)
 
 
 def _name(value: str | None) -> str:
     return value if value and _NAME.match(value) else ""
+
+
+def format_stream(token_s: float, stream_s: float) -> str:
+    """The value of `x-oriel-stream`."""
+    return f"token={round(token_s * 1000.0)};max={round(stream_s * 1000.0)}"
+
+
+def _stream(value: str) -> tuple[float, float]:
+    """Read `x-oriel-stream`: seconds per token and of the whole stream, each at most a day; zeros if malformed."""
+    match = _STREAM.match(value)
+    if match is None:
+        return 0.0, 0.0
+    return min(int(match[1]) / 1000.0, MAX_TIMEOUT_S), min(int(match[2]) / 1000.0, MAX_TIMEOUT_S)
 
 
 def bounded_baggage(value: str) -> str:
@@ -252,6 +279,8 @@ class Hop:
             for name, value in ((TIER, ctx.tier), (TENANT, ctx.tenant), (MODELS, ",".join(ctx.models))):
                 if value:
                     lines.append(f"{name}: {value}\r\n")
+            if ctx.token_s or ctx.stream_s:
+                lines.append(f"{STREAM}: {format_stream(ctx.token_s, ctx.stream_s)}\r\n")
         if ctx.baggage:
             lines.append(f"baggage: {ctx.baggage}\r\n")
         self._fixed = "".join(lines)

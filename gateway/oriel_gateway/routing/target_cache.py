@@ -12,6 +12,7 @@ from oriel_policies.documents import Route, Snapshot, Tenant
 from oriel_policies.documents.promises import served_by
 from oriel_policies.promise.routing import RouteTable
 from oriel_policies.promise.tiers import flex, lowered, offered, on_route
+from oriel_wire.context import format_stream
 from oriel_wire.h2.hpack import literal
 
 _TARGETS: Final = 8192  # in each of two generations
@@ -113,6 +114,8 @@ class TargetCache:
                 (b"x-oriel-priority", b"%d" % tenant.tier.band),
                 (b"x-oriel-tenant", tenant.name.encode()),
             ]
+            if tenant.tier.token_s:
+                fields.append((b"x-oriel-stream", _stream(tenant).encode()))
             if tenant.unbilled:
                 fields.append((b"x-oriel-unbilled", tenant.unbilled.encode()))
             block = self._blocks[tenant] = b"".join([literal(name, value) for name, value in fields])
@@ -153,6 +156,12 @@ def _tenant_lines(tenant: Tenant) -> bytes:
         lines += f"\r\nx-oriel-models: {','.join(tenant.models) or '!'}"
     if tenant.services != ("*",):  # for the near name of a misspelt one
         lines += f"\r\nx-oriel-services: {','.join(tenant.services) or '!'}"
+    if tenant.tier.token_s:
+        lines += f"\r\nx-oriel-stream: {_stream(tenant)}"
     if tenant.unbilled:
         lines += f"\r\nx-oriel-unbilled: {tenant.unbilled}"
     return lines.encode("ascii")
+
+
+def _stream(tenant: Tenant) -> str:
+    return format_stream(tenant.tier.token_s, tenant.tier.stream_max_s)

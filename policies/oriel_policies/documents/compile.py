@@ -164,6 +164,10 @@ def _tier(file: str, path: str, name: str, tier: object) -> Tier:
         raise BadDocument(file, path, f"1 <= target_ms <= give_up_ms <= {DAY_MS} has to hold")
     if not 1 <= tier.stream_idle_ms <= tier.stream_max_ms <= DAY_MS:
         raise BadDocument(file, path, f"1 <= stream_idle_ms <= stream_max_ms <= {DAY_MS} has to hold")
+    if tier.token_ms is not None and not 1 <= tier.token_ms <= tier.stream_idle_ms:
+        raise BadDocument(
+            file, f"{path}.token_ms", "1 <= token_ms <= stream_idle_ms has to hold; leave it out for none"
+        )
     return Tier(
         name=name,
         band=tier.band,
@@ -172,6 +176,7 @@ def _tier(file: str, path: str, name: str, tier: object) -> Tier:
         stream_idle_s=tier.stream_idle_ms / 1000.0,
         stream_max_s=tier.stream_max_ms / 1000.0,
         objective=tier.objective,
+        token_s=(tier.token_ms or 0) / 1000.0,
     )
 
 

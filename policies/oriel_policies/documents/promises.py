@@ -45,6 +45,7 @@ class Tier:
 
     stream_idle_s, stream_max_s: the longest silence and the longest duration of a stream after its first byte.
     objective: the share of calls that should be answered within the target.
+    token_s: the target of the mean time from one token of a stream to the next; 0 for none.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Tier:
     stream_idle_s: float = 60.0
     stream_max_s: float = 600.0
     objective: float = 0.99
+    token_s: float = 0.0
 
     def above(self, other: "Tier") -> bool:
         """Return whether this tier is more urgent than `other`: by band, within a band by target."""

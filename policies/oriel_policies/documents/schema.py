@@ -33,6 +33,7 @@ class TierTable(_Table):
     give_up_ms: int | None = None
     stream_idle_ms: int = 60_000
     stream_max_ms: int = 600_000
+    token_ms: int | None = None
     objective: Inside = 0.99
 
 
