@@ -42,6 +42,7 @@ IMPORTED = {
             children := (
                 "oriel_gateway.documents.compile_child",
                 "oriel_inference.backends.python.child",
+                "oriel_inference.language.child",
                 "oriel_inference.servers.large_json_child",
             )
         ),

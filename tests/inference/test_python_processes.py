@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ import pytest
 from oriel_inference.app import open_unit
 from oriel_inference.backends.python import process
 from oriel_inference.backends.python.backend import PythonBackend
+from oriel_inference.backends.python.frames import decode
 from oriel_inference.backends.python.launch import Launch, model_environment
-from oriel_inference.backends.python.messages import Cancel
+from oriel_inference.backends.python.messages import Cancel, Message
 from oriel_inference.backends.python.process import ModelProcess
 from oriel_inference.backends.python.session import PythonSession
 from oriel_inference.model import ModelState
@@ -253,6 +254,17 @@ class Keeping(ThreadPoolExecutor):
 LAUNCH = Launch(file="", model="m", version="1", config="", args={}, decoupled=False, threads=1, inputs=(), outputs=())
 
 
+def child(on_end: Callable[[str], None]) -> ModelProcess[Message]:
+    return ModelProcess(
+        LAUNCH,
+        module="oriel_inference.backends.python.child",
+        decode=decode,
+        max_body_bytes=1 << 20,
+        on_message=lambda message, body: None,
+        on_end=on_end,
+    )
+
+
 async def test_a_start_called_off_the_moment_the_process_is_there_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, cold_children: None
 ) -> None:
@@ -261,7 +273,7 @@ async def test_a_start_called_off_the_moment_the_process_is_there_leaves_nothing
     ended: list[str] = []
     with Keeping(1) as starter:
         monkeypatch.setattr(process, "_starter", starter)
-        made = ModelProcess(LAUNCH, max_body_bytes=1 << 20, on_message=lambda message, body: None, on_end=ended.append)
+        made = child(ended.append)
         starting = asyncio.create_task(made.start())
         await asyncio.to_thread(gate.entered.wait, 240)
         # Both are to be seen in one turn of the loop: that there is a process, then that it is not wanted.
@@ -283,7 +295,7 @@ async def test_a_start_called_off_while_the_process_is_made_leaves_nothing(
     gate = Gate(monkeypatch, before=before)
     descriptors = set(os.listdir("/proc/self/fd"))
     ended: list[str] = []
-    made = ModelProcess(LAUNCH, max_body_bytes=1 << 20, on_message=lambda message, body: None, on_end=ended.append)
+    made = child(ended.append)
     starting = asyncio.create_task(made.start())
     await asyncio.to_thread(gate.entered.wait, 240)
     if how == "cancel":
@@ -304,7 +316,7 @@ async def test_a_start_called_off_while_the_process_is_made_leaves_nothing(
 async def test_a_process_whose_socket_has_just_closed_receives_nothing_and_ends() -> None:
     """A child that dies closes its socket before the loop hears of its death; a batch may be sent in between."""
     ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    it = ModelProcess(LAUNCH, max_body_bytes=1000, on_message=lambda *_: None, on_end=ended.set_result)
+    it = child(ended.set_result)
     await it.start()
     for stream in (it._work, it._control):
         stream.close()

@@ -1,1 +1,13 @@
-"""Language models: sequences of tokens that an engine in a process of its own continues, step by step."""
+"""Language models (`backend: "language"`). The tokenizer and the engine of a model run in a process of their own.
+
+engine     the child: the interface of an engine, and the values that go in and come out
+openvino   the child: openvino-genai behind this interface
+double     the child: a deterministic engine for tests, without a model
+child      the child: takes commands, steps, and reports each step
+messages   both sides: the messages they exchange
+prefixes   the child: which beginnings of prompts are cached, as far as is known
+sampling   the server: reads the sampling parameters of a request
+text       the server: makes text of tokens, and finds stop strings
+decoder    the server: starts, watches and restarts the process; hands its reports on
+backend    the server: opens the model of a folder
+"""

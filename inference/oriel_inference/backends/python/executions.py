@@ -16,6 +16,7 @@ from oriel_inference.backends.python.messages import (
     Cancel,
     Credit,
     Execute,
+    Message,
     RequestHead,
     Respond,
     ResultHead,
@@ -60,7 +61,7 @@ class Executions:
     """
 
     def __init__(
-        self, launch: Launch, process: ModelProcess, *, grace_s: float, progressed: Callable[[], None]
+        self, launch: Launch, process: ModelProcess[Message], *, grace_s: float, progressed: Callable[[], None]
     ) -> None:
         self._launch = launch
         self._process = process

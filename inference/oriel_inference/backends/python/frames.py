@@ -7,7 +7,7 @@ On `control` the server sends what the child must receive while it works: cancel
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
@@ -18,10 +18,11 @@ from oriel_wire.v2.messages import Array
 
 AHEAD = 16  # responses of one request that may be in flight before its reader has taken one
 
+_M = TypeVar("_M")
 Part = tuple[str, str, Array]  # name, datatype, array
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Message)
+_decoder: "msgspec.msgpack.Decoder[Message]" = msgspec.msgpack.Decoder(Message)
 
 
 def tensor_parts(parts: Sequence[Part], into: list[Buffer]) -> list[TensorHead]:
@@ -35,18 +36,24 @@ def tensor_parts(parts: Sequence[Part], into: list[Buffer]) -> list[TensorHead]:
     return heads
 
 
-def encode(message: Message, body: Sequence[Buffer] = (), *, max_body_bytes: int = MAX_BODY_BYTES) -> list[Buffer]:
+def encode(
+    message: msgspec.Struct, body: Sequence[Buffer] = (), *, max_body_bytes: int = MAX_BODY_BYTES
+) -> list[Buffer]:
     """Return the frame in pieces. body: the result of `tensor_parts`. Raises FrameError if the frame is too large."""
     return frame(_encoder.encode(message), body, max_body_bytes=max_body_bytes)
 
 
 def decode(head: memoryview) -> Message:
     """Return the message of a head. Raises FrameError."""
+    return decode_with(_decoder, head)
+
+
+def decode_with(decoder: "msgspec.msgpack.Decoder[_M]", head: memoryview) -> _M:
+    """Return the message of a head of other messages than those of Python models. Raises FrameError."""
     try:
-        message: Any = _decoder.decode(head)
+        return decoder.decode(head)
     except msgspec.MsgspecError as error:
         raise FrameError(f"a message cannot be read: {str(error)[:200]}") from error
-    return message  # type: ignore[no-any-return]
 
 
 def read_tensors(heads: Sequence[TensorHead], body: memoryview, at: int = 0) -> tuple[list[Part], int]:

@@ -13,10 +13,12 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, TypeVar
 
-from oriel_inference.backends.python.frames import decode, encode
+import msgspec
+
+from oriel_inference.backends.python.frames import encode
 from oriel_inference.backends.python.launch import Launch, model_environment
-from oriel_inference.backends.python.messages import Message
 from oriel_wire.process.messages import Buffer, MessageStream
 from oriel_wire.process.output import OutputPipe
 from oriel_wire.process.start import ChildProcess
@@ -24,13 +26,15 @@ from oriel_wire.process.start import ChildProcess
 _log = logging.getLogger(__name__)
 
 MAX_CONTROL_BYTES = 256 << 20
-_CHILD = "oriel_inference.backends.python.child"
 _starter = ThreadPoolExecutor(1, thread_name_prefix="oriel-python-starter")
+_M = TypeVar("_M")
 
 
-class ModelProcess:
+class ModelProcess(Generic[_M]):
     """A child process and its sockets.
 
+    module: the name of the child's module, which has `main`.
+    decode: returns the message of a head. Raises FrameError.
     on_message: called with every message and its body.
     on_end: called once with the reason when the process is gone or unusable.
     launch: the values with which it is started.
@@ -40,11 +44,15 @@ class ModelProcess:
         self,
         launch: Launch,
         *,
+        module: str,
+        decode: Callable[[memoryview], _M],
         max_body_bytes: int,
-        on_message: Callable[[Message, memoryview], None],
+        on_message: Callable[[_M, memoryview], None],
         on_end: Callable[[str], None],
     ) -> None:
         self._launch = launch
+        self._module = module
+        self._decode = decode
         self._max_body_bytes = max_body_bytes
         self._on_message = on_message
         self._on_end = on_end
@@ -68,10 +76,10 @@ class ModelProcess:
         ours = [path for path in sys.path if path]
         launch, path = self._launch, os.pathsep.join(ours)
         variables = model_environment(os.environ, launch.environment, threads=launch.threads, path=path)
-        command = [sys.executable, "-P", "-m", _CHILD]
+        command = [sys.executable, "-P", "-m", self._module]
         if launch.python:  # the packages of its environment go before the server's
             variables |= {"PYTHONPATH": "", "PATH": f"{os.path.dirname(launch.python)}:{variables.get('PATH', '')}"}
-            code = f"import sys; sys.path += {ours!r}; from {_CHILD} import main; main()"
+            code = f"import sys; sys.path += {ours!r}; from {self._module} import main; main()"
             command = [launch.python, "-P", "-c", code]
         work, work_theirs = socket.socketpair()
         control, control_theirs = socket.socketpair()
@@ -110,13 +118,13 @@ class ModelProcess:
         if self.broken:
             self.kill(self.broken)
 
-    def send(self, message: Message, body: Sequence[Buffer] = ()) -> None:
+    def send(self, message: msgspec.Struct, body: Sequence[Buffer] = ()) -> None:
         """Send work. Raises FrameError if it is too large; a child that is gone receives nothing."""
         pieces = encode(message, body, max_body_bytes=self._max_body_bytes)
         if not self._ended:
             self._work.send(pieces)
 
-    def tell(self, message: Message, body: Sequence[Buffer] = ()) -> None:
+    def tell(self, message: msgspec.Struct, body: Sequence[Buffer] = ()) -> None:
         """Send a message that the child has to receive while it works."""
         pieces = encode(message, body, max_body_bytes=self._max_body_bytes)
         if not self._ended:
@@ -155,7 +163,7 @@ class ModelProcess:
 
     def _received(self, head: memoryview, body: memoryview) -> None:
         if not self._ended:
-            self._on_message(decode(head), body)
+            self._on_message(self._decode(head), body)
 
     def _cut(self) -> None:
         self._work.close()

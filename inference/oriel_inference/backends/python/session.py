@@ -22,6 +22,7 @@ from typing import Protocol
 
 from oriel_inference.backends import Execution, Outputs, Request, RequestSession
 from oriel_inference.backends.python.executions import Executions, refuse
+from oriel_inference.backends.python.frames import decode
 from oriel_inference.backends.python.launch import Launch, PythonLimits
 from oriel_inference.backends.python.messages import (
     Answers,
@@ -92,7 +93,7 @@ class PythonSession(RequestSession):
         self._limits = limits
         self._scripting = scripting
         self._loop = asyncio.get_running_loop()
-        self._process: ModelProcess | None = None
+        self._process: ModelProcess[Message] | None = None
         self._executions: Executions | None = None  # set while the process is ready
         self._step: asyncio.Future[Message] | None = None
         # arrived while there was no process -> indexes whose callers have left
@@ -134,8 +135,10 @@ class PythonSession(RequestSession):
         complete: have the model complete the configuration, if it can.
         """
         async with self._limited("imported"):
-            process = ModelProcess(
+            process: ModelProcess[Message] = ModelProcess(
                 self.launch,
+                module="oriel_inference.backends.python.child",
+                decode=decode,
                 max_body_bytes=self._limits.max_body_bytes,
                 on_message=self._message,
                 on_end=lambda how: self._ended(process, how),
@@ -212,7 +215,7 @@ class PythonSession(RequestSession):
             self.kill("it did not start")
             raise
 
-    def _ended(self, process: ModelProcess, how: str) -> None:
+    def _ended(self, process: ModelProcess[Message], how: str) -> None:
         """Handle the end of a process."""
         if process is not self._process:
             return  # a process that did not start and has been replaced already

@@ -1,0 +1,167 @@
+"""The process of a language model: `python -m oriel_inference.language.child SERVER WORK CONTROL`.
+
+Between two steps it does nothing but take the commands that have come, read the new tokens, and send one report. It
+never waits for the server while sequences run. Errors of the engine end the process, which the server notices.
+"""
+
+import gc
+import os
+import resource
+import select
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+
+from oriel_inference.backends import without_folders
+from oriel_inference.backends.python.frames import encode
+from oriel_inference.errors import LoadFailed
+from oriel_inference.language.engine import LanguageEngine, PromptRefused
+from oriel_inference.language.messages import (
+    Add,
+    Cancel,
+    Close,
+    Command,
+    Failed,
+    Load,
+    Loaded,
+    Progress,
+    Report,
+    StepReport,
+    read_command,
+)
+from oriel_wire.process.messages import Assembler, receive, send
+from oriel_wire.process.served import offer_to_oom_killer
+from oriel_wire.process.start import end_with_parent
+
+
+def _double() -> LanguageEngine:
+    from oriel_inference.language.double import Double
+
+    return Double()
+
+
+ENGINES: dict[str, Callable[[], LanguageEngine]] = {"double": _double}
+
+
+def main() -> None:
+    """Load a model and run its sequences until the server is gone or asks for the end."""
+    server, work, control = (int(each) for each in sys.argv[1:4])
+    end_with_parent(server)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    offer_to_oom_killer()
+    for descriptor in (work, control):
+        os.set_inheritable(descriptor, False)
+    connection = _Connection(socket.socket(fileno=work))
+    with suppress(ConnectionError):  # the server is gone
+        (load,) = connection.take(wait=True)
+        assert isinstance(load, Load)
+        try:
+            engine = ENGINES[load.engine]()
+            facts = engine.load(load.path, load.options)
+        except Exception as error:
+            # The readers of model files have no common base class for their exceptions.
+            reason = error.reason if isinstance(error, LoadFailed) else f"{type(error).__name__}: {error}"
+            connection.send(Failed(without_folders(reason)[:400]))
+            return
+        gc.collect()
+        gc.freeze()
+        connection.send(Loaded(facts))
+        try:
+            _StepLoop(engine, connection, load.options.step_tokens).run()
+        except Exception:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)  # before the server sees the end of the socket, and would kill what is already ending
+
+
+class _Connection:
+    """The socket to the server."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._assembler = Assembler(max_body_bytes=0)
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+
+    def take(self, *, wait: bool) -> list[Command]:
+        """Return the commands that have come. wait: wait for the first one. Raises ConnectionError."""
+        found: list[Command] = []
+        while self._poll.poll(None if wait and not found else 0):
+            found += [read_command(head) for head, _ in receive(self._socket, self._assembler)]
+        return found
+
+    def send(self, report: Report) -> None:
+        send(self._socket, encode(report))
+
+
+class _StepLoop:
+    """The sequences of an engine. Their numbers and what is left of their prompts, in the order of arrival."""
+
+    def __init__(self, engine: LanguageEngine, connection: _Connection, step_tokens: int) -> None:
+        self._engine = engine
+        self._connection = connection
+        self._step_tokens = step_tokens
+        self._prompts: dict[int, int] = {}  # number -> tokens of its prompt still to be computed, as far as is known
+
+    def run(self) -> None:
+        engine, connection, prompts = self._engine, self._connection, self._prompts
+        while True:
+            news: dict[int, Progress] = {}
+            for command in connection.take(wait=not prompts):
+                match command:
+                    case Add():
+                        news[command.number] = self._add(command)
+                    case Cancel():
+                        news.pop(command.number, None)
+                        if prompts.pop(command.number, None) is not None:
+                            engine.cancel(command.number)
+                    case Close():
+                        return
+            seconds, computed = 0.0, 0
+            if prompts:
+                computed = self._compute_prompts()
+                began = time.perf_counter()
+                engine.step()
+                seconds = time.perf_counter() - began
+                self._read(news)
+            if news or seconds:
+                connection.send(StepReport(seconds, computed, engine.cache_use(), list(news.values())))
+
+    def _add(self, command: Add) -> Progress:
+        number, prompt = command.number, command.prompt
+        try:
+            added = self._engine.add(number, prompt, command.sampling)
+        except PromptRefused as refused:
+            return Progress(number, refused=refused.text)
+        self._prompts[number] = len(added.ids) - added.cached
+        ids = list(added.ids) if isinstance(prompt, str) else []
+        return Progress(number, prompt_tokens=len(added.ids), cached_tokens=added.cached, prompt=ids)
+
+    def _compute_prompts(self) -> int:
+        """Return how many prompt tokens the next step computes: in the order of arrival, up to the bound of a step."""
+        left = self._step_tokens
+        for number, waiting in self._prompts.items():
+            taken = min(waiting, left)
+            self._prompts[number] = waiting - taken
+            left -= taken
+        return self._step_tokens - left
+
+    def _read(self, news: dict[int, Progress]) -> None:
+        for number in list(self._prompts):
+            piece = self._engine.read(number)
+            if not (piece.ids or piece.finish):
+                continue
+            progress = news.get(number)
+            if progress is None:
+                progress = news[number] = Progress(number)
+            progress.ids, progress.logprobs, progress.finish = list(piece.ids), list(piece.logprobs), piece.finish
+            self._prompts[number] = 0
+            if piece.finish:
+                del self._prompts[number]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""The process of a language model: sequences, refusals, ends and restarts, with the double of an engine."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from oriel_inference.errors import LoadFailed
+from oriel_inference.language.engine import Sampling
+
+from ..waiting import gone
+from .language_process import decoding
+
+LETTERS = Sampling(max_tokens=40)
+
+
+async def test_text_is_encoded_and_its_answer_ends_with_a_reason(tmp_path: Path) -> None:
+    async with decoding(tmp_path) as model:
+        answer = await model.answer(1, "<|user|>hello<|answer|>", Sampling(max_tokens=40, logprobs=0))
+        assert bytes(answer.ids[:-1]) == b"hello"
+        assert answer.ids[-1] in model.decoder.facts.ends
+        assert (answer.finish, answer.prompt_tokens, answer.prompt) == ("stop", 7, [259, *b"hello", 261])
+        assert len(answer.logprobs) == len(answer.ids)
+        cut = await model.answer(2, [259, *b"hello", 261], Sampling(max_tokens=3))
+        assert (bytes(cut.ids), cut.finish, cut.prompt) == (b"hel", "length", [])
+
+
+async def test_a_cancelled_sequence_goes_on_from_its_tokens_as_if_undisturbed(tmp_path: Path) -> None:
+    async with decoding(tmp_path) as model:
+        prompt = list(b"a prompt of more than two blocks, whose tokens are cached")
+        whole = await model.answer(1, prompt, LETTERS)
+        model.decoder.add(2, prompt, LETTERS)
+        first = list(await model.tokens(2, 10))
+        model.decoder.cancel(2)
+        rest = await model.answer(3, prompt + first, Sampling(max_tokens=40 - len(first)))
+        assert first + rest.ids == whole.ids
+        assert rest.cached_tokens > len(prompt) - 16
+
+
+async def test_long_prompts_are_computed_in_pieces_beside_running_sequences(tmp_path: Path) -> None:
+    async with decoding(tmp_path, step_tokens=8) as model:
+        model.decoder.add(1, b"x", Sampling(max_tokens=200))
+        await model.tokens(1, 1)
+        await model.answer(2, [7] * 60, Sampling(max_tokens=1))
+        computed = [report.prompt_tokens for report in model.reports]
+        assert max(computed) == 8 and sum(computed) == 61
+        assert len(model.news[1].ids) >= 8
+
+
+async def test_a_refused_prompt_disturbs_no_other_sequence(tmp_path: Path) -> None:
+    async with decoding(tmp_path, settings={"oriel.double.context": "50"}) as model:
+        model.decoder.add(1, "go on", LETTERS)
+        refused = await model.answer(2, [1] * 50, LETTERS)
+        assert refused.refused == "the prompt has 50 tokens, the model takes 50 with the answer"
+        assert (await model.finished(1)).finish == "length"
+
+
+async def test_a_killed_process_is_reported_and_started_again(tmp_path: Path) -> None:
+    async with decoding(tmp_path) as model:
+        model.decoder.add(1, "go on", Sampling(max_tokens=100_000))
+        await model.tokens(1, 3)
+        for deaths in (1, 2):
+            pid = model.decoder.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            while model.starts < deaths:
+                await model.changed()
+            assert model.ends == ["signal 9"] * deaths
+        assert (await model.answer(1, "again", LETTERS)).finish == "length"
+        pid = model.decoder.pid
+    assert pid is not None and gone(pid)
+    assert model.decoder.pid is None
+
+
+async def test_a_process_whose_step_hangs_is_killed(tmp_path: Path) -> None:
+    async with decoding(tmp_path, stall_s=0.2, settings={"oriel.double.step_ms": "600000"}) as model:
+        model.decoder.add(1, "go on", LETTERS)
+        while not model.ends:
+            await model.changed()
+        assert model.ends == ["it made no step within 0.2 s"]
+
+
+async def test_a_file_that_cannot_be_read_is_refused_with_its_reason(tmp_path: Path) -> None:
+    with pytest.raises(LoadFailed, match="the file is damaged: copy it again"):
+        async with decoding(tmp_path, content=b"bad!"):
+            pass
+
+
+async def test_a_misused_engine_ends_its_process_alone(tmp_path: Path) -> None:
+    async with decoding(tmp_path) as model:
+        model.decoder.add(1, [9999], LETTERS)
+        while not model.ends:
+            await model.changed()
+        assert model.ends == ["exit code 1"]
