@@ -248,7 +248,7 @@ async def _open_ports(settings: Settings, surface: Surface, clock: Clock, cleanu
     certificates = _certificates(settings)
     http_restricted = by_name(settings.http_restrictions, "api")
     grpc_restricted = by_name(settings.grpc_restrictions, "protocol")
-    fronts = _fronts(settings, surface.catalog)
+    fronts = _fronts(settings, surface)
     http_sockets = {name: bind(settings.http_host, port, name) for name, (port, _) in fronts.items()}
     grpc_socket = bind(settings.grpc_host, settings.grpc_port, "gRPC")
     metrics_socket = bind(settings.metrics_host, settings.metrics_port, "metrics")
@@ -302,17 +302,17 @@ async def _open_ports(settings: Settings, surface: Surface, clock: Clock, cleanu
     return ports
 
 
-def _fronts(settings: Settings, catalog: Catalog) -> dict[str, tuple[int | None, CloudPaths | None]]:
+def _fronts(settings: Settings, surface: Surface) -> dict[str, tuple[int | None, CloudPaths | None]]:
     """Return the port and the paths of each front end that speaks HTTP. Raises StartFailed."""
 
     def default_model() -> str:
-        names = catalog.names()
+        names = surface.catalog.names()
         return settings.vertex_model or (names[0] if len(names) == 1 else "unspecified_vertex_ai_default_model")
 
     vertex = None if settings.vertex_port is None else vertex_paths(os.environ, default_model)
     return {
         "HTTP": (settings.http_port, None),
-        "SageMaker": (settings.sagemaker_port, sagemaker_paths(os.environ)),
+        "SageMaker": (settings.sagemaker_port, sagemaker_paths(os.environ, surface.control)),
         "Vertex-AI": (settings.vertex_port, vertex),
     }
 

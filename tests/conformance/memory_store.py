@@ -25,6 +25,7 @@ class MemoryStore:
     fetches = False
     shown = "memory"
     namespace = ""
+    renamed: Mapping[str, str] = {}
 
     def __init__(
         self, files: Mapping[str, bytes] | None = None, *, max_copy_bytes: int = MAX_COPY_BYTES, runs_code: bool = True

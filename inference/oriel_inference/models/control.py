@@ -260,6 +260,24 @@ class ModelControl:
                 parts.extend(self.rollout.parts(part))
                 await self.loader.unload(part)
 
+    async def mount(self, store: ModelStore, name: str) -> None:
+        """Add a repository, and load a model of it. Raises InferenceError; then the repository is removed again."""
+        self.repositories.add(store)
+        try:
+            await self.load(name)
+        except Exception:
+            await self.unmount(store)
+            raise
+
+    async def unmount(self, store: ModelStore) -> None:
+        """Remove a repository and all that was loaded from it; return when its models are closed."""
+        repository = self.repositories.remove(store)
+        names = list(repository.found or ())
+        self._requested.difference_update(names)
+        for name in names:
+            await self._follow(repository, name, None)
+        await self.rollout.closed([each for each in self._catalog.leaving if each.spec.name in names])
+
     def _permit(self) -> None:
         if self._closed:
             raise ServerStopping

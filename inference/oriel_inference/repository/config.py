@@ -67,7 +67,10 @@ def read_config(store: ModelStore, model: str, name: str) -> pb.ModelConfig:
     text = store.text(model, f"configs/{name}.pbtxt") if name else None
     if text is None:
         text = store.text(model, CONFIG_FILE)
-    return pb.ModelConfig() if text is None else parse(text, f"{model}/{CONFIG_FILE}")
+    config = pb.ModelConfig() if text is None else parse(text, f"{model}/{CONFIG_FILE}")
+    if store.renamed:
+        config.name = ""
+    return config
 
 
 def parameter(config: pb.ModelConfig, key: str) -> str:

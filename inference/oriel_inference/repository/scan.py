@@ -142,6 +142,17 @@ class Repositories:
     def __iter__(self) -> Iterator[Repository]:
         return iter(self._all)
 
+    def add(self, store: ModelStore) -> None:
+        """Add a repository to those of the start."""
+        self._all.append(Repository(store, self._all))
+
+    def remove(self, store: ModelStore) -> Repository:
+        """Remove a repository, and scan it no more."""
+        (found,) = [each for each in self._all if each.store is store]
+        self._all.remove(found)
+        found.close()
+        return found
+
     def up(self) -> dict[str, bool]:
         """Return whether each repository could be read at its last scan, by its shown name."""
         shown = sorted({each.store.shown for each in self._all})

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from oriel_inference.models.control import ModelControl
+from oriel_inference.servers.sagemaker import SagemakerModels
 from oriel_wire.errors import StartFailed
 from oriel_wire.h1.request import RequestHead
 
@@ -18,14 +20,17 @@ class CloudPaths:
 
     mime: content type of a body with binary tensors, up to the length of its JSON part.
     target: returns the method and the path of v2 that a request stands for; the path is "" if there is none.
+    models: serves `/models`, which stands for no path of v2; None if that is not served.
     """
 
     mime: str
     target: Callable[[RequestHead], tuple[str, str]]
+    models: SagemakerModels | None = None
 
 
-def sagemaker_paths(environ: Mapping[str, str]) -> CloudPaths:
-    """Return SageMaker's paths, by Triton's variables of the environment."""
+def sagemaker_paths(environ: Mapping[str, str], control: ModelControl) -> CloudPaths:
+    """Return SageMaker's paths, by Triton's variables of the environment. control: loads models for SageMaker."""
+    models = SagemakerModels(control) if environ.get("SAGEMAKER_MULTI_MODEL") == "true" else None
     name = "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
     model, kind = environ.get(name, f"unspecified_{name}"), environ.get("SAGEMAKER_TRITON_INFERENCE_TYPE", "infer")
     ping = "/v2/health/" + environ.get("SAGEMAKER_TRITON_PING_MODE", "ready")
@@ -34,9 +39,11 @@ def sagemaker_paths(environ: Mapping[str, str]) -> CloudPaths:
         if head.path == "/invocations":
             chosen = head.get("x-amzn-sagemaker-target-model") or model
             return head.method, f"/v2/models/{quote(chosen, safe='')}/{kind}"
+        if models is not None and head.path.startswith("/models"):
+            return head.method, models.path(head)
         return head.method, ping if head.path == "/ping" else ""
 
-    return CloudPaths(_MIME % "sagemaker", target)
+    return CloudPaths(_MIME % "sagemaker", target, models)
 
 
 def vertex_paths(environ: Mapping[str, str], default_model: Callable[[], str]) -> CloudPaths:

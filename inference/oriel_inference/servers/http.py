@@ -84,6 +84,7 @@ class HttpFrontend:
         self._encodings = encodings
         self._infer = HttpInfer(surface, encodings, large_json, "" if cloud is None else cloud.mime)
         self._target = None if cloud is None else cloud.target
+        self._archives = None if cloud is None else cloud.models
         self._routes: dict[tuple[str, str], _Route] = {}
         self._repository = repository_api.HttpRepository(surface, large_json)
         self._plain: dict[str, Callable[[Exchange, _Route], None]] = {
@@ -170,6 +171,8 @@ class HttpFrontend:
                 generate(self._surface, exchange, route.model, route.version, bytes(body), stream=stream)
             elif kind in repository_api.POSTED:
                 self._repository.start(exchange, kind, route.version, route.model)
+            elif kind == "archives" and self._archives is not None:
+                self._surface.control.spawn(self._archives.answer(exchange, route.model))
             elif kind in _REGIONS and self._surface.regions is not None:
                 region_api.answer_http(self._surface.regions, exchange, kind.removeprefix("region_"), route.version)
             else:
@@ -267,6 +270,8 @@ class HttpFrontend:
             why = why_not_served(path)
             return _NOT_FOUND if why is None else (501, why, Outcome.NOT_SUPPORTED)
         allowed = ("POST",) if route.kind in _POSTED else ("GET", "HEAD", "POST")[: 3 if route.kind in _SETTINGS else 2]
+        if route.kind == "archives":
+            allowed = ("GET", "DELETE") if route.model else ("GET", "POST")
         if method not in allowed:
             return 405, f"use {allowed[0]} for this path"
         # Only routes of existing models are cached, because their number is known. Those of regions depend on the head.
@@ -296,6 +301,8 @@ def _resolve(path: str) -> _Route | None:
     if path.startswith("/v2/repository/"):
         found = repository_api.resolve(path)
         return _Route(found[0], found[2], found[1]) if found else None  # version: the name of the repository
+    if path.startswith("models/"):  # of SageMaker's; a client's begins with a slash
+        return _Route("archives", unquote(path.removeprefix("models/"), errors="replace"))
     if action := without_regions(path):
         return _Route(f"regions_{action}")
     parts = path.split("/")

@@ -91,11 +91,11 @@ def answer(
     exchange.respond(status, [name or identity(exchange.head), JSON, *more], body)
 
 
-def refuse(exchange: Exchange, error: InferenceError, headers: Sequence[tuple[str, str]]) -> None:
+def refuse(exchange: Exchange, error: InferenceError, headers: Sequence[tuple[str, str]], status: int = 0) -> None:
     """Refuse a request. headers: the headers of the request record, the request's id first; without any, the answer
-    carries only the id.
+    carries only the id. status: 0 for that of the error.
     """
-    status = http_status(error)
+    status = status or http_status(error)
     extra = [JSON, ("retry-after", str(max(1, ceil(error.retry_s))))] if status == 503 else [JSON]
     sent = headers or (identity(exchange.head),)
     exchange.respond(status, [*sent, *extra], error_body(error.message, error.outcome, sent[0][1]))

@@ -19,7 +19,7 @@ GROUPS: Mapping[str, frozenset[str]] = {
         "SystemSharedMemoryStatus SystemSharedMemoryRegister SystemSharedMemoryUnregister "
         "CudaSharedMemoryStatus CudaSharedMemoryRegister CudaSharedMemoryUnregister",
         "model-config": "config ModelConfig",
-        "model-repository": "repository_index repository_load repository_unload repository_memory "
+        "model-repository": "repository_index repository_load repository_unload repository_memory archives "
         "RepositoryIndex RepositoryModelLoad RepositoryModelUnload",
         "statistics": "stats all_stats ModelStatistics",
         "trace": "trace TraceSetting",

@@ -39,9 +39,12 @@ class ModelStore(Protocol):
     fetches: True if `artifact` may have to fetch over the network.
     namespace: the repository's number, with which its models are told from those of other repositories; "" if every
     name may occur once only. Writer: `opening`.
+    renamed: the name by which a model is served -> its folder, if its configuration may say another name. Models that
+    are not in it are not served, unless it is empty.
     """
 
     namespace: str
+    renamed: Mapping[str, str]
 
     @property
     def shown(self) -> str: ...

@@ -10,7 +10,7 @@ files are read: a pipe or a device could block the thread. Nothing is ever writt
 import logging
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -58,6 +58,7 @@ class LocalStore:
         runs_code: bool = True,
         links_to: Sequence[Path] = (),
     ) -> None:
+        self.renamed: Mapping[str, str] = {}
         self._root = root.resolve()
         self._readable = (self._root, *(each.resolve() for each in links_to))
         self.shown = self._root.name
@@ -70,6 +71,8 @@ class LocalStore:
             raise LoadFailed(f"model repository {str(root)!r} is not a folder")
 
     def models(self) -> Sequence[str]:
+        if self.renamed:
+            return list(self.renamed)
         names = self._entries(self._root, "the model repository")
         if (remark := self._remark(names)) and remark != self._remarked:
             _log.warning("the model repository %s %s", self.shown, remark)
@@ -188,8 +191,9 @@ class LocalStore:
                 raise LoadFailed(f"{model}/{version} holds more than {self._max_version_bytes} bytes")
         return found
 
-    def _inside(self, *parts: str) -> Path:
-        return self._check(self._root.joinpath(*parts), "/".join(parts))
+    def _inside(self, model: str, *parts: str) -> Path:
+        folder = self.renamed.get(model, model)
+        return self._check(self._root.joinpath(folder, *parts), "/".join((model, *parts)))
 
     def _check(self, path: Path, shown: str) -> Path:
         try:

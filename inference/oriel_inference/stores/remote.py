@@ -72,6 +72,7 @@ class RemoteStore:
 
     runs_code = False
     namespace = ""
+    renamed: Mapping[str, str] = {}
     fetches = True
 
     def __init__(
