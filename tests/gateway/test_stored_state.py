@@ -12,7 +12,7 @@ import pytest
 
 from oriel_gateway.errors import Refused
 from oriel_gateway.identity.named_models import JUDGED_BYTES, MAX_BRACKETS, STATE_BYTES, judge_body, without_state
-from oriel_gateway.shared.special import asks_for_flex
+from oriel_gateway.shared.special import service_tier
 
 from .documents import changed
 from .stack import GOLD, Client, Upstream, digest, documents, gateway, upstream
@@ -131,7 +131,7 @@ def judged(body: bytes) -> object:
         (judged, b'{"model":"m","tools":[', b"]}", JUDGED_BYTES),
         (judged, b'{"tools":[],"model":[', b"]}", JUDGED_BYTES),
         (
-            lambda body: asks_for_flex(cast(Any, SimpleNamespace(bytes_in=len(body), body=lambda: body))),
+            lambda body: service_tier(cast(Any, SimpleNamespace(bytes_in=len(body), body=lambda: body))),
             b'{"service_tier":[',
             b"]}",
             JUDGED_BYTES,

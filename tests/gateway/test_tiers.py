@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
-from oriel_gateway.shared.special import FLEX_BYTES
+from oriel_gateway.shared.special import TIER_BYTES
 from oriel_policies.documents import compile_documents
 from oriel_policies.promise.explain import ExplainedCall, explain
 
@@ -351,6 +351,58 @@ async def test_service_tier_flex_is_the_lowest_tier_and_every_other_value_the_te
         assert core.records.stats.attainment["bronze", "met"] == 3
 
 
+PRIORITY = f"""
+[tenants.p]
+tier = "silver"
+services = ["*"]
+models = ["*"]
+service_tiers = {{ priority = "gold" }}
+keys = [
+  {{ sha256 = "{digest("both")}", service_tiers = {{ priority = "gold", flex = "silver" }} }},
+  {{ sha256 = "{digest("tenants")}" }},
+  {{ sha256 = "{digest("none")}", service_tiers = {{}} }},
+  {{ sha256 = "{digest("strict")}", service_tiers = {{ strict = true }} }},
+]
+limits = [{{ tier = "gold", requests_per_day = 2 }}]
+"""
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_a_key_gets_the_service_tiers_of_its_documents_and_is_told_by_which_it_was_served(shared: bool) -> None:
+    """Priority that its limits have no room for, or that it may not ask for, is served by the key's own tier."""
+    ledger = MemoryLedger(lambda: monotonic() * 1e6).seat("one")
+    limiter = SharedLimiter(ledger, budget_s=30.0) if shared else EmbeddedLimiter()
+    async with upstream() as up:
+        text = files([up.port])["all.toml"].decode() + PRIORITY
+        async with gateway({"all.toml": text.encode()}, limiter=limiter) as (port, core), Client(port) as client:
+            forged = "x-oriel-service-tier: priority\r\n"
+            for key, word, tier, told in [
+                ("both", "priority", "gold", "priority"), ("both", "flex", "silver", "flex"),
+                ("none", "priority", "silver", "default"), ("none", "flex", "bronze", "flex"),
+                ("tenants", "priority", "gold", "priority"), ("tenants", "priority", "silver", "default"),
+                ("tenants", "auto", "silver", None), ("tenants", None, "silver", None),
+            ]:  # fmt: skip
+                reply = await ask_chat(client, word, key, forged)
+                seen = up.seen[-1]
+                assert (reply.status, seen.get("x-oriel-tier")) == (200, tier)
+                assert reply.headers.get("x-oriel-service-tier") == told
+                assert seen.get("x-oriel-service-tier") == (told if told != "default" else None)
+            asked = len(up.seen)
+            status, why, text = reason(await ask_chat(client, "priority", "strict"))
+            assert (status, why) == (400, "bad_request") and "ask for 'auto'" in text and len(up.seen) == asked
+            assert core.records.stats.attainment["gold", "met"] == 2
+            assert not core.clock.young and core.pools["p"].admission.inflight == 0
+
+
+async def test_priority_is_not_above_the_tier_of_a_route() -> None:
+    async with upstream() as up:
+        text = files([up.port])["all.toml"].decode() + PRIORITY
+        text = text.replace('service = "*"\npool = "p"', 'service = "*"\npool = "p"\ntier = "silver"')
+        async with gateway({"all.toml": text.encode()}) as (port, _), Client(port) as client:
+            reply = await ask_chat(client, "priority", "both")
+            assert reply.headers["x-oriel-service-tier"] == "default" and up.seen[-1].get("x-oriel-tier") == "silver"
+
+
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("limit", ["", LIMIT])
 async def test_flex_has_the_deadline_and_the_limits_of_its_tier(limit: str, shared: bool) -> None:
@@ -383,7 +435,7 @@ async def test_flex_is_read_of_a_body_that_comes_late_and_in_pieces() -> None:
         client.writer.write(b"0\r\n\r\n")
         assert (await client.reply()).status == 200 and up.seen[-1].get("x-oriel-tier") == "bronze"
         await until(lambda: not len(core.clock))
-        large = b" " * FLEX_BYTES
+        large = b" " * TIER_BYTES
     text = files([1])["all.toml"].decode().replace("max_body_bytes = 1000000", "max_body_bytes = 10000000")
     async with upstream() as up:
         text = text.replace('"127.0.0.1:1"', f'"127.0.0.1:{up.port}"')

@@ -211,6 +211,11 @@ TIER = b"[tiers.gold]\nband = 0\ntarget_ms = 100\n"
     ("text", "path", "reason"),
     [
         (TIER + b"stream_idle_ms = 10\nstream_max_ms = 9", "tiers.gold", "stream_idle_ms <= stream_max_ms"),
+        (
+            TIER + b"[tenants.a]\ntier = 'gold'\nservice_tiers = {priority = 'golt'}",
+            "tenants.a.service_tiers.priority",
+            "did you mean 'gold'",
+        ),
         (TIER + b"token_ms = 0", "tiers.gold.token_ms", "leave it out for none"),
         (b"[tiers.'a b']\nband = 0\ntarget_ms = 1", "tiers.a b", "1 to 128 letters"),
         (POOL + b"discover = 'dns:a:1'", "pools.p", "either endpoints"),

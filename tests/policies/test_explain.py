@@ -284,7 +284,7 @@ LINES = {
         "tier = 'u'", "models = ['digits', 'x']", "services = ['y']", "scopes = ['operator']", "weight = 3.0",
         "limit = {concurrency = 3}", "limits = [{model = 'digits', concurrency = 3}]",
         "budgets = [{amount = 3, unit = 'tokens'}]",
-        "keys = [{sha256 = 'SHA', name = 'n'}]",
+        "keys = [{sha256 = 'SHA', name = 'n'}]", "service_tiers = {priority = 'above'}",
     ],
     "pools.p": [
         "endpoints = ['127.0.0.1:9']", "discover = 'dns:b:2'", "discover = 'kubernetes:b.c:2'",

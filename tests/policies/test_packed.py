@@ -65,10 +65,11 @@ def test_what_is_unpacked_is_what_was_packed(tenants: list[dict[str, Any]]) -> N
 
 def test_nothing_of_a_tenant_or_a_key_is_left_out() -> None:
     """A field that is added to either has to be packed as well; of_token and delegated are false of every key of the
-    documents, and caller and unbilled are "" of every tenant.
+    documents, and served_as, caller and unbilled are "" of every tenant.
     """
     assert {f.name for f in dataclasses.fields(Tenant)} == {
-        "name", "tier", "weight", "allowances", "scopes", "models", "services", "caller", "unbilled"
+        "name", "tier", "weight", "allowances", "scopes", "models", "services", "service_tiers", "served_as", "caller",
+        "unbilled",
     }  # fmt: skip
     assert {f.name for f in dataclasses.fields(ApiKey)} == {"tenant", "expires_at", "name", "of_token", "delegated"}
 

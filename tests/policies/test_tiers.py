@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from oriel_policies.documents import Tier, compile_documents
 from oriel_policies.documents.packed import pack, unpack
+from oriel_policies.documents.promises import ServiceTiers
 from oriel_policies.errors import BadDocument
-from oriel_policies.promise.tiers import flex, lowered, offered, on_route
+from oriel_policies.promise.tiers import by_service_tier, lowered, offered, on_route
 
 DOCUMENT = """
 [tiers.gold]
@@ -61,12 +62,14 @@ def mistakes(text: str) -> list[str]:
 
 def test_a_key_carries_a_tier_of_its_own_packed_or_not() -> None:
     text = DOCUMENT + tenant(
-        "gold", "", ', tier = "bronze"', ', tier = "fast", above_tenant = true', ', tier = "bronze"'
-    )
+        "gold", "", ', tier = "bronze"', ', tier = "fast", above_tenant = true', ', tier = "bronze"',
+        ', service_tiers = { priority = "fast" }',
+    )  # fmt: skip
     compiled = compile_documents({"a.toml": text.encode()})
     for snapshot in (compiled, unpack(memoryview(pack(compiled)))):
-        keys = [snapshot.keys[bytes.fromhex(digest(str(number)))] for number in range(4)]
-        assert [key.tenant.tier.name for key in keys] == ["gold", "bronze", "fast", "bronze"]
+        keys = [snapshot.keys[bytes.fromhex(digest(str(number)))] for number in range(5)]
+        assert [key.tenant.tier.name for key in keys] == ["gold", "bronze", "fast", "bronze", "gold"]
+        assert [key.tenant.service_tiers.priority for key in keys] == [*[""] * 4, "fast"]
         assert keys[0].tenant is snapshot.tenants["t"] and keys[1].tenant is keys[3].tenant
         assert {key.tenant.name for key in keys} == {"t"}
         assert [(route.tier, route.above_tenant) for route in snapshot.routes] == [
@@ -133,15 +136,15 @@ def test_the_effective_tier_is_never_above_the_callers_unless_the_route_allows_i
         assert pinned not in tiers or not served.above(tiers[pinned])
 
 
-@given(tiers=TIERS, asked=st.text(max_size=2) | st.sampled_from("abcdef"), data=st.data())
-def test_asking_never_raises(tiers: dict[str, Tier], asked: str, data: st.DataObject) -> None:
+@given(tiers=TIERS, named=st.text(max_size=2) | st.sampled_from("abcdef"), data=st.data())
+def test_asking_never_raises(tiers: dict[str, Tier], named: str, data: st.DataObject) -> None:
     own = tiers[data.draw(st.sampled_from(sorted(tiers)))]
-    found = lowered(own, asked, tiers)
-    assert (found is not None) == (asked in {tier.name for tier in offered(own, tiers)})
+    found = lowered(own, named, tiers)
+    assert (found is not None) == (named in {tier.name for tier in offered(own, tiers)})
     if found is not None:
-        assert found.name == asked and not found.above(own) and found.band >= own.band
-    elif asked in tiers:
-        assert tiers[asked].above(own)
+        assert found.name == named and not found.above(own) and found.band >= own.band
+    elif named in tiers:
+        assert tiers[named].above(own)
     assert lowered(own, own.name, tiers) is own
 
 
@@ -154,5 +157,20 @@ def test_flex_is_never_above_the_callers_own(
     if named is not None:
         tiers["flex"] = Tier(name="flex", band=named[0], target_s=named[1], give_up_s=4.0)
     wanted = tiers.get("flex") or max(tiers.values(), key=lambda tier: (tier.band, tier.target_s))
-    assert flex(own, tiers) == (own if wanted.above(own) else wanted)
-    assert flex(own, {}) is own
+    found = by_service_tier(own, ServiceTiers(), ROUTE, tiers)
+    assert found == ({} if wanted.above(own) or wanted == own else {"flex": wanted})
+    assert by_service_tier(own, ServiceTiers(), ROUTE, {}) == {}
+
+
+@given(TIERS, st.sampled_from(["", *"abcdef"]), st.booleans(), st.data())
+def test_priority_is_never_below_the_callers_own_and_never_above_the_routes(
+    tiers: dict[str, Tier], pinned: str, above: bool, data: st.DataObject
+) -> None:
+    names = st.sampled_from(sorted(tiers))
+    own, high = tiers[data.draw(names)], tiers[data.draw(names)]
+    route = replace(ROUTE, tier=pinned, above_tenant=above)
+    found = by_service_tier(own, ServiceTiers(priority=high.name), route, tiers).get("priority")
+    if found is None:
+        assert pinned in tiers and (above or not tiers[pinned].above(high))
+    else:
+        assert found == (own if own.above(high) else high)

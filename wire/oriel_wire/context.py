@@ -35,11 +35,14 @@ LOOP_US = "x-oriel-loop-us"  # with a model's statistics: how long the server's 
 COST = "x-oriel-cost"  # an answer's use, `dev=NS;cpu=NS;class=NAME`; streamed answers have it among their trailers
 ANNOUNCED = "trailer"  # the cost of a streamed answer whose server will report it, until it has
 STREAM = "x-oriel-stream"  # wanted milliseconds per token and the most of a whole stream: `token=50;max=600000`
+SERVICE_TIER = "x-oriel-service-tier"  # the `service_tier` that a call asked for and gets: "flex" or "priority"
 UNBILLED = "x-oriel-unbilled"  # why nobody is charged for a call: "shadow" or "repeat"
 REQUEST_ID = "x-request-id"
 TICKET = "x-oriel-ticket"  # with a call of a service: calls models for its tenant, as `authorization: Oriel-Ticket ...`
 TICKET_SCHEME = "Oriel-Ticket"
-INTERNAL = frozenset({TIMEOUT_MS, TIER, PRIORITY, TENANT, MODELS, SERVICES, COST_US, COST, STREAM, UNBILLED, TICKET})
+INTERNAL = frozenset(
+    {TIMEOUT_MS, TIER, SERVICE_TIER, PRIORITY, TENANT, MODELS, SERVICES, COST_US, COST, STREAM, UNBILLED, TICKET}
+)
 
 MAX_BAGGAGE_BYTES = 8192
 MAX_TIMEOUT_S = 24 * 3600.0
@@ -64,6 +67,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     ticket: the ticket by which models are called through a gateway, "" if the request brought none.
     token_s: wanted seconds per token of a streamed answer; 0 if none are wanted.
     stream_s: the most seconds that a streamed answer may last; 0 if unknown.
+    service_tier: the `service_tier` of the OpenAI API by which the gateway serves the request.
     """
 
     request_id: str
@@ -80,6 +84,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     ticket: str = ""
     token_s: float = 0.0
     stream_s: float = 0.0
+    service_tier: str = "default"
 
     def remaining_s(self, now: float) -> float:
         """Seconds left; negative once the deadline has passed."""
@@ -170,6 +175,7 @@ class ContextPlan(msgspec.Struct, frozen=True):
     ticket: str = ""
     token_s: float = 0.0
     stream_s: float = 0.0
+    service_tier: str = "default"
 
     def at(self, now: float, default_timeout_s: float, connection: str = "") -> CallContext:
         """The context of a request that arrived at `now`."""
@@ -191,6 +197,7 @@ class ContextPlan(msgspec.Struct, frozen=True):
             ticket=self.ticket,
             token_s=self.token_s,
             stream_s=self.stream_s,
+            service_tier=self.service_tier,
         )
 
     def of_request(self, get: Callable[[str], str | None]) -> "ContextPlan":

@@ -11,7 +11,7 @@ from oriel_gateway.routing.targets import Kind, Target, Tiers, resolve, resolve_
 from oriel_policies.documents import Route, Snapshot, Tenant
 from oriel_policies.documents.promises import served_by
 from oriel_policies.promise.routing import RouteTable
-from oriel_policies.promise.tiers import flex, lowered, offered, on_route
+from oriel_policies.promise.tiers import by_service_tier, lowered, offered, on_route
 from oriel_wire.context import format_stream
 from oriel_wire.h2.hpack import literal
 
@@ -53,7 +53,7 @@ class TargetCache:
         if found is None:
             by_tier = partial(self.served, requested_tier=tier)
             try:
-                found = resolve(method, path, query, tenant, self.routes, Tiers(by_tier, self.flexed))
+                found = resolve(method, path, query, tenant, self.routes, Tiers(by_tier, self.by_service_tier))
             except Refused as refused:
                 self._others.count_refused(tenant, refused)
                 raise
@@ -77,9 +77,16 @@ class TargetCache:
             self._remember(key, found)
         return found
 
-    def flexed(self, tenant: Tenant) -> Tenant:
-        """Return the tenant by the tier of `service_tier: "flex"`."""
-        return served_by(tenant, flex(tenant.tier, self._snapshot.tiers), self._snapshot.served)
+    def by_service_tier(self, tenant: Tenant, route: Route) -> dict[str, Tenant | None]:
+        """Return the tenant by the tier of each `service_tier` that its calls on a route may ask for; None for one
+        that is refused.
+        """
+        snapshot = self._snapshot
+        tiers = by_service_tier(tenant.tier, tenant.service_tiers, route, snapshot.tiers)
+        found: dict[str, Tenant | None] = {"priority": None} if tenant.service_tiers.strict else {}
+        for word, tier in tiers.items():
+            found[word] = served_by(tenant, tier, snapshot.served, served_as=word)
+        return found
 
     def served(self, tenant: Tenant, route: Route, requested_tier: str | None = None) -> Tenant:
         """Return the tenant by the tier that serves its calls on a route.
@@ -156,6 +163,8 @@ def _tenant_lines(tenant: Tenant) -> bytes:
         lines += f"\r\nx-oriel-models: {','.join(tenant.models) or '!'}"
     if tenant.services != ("*",):  # for the near name of a misspelt one
         lines += f"\r\nx-oriel-services: {','.join(tenant.services) or '!'}"
+    if tenant.served_as:
+        lines += f"\r\nx-oriel-service-tier: {tenant.served_as}"
     if tenant.tier.token_s:
         lines += f"\r\nx-oriel-stream: {_stream(tenant)}"
     if tenant.unbilled:

@@ -9,7 +9,7 @@ in the `Target`; a split by tenant is such a thing. Headers and splits by anythi
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 from urllib.parse import unquote_to_bytes
@@ -105,8 +105,9 @@ class Target:
     side: the side of the split, "" without one. version: the model version to send, "" to leave it as in the call.
     executes: True if a call runs a model or a service. Only such calls use a device.
     keepable: True if the answer may be cached on a deterministic route.
-    special: True if a call needs `Extras`. flex: the target to use if the body asks for a lower tier, as the OpenAI API
-    allows; None if it cannot ask.
+    special: True if a call needs `Extras`.
+    by_service_tier: the targets to use if the body asks for another tier, by its `service_tier`; None for one that is
+    refused.
     tokens: True if the tokens of a call are counted, for limits or budgets of its tenant.
     names: the text to search for model names that this tenant may not use: "json" or "form" (the request body), "list"
     or "entry" (the answer); "" for none.
@@ -137,7 +138,7 @@ class Target:
     keepable: bool = False
     special: bool = False
     tokens: bool = False
-    flex: "Target | None" = None
+    by_service_tier: "tuple[tuple[str, Target | None], ...]" = ()
     names: str = ""
     sought: str = ""
     counted: str = ""
@@ -245,12 +246,12 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """The tiers of calls. by_route: see `ByTier`. flexed: maps a tenant to its tier for bodies of the OpenAI API that
-    ask for `flex`.
+    """The tiers of calls. by_route: see `ByTier`. by_service_tier: returns the tenant by the tier of each
+    `service_tier` that bodies of the OpenAI API may ask for on a route; None for one that is refused.
     """
 
     by_route: ByTier
-    flexed: Callable[[Tenant], Tenant]
+    by_service_tier: Callable[[Tenant, Route], Mapping[str, Tenant | None]]
 
 
 def resolve(
@@ -294,13 +295,14 @@ def resolve(
         where = f"/v2/models/{name}/versions/{version}{f'/{verb}' if verb else ''}" if version and name else path
         line, work = line_of(where), f"{kind}:{where}" if method == "POST" and name else ""
 
-        def of(tenant: Tenant, flex: Target | None) -> Target:
-            found = replace(_target(wanted, tenant, route, side, place.version, flex), line=line, work=work)
+        def of(tenant: Tenant, others: tuple[tuple[str, Target | None], ...] = ()) -> Target:
+            found = replace(_target(wanted, tenant, route, side, place.version, others), line=line, work=work)
             return _with_fallbacks(found, place.version, other_model, in_body=path in _OPENAI)
 
         served = tenant if tiers is None else tiers.by_route(tenant, route)
-        lower = tiers.flexed(served) if tiers is not None and path in _OPENAI and method == "POST" else served
-        return of(served, None if lower is served else of(lower, None))
+        names = tiers is not None and path in _OPENAI and method == "POST"
+        others = tiers.by_service_tier(served, route) if tiers is not None and names else {}
+        return of(served, tuple((word, None if each is None else of(each)) for word, each in others.items()))
 
     return _first(place.found, make, wanted)
 
@@ -372,7 +374,12 @@ def _target_of(tenant: Tenant, route: Route, kind: Kind, name: str) -> Target:
 
 
 def _target(
-    wanted: Target, tenant: Tenant, route: Route, side: Split | None, version: str, flex: Target | None = None
+    wanted: Target,
+    tenant: Tenant,
+    route: Route,
+    side: Split | None,
+    version: str,
+    by_service_tier: tuple[tuple[str, Target | None], ...] = (),
 ) -> Target:
     """Return the target of a route and, where it has a split, of one side of it, but for its `line` and `work`.
 
@@ -398,10 +405,10 @@ def _target(
         keepable=keepable,
         sought=sought,
         counted=sought or (f"{name} {tenant.name}" if executes else ""),
-        flex=flex,
+        by_service_tier=by_service_tier,
         tokens=tokens,
         stateless=stateless,
-        special=bool(tokens or wanted.names or flex or keepable or shadowed or side or stateless)
+        special=bool(tokens or wanted.names or by_service_tier or keepable or shadowed or side or stateless)
         or (route.sequences and executes)
         or route.sticky not in ("", "stream"),
     )

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from oriel_gateway.call.contracts import LIMITED, Call
+from oriel_gateway.call.contracts import COLLECT, LIMITED, Call
 from oriel_gateway.call.fallback import leave_late_pool
 from oriel_gateway.clock import deadline_of
 from oriel_gateway.errors import Outcome, Refused
@@ -26,7 +26,7 @@ from oriel_policies.bounds.tokens import MAX_NAME, prompt_tokens, reserved, want
 from oriel_policies.upstreams.assignment import unit
 from oriel_wire.context import with_tokens
 
-FLEX_BYTES: Final = 4 * 1024 * 1024  # largest body that is read for its `service_tier`
+TIER_BYTES: Final = 4 * 1024 * 1024  # largest body that is read for its `service_tier`
 _SERVICE_TIER: Final = b'"service_tier"'
 # msgspec.defstruct and not a class statement: this module is compiled, and a Struct makes its classes by itself.
 _decode_body = msgspec.json.Decoder(msgspec.defstruct("Asked", [("service_tier", str | None, None)])).decode
@@ -46,19 +46,22 @@ def attach(call: Call, routing: RoutingState, *, streaming: bool = False) -> Non
         call.stick = Stick(key)
 
 
-def asks_for_flex(call: Call) -> bool:
-    """Return whether a body of the OpenAI API names the tier `flex`; what is larger or no JSON is not judged here."""
-    if call.bytes_in > FLEX_BYTES or _SERVICE_TIER not in (body := call.body()):
-        return False
+def service_tier(call: Call) -> str:
+    """Return the `service_tier` in a body of the OpenAI API, if it is `flex` or `priority`; else "".
+
+    A body that is larger or no JSON is not judged here.
+    """
+    if call.bytes_in > TIER_BYTES or _SERVICE_TIER not in (body := call.body()):
+        return ""
     try:
         decoded: Any = _decode_body(body)
-        return bool(decoded.service_tier == "flex")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
+        return ""
+    return str(decoded.service_tier) if decoded.service_tier in ("flex", "priority") else ""
 
 
-def lowered(call: Call, target: Target) -> bool:
-    """Let the call go on by the lower tier of `target`; True: other limits count it now. Raises Refused."""
+def changed(call: Call, target: Target) -> bool:
+    """Let the call go on by the tier of `target`; True: other limits count it now. Raises Refused."""
     gateway, grant, now = call.gateway, call.grant, monotonic()
     same = call.target.allowances == target.allowances
     call.target, call.tenant, call.lines = target, target.tenant, None
@@ -76,6 +79,32 @@ def lowered(call: Call, target: Target) -> bool:
         if grant is not None:
             call.limited(grant)
     return True
+
+
+class _OwnTier:
+    """Waits for the limits of a higher tier that a call asked for: without room there, its own tier serves it."""
+
+    __slots__ = ("_call", "_own")
+
+    def __init__(self, call: Call, own: Target) -> None:
+        self._call, self._own = call, own
+
+    def granted(self) -> None:
+        """Go on by the higher tier."""
+        self._call.granted()
+
+    def refuse(self, refused: Refused) -> None:
+        """Go on by the call's own tier."""
+        call = self._call
+        assert isinstance(call.extras, Extras)
+        call.extras.served_as = "default"
+        try:
+            changed(call, self._own)
+        except Refused as also:
+            call.refuse(also)
+            return
+        call.state = COLLECT
+        call.request_complete()
 
 
 def reserve_tokens(call: Call) -> tuple[AnswerTokens, str]:
@@ -120,6 +149,7 @@ class Extras:
     def __init__(self, routing: RoutingState) -> None:
         self._routing = routing
         self.model = ""
+        self.served_as = ""  # the `service_tier` that serves a call that asked for one
         self._member: Member | None = None  # the call's membership in a single flight
         self._copied: bytes | None = None  # the body, for a shadow
         self._seen: Fingerprint | None = None
@@ -127,11 +157,10 @@ class Extras:
 
     def before_queue(self, call: Call) -> bool:
         """The request is here as a whole. False: the call is answered, waits for an equal one or for its limits."""
-        lower = call.target.flex
-        if lower is not None and asks_for_flex(call):
+        if call.target.by_service_tier and not self.served_as and (word := service_tier(call)):
             try:
-                if lowered(call, lower):
-                    call.request_complete()  # judge again, now with the limits of the lower tier
+                if self._change_tier(call, word):
+                    call.request_complete()  # judge again, now with the limits of the other tier
                     return False
             except Refused as refused:
                 call.refuse(refused)
@@ -187,6 +216,27 @@ class Extras:
         join(self._member, routing, key, body)
         return False
 
+    def _change_tier(self, call: Call, word: str) -> bool:
+        """Let the call go on by the tier that its body asks for, or by its own; see `changed`. Raises Refused."""
+        self.served_as, own, found = "default", call.target, dict(call.target.by_service_tier)
+        if word not in found:
+            return False
+        if (target := found[word]) is None:
+            others = "'auto', 'default' or 'flex'"
+            message = f"'service_tier' may not be 'priority' for this key: ask for {others}"
+            raise Refused(Outcome.INVALID_REQUEST, message)
+        lenient = word == "priority" and not own.tenant.service_tiers.strict
+        try:
+            limited = changed(call, target)
+        except Refused:
+            if not lenient:
+                raise
+            return changed(call, own)  # the limits of the higher tier have no room for it
+        self.served_as = word
+        if lenient and (grant := call.grant) is not None and grant.waiter is call:
+            grant.waiter = _OwnTier(call, own)
+        return limited
+
     def response(self, call: Call, head: Any, data: bytes, complete: bool) -> None:
         """The upstream's head is about to be passed on."""
         tokens = self._tokens
@@ -197,6 +247,8 @@ class Extras:
                 self._counted(call, tokens)
             head.forward = [line for line in head.forward if not line[:12].lower().startswith(b"x-ratelimit-")]
             head.forward += token_lines(call, monotonic())
+        if self.served_as:
+            head.forward += [b"x-oriel-service-tier: " + self.served_as.encode()]
         head.forward += operator_lines(call)
         if self._copied is not None:
             self._seen = Fingerprint(call, head)

@@ -18,7 +18,7 @@ from oriel_logic.server.failures import close
 from oriel_logic.server.inbound import Inbound
 from oriel_logic.server.replies import Reply, body_of, error_reply, not_ready, reply_of
 from oriel_logic.server.visit import Visit, keeps_alone, spans_of
-from oriel_wire.context import COST, COST_US, REQUEST_ID, TICKET, ContextPlan, format_cost, read_headers
+from oriel_wire.context import COST, COST_US, REQUEST_ID, SERVICE_TIER, TICKET, ContextPlan, format_cost, read_headers
 from oriel_wire.h1.response import UNBUFFERED
 from oriel_wire.observe.server_timing import bounded, server_timing
 from oriel_wire.observe.trace import SpanSink, child, format_traceparent
@@ -66,7 +66,9 @@ class Envelope:
         """Parse the context in a head, and take its ticket out of it: services do not see that."""
         ticket = headers.pop(TICKET, "")
         ticket = ticket if trusted else ""
-        return read_headers(headers.get, trusted=trusted, sampling=self._sink.sampling, ticket=ticket)
+        plan = read_headers(headers.get, trusted=trusted, sampling=self._sink.sampling, ticket=ticket)
+        served_as = headers.get(SERVICE_TIER) if trusted else None
+        return replace(plan, service_tier=served_as) if served_as in ("flex", "priority") else plan
 
     def visit(self, plan: ContextPlan, started_s: float) -> Visit:
         """Open the record of a request's stay in this server. started_s: monotonic time at which its head came."""

@@ -29,6 +29,7 @@ from oriel_policies.documents.promises import (
     Pool,
     Route,
     Served,
+    ServiceTiers,
     Snapshot,
     Tenant,
     Tier,
@@ -36,7 +37,7 @@ from oriel_policies.documents.promises import (
 )
 from oriel_policies.metering.prices import Price
 
-MAGIC = b"oriel\0p8"
+MAGIC = b"oriel\0p9"
 _SIZES = Struct("<8sQQQQQQ")
 _OFFSET = Struct("<Q")
 _DIGEST = 32
@@ -64,6 +65,7 @@ class _TenantRecord(msgspec.Struct, array_like=True):
     scopes: tuple[str, ...]
     models: tuple[str, ...]
     services: tuple[str, ...]
+    service_tiers: ServiceTiers
 
 
 class _KeyRecord(msgspec.Struct, array_like=True):
@@ -71,6 +73,7 @@ class _KeyRecord(msgspec.Struct, array_like=True):
     expires_at: float | None
     name: str
     tier: str
+    service_tiers: ServiceTiers
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -132,11 +135,13 @@ class Rows:
                     tuple(tenant.scopes),
                     tenant.models,
                     tenant.services,
+                    tenant.service_tiers,
                 )
             )
         for digest, key in keys.items():
             self.keys.append(digest + self._next())
-            self.records += _sized(_KeyRecord(key.tenant.name, key.expires_at, key.name, key.tenant.tier.name))
+            of = key.tenant
+            self.records += _sized(_KeyRecord(of.name, key.expires_at, key.name, of.tier.name, of.service_tiers))
 
     def _next(self) -> bytes:
         return _OFFSET.pack(self._start + len(self.records))
@@ -209,11 +214,12 @@ def unpack(packed: memoryview) -> Snapshot:
             scopes=frozenset(record.scopes),
             models=record.models,
             services=record.services,
+            service_tiers=record.service_tiers,
         )
 
     def key(data: memoryview) -> ApiKey:
         record = _decode_key(data)
-        by_key = served_by(by_name[record.tenant], head.tiers[record.tier], served)
+        by_key = served_by(by_name[record.tenant], head.tiers[record.tier], served, service_tiers=record.service_tiers)
         return ApiKey(tenant=by_key, expires_at=record.expires_at, name=record.name)
 
     served: Served = {}

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Network
+from typing import NamedTuple
 
 from oriel_policies.bounds.kinds import KINDS, Counts
 from oriel_policies.metering.budgets import Budget
@@ -60,6 +61,17 @@ class Tier:
     def above(self, other: "Tier") -> bool:
         """Return whether this tier is more urgent than `other`: by band, within a band by target."""
         return (self.band, self.target_s) < (other.band, other.target_s)
+
+
+class ServiceTiers(NamedTuple):
+    """The names of the tiers for bodies of the OpenAI API with this `service_tier`; "" where the documents name none.
+
+    strict: True if `priority` is refused where it cannot be had.
+    """
+
+    flex: str = ""
+    priority: str = ""
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +182,8 @@ class Tenant:
     snapshot.
 
     tier: serves its calls, or those of one key, one route or one request: see `served_by`.
+    service_tiers: the tiers that bodies of the OpenAI API may ask for. served_as: the `service_tier` that the calls of
+    this object asked for and get: "flex" or "priority"; "" for all others.
     caller: "service" for model calls that a service makes for it; "" for its own calls. See `by_ticket`.
     unbilled: why nobody is charged for the calls of this object: "shadow" or "repeat"; "" if the tenant is.
     """
@@ -181,6 +195,8 @@ class Tenant:
     scopes: frozenset[str]
     models: tuple[str, ...]
     services: tuple[str, ...]
+    service_tiers: ServiceTiers = ServiceTiers()
+    served_as: str = ""
     caller: str = ""
     unbilled: str = ""
 
@@ -349,19 +365,25 @@ class Snapshot:
     served: "Served" = field(default_factory=dict, repr=False)
 
 
-Served = dict[tuple[str, str, str], Tenant]  # keyed by the names of tenant, tier and `Tenant.caller`
+# Keyed by the names of tenant and tier, `Tenant.caller`, `Tenant.service_tiers` and `Tenant.served_as`.
+Served = dict[tuple[str, str, str, ServiceTiers, str], Tenant]
 
 
-def served_by(tenant: Tenant, tier: Tier, served: Served) -> Tenant:
+def served_by(
+    tenant: Tenant, tier: Tier, served: Served, *, service_tiers: ServiceTiers | None = None, served_as: str = ""
+) -> Tenant:
     """The tenant with another tier. There is one object for each key, because state about a tenant is found by
     identity.
+
+    service_tiers, served_as: as in `Tenant`; None for the tenant's own `service_tiers`.
     """
-    if tier.name == tenant.tier.name:
+    service_tiers = tenant.service_tiers if service_tiers is None else service_tiers
+    if (tier.name, service_tiers, served_as) == (tenant.tier.name, tenant.service_tiers, tenant.served_as):
         return tenant
-    key = (tenant.name, tier.name, tenant.caller)
+    key = (tenant.name, tier.name, tenant.caller, service_tiers, served_as)
     found = served.get(key)
     if found is None:
-        found = served[key] = replace(tenant, tier=tier)
+        found = served[key] = replace(tenant, tier=tier, service_tiers=service_tiers, served_as=served_as)
     return found
 
 
@@ -371,7 +393,7 @@ def by_ticket(tenant: Tenant, tier: Tier, served: Served) -> Tenant:
     It may use every model, and nothing else: which models a service needs is the service's own business. It has no
     limits: the call of the service was counted.
     """
-    key = (tenant.name, tier.name, "service")
+    key = (tenant.name, tier.name, "service", ServiceTiers(), "")
     found = served.get(key)
     if found is None:
         found = served[key] = replace(
@@ -381,6 +403,7 @@ def by_ticket(tenant: Tenant, tier: Tier, served: Served) -> Tenant:
             scopes=frozenset(),
             models=("*",),
             services=(),
+            service_tiers=ServiceTiers(),
             caller="service",
         )
     return found

@@ -37,15 +37,25 @@ class TierTable(_Table):
     objective: Inside = 0.99
 
 
+class ServiceTiersTable(_Table):
+    """The tiers of calls of the OpenAI API by the `service_tier` of their bodies. strict: refuse `priority` where it
+    cannot be had, instead of serving the call by the tier of its key."""
+
+    flex: str | None = None
+    priority: str | None = None
+    strict: bool = False
+
+
 class KeyTable(_Table):
     """An API key, by its SHA-256. name: used in explanations and logs. tier: the tier of its calls, instead of the
-    tenant's; above_tenant: it may be above the tenant's."""
+    tenant's; above_tenant: it may be above the tenant's. service_tiers: instead of the tenant's."""
 
     sha256: str
     name: str = ""
     expires: datetime | None = None
     tier: str | None = None
     above_tenant: bool = False
+    service_tiers: ServiceTiersTable | None = None
 
 
 class LimitTable(_Table):
@@ -98,6 +108,7 @@ class TenantTable(_Table):
     limit: LimitTable | None = None
     limits: list[ScopedLimitTable] = []
     budgets: list[BudgetTable] = []
+    service_tiers: ServiceTiersTable | None = None
 
 
 class TenantLine(TenantTable, kw_only=True):

@@ -16,13 +16,14 @@ from oriel_policies.documents.promises import (
     Limit,
     Selector,
     Served,
+    ServiceTiers,
     Tenant,
     Tier,
     fits,
     served_by,
 )
 from oriel_policies.documents.reading import nearest
-from oriel_policies.documents.schema import KeyTable, LimitTable, ScopedLimitTable, TenantTable
+from oriel_policies.documents.schema import KeyTable, LimitTable, ScopedLimitTable, ServiceTiersTable, TenantTable
 from oriel_policies.errors import BadDocument
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
@@ -81,6 +82,7 @@ class Tenants:
             scopes=frozenset(tenant.scopes),
             models=models,
             services=services,
+            service_tiers=self._service_tiers(file, path, tenant.service_tiers) or ServiceTiers(),
         )
         self._add_keys(file, path, compiled, tenant.keys)
         self.compiled[name] = compiled
@@ -114,16 +116,26 @@ class Tenants:
         return self._tiers.get(name) or Tier(name=name, band=0, target_s=1.0, give_up_s=1.0)
 
     def _by_key(self, file: str, path: str, key: KeyTable, tenant: Tenant) -> Tenant:
-        """The tenant with the tier of one of its keys."""
+        """The tenant with the tier of one of its keys, and with the tiers that its calls may ask for."""
+        service_tiers = self._service_tiers(file, path, key.service_tiers)
         if key.tier is None:
             if key.above_tenant:
                 raise BadDocument(file, f"{path}.above_tenant", "above_tenant needs a tier, and the key has none")
-            return tenant
+            return served_by(tenant, tenant.tier, self.served, service_tiers=service_tiers)
         tier, own = self._tier(file, f"{path}.tier", key.tier), tenant.tier
         if tier.above(own) and not key.above_tenant and self._tiers.keys() >= {tier.name, own.name}:
             reason = f"{tier.name!r} is above the tenant's {own.name!r}: add above_tenant = true if that is meant"
             raise BadDocument(file, f"{path}.tier", reason)
-        return served_by(tenant, tier, self.served)
+        return served_by(tenant, tier, self.served, service_tiers=service_tiers)
+
+    def _service_tiers(self, file: str, path: str, table: ServiceTiersTable | None) -> ServiceTiers | None:
+        """Check the tiers that calls may ask for."""
+        if table is None:
+            return None
+        for name, tier in (("flex", table.flex), ("priority", table.priority)):
+            if tier is not None:
+                self._tier(file, f"{path}.service_tiers.{name}", tier)
+        return ServiceTiers(table.flex or "", table.priority or "", table.strict)
 
     def _checked(self, file: str, path: str, patterns: list[str]) -> tuple[str, ...]:
         names = tuple(patterns)

@@ -101,12 +101,14 @@ def explain(
 
 def _tier(tenant: Tenant, decided: str) -> str:
     tier = tenant.tier
+    named = zip(("flex", "priority"), tenant.service_tiers, strict=False)
+    others = "".join([f"; service_tier {word} is {each}" for word, each in named if each])
     token = f", {_ms(tier.token_s)} for each token of it" if tier.token_s else ""
     return (
         f"{tier.name}: band {tier.band}, on time within {_ms(tier.target_s)}, given up after {_ms(tier.give_up_s)} "
         f"unless the client asks for less; a stream may be silent for {_ms(tier.stream_idle_s)} and last "
         f"{_ms(tier.stream_max_s)}{token}; weight {tenant.weight:g} in its tier; {tier.objective * 100:g} % of its "
-        f"calls should be on time; decided by {decided}"
+        f"calls should be on time{others}; decided by {decided}"
     )
 
 

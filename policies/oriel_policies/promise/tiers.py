@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from math import inf
 
 from oriel_policies.documents import Route, Tier
-
-_FLEX = "flex"
+from oriel_policies.documents.promises import ServiceTiers
 
 
 def on_route(own: Tier, route: Route, tiers: Mapping[str, Tier]) -> Tier:
@@ -26,12 +25,22 @@ def lowered(own: Tier, requested: str, tiers: Mapping[str, Tier]) -> Tier | None
     return None if found is None or found.above(own) else found
 
 
-def flex(own: Tier, tiers: Mapping[str, Tier]) -> Tier:
-    """The tier for `service_tier: "flex"` of the OpenAI API: the tier of that name, else the lowest; never above
-    `own`.
+def by_service_tier(own: Tier, named: ServiceTiers, route: Route, tiers: Mapping[str, Tier]) -> dict[str, Tier]:
+    """The tiers for the values of `service_tier` of the OpenAI API that change something or that the documents name.
+
+    own: the tier that serves the caller's other calls on the route. `flex` is the tier that the documents name, else
+    the one of that name, else the lowest, and never above `own`; `priority` never below, and only where the route
+    allows the tier that the documents name.
     """
-    found = tiers.get(_FLEX) or max(tiers.values(), key=lambda t: (t.band, t.target_s), default=own)
-    return own if found.above(own) else found
+    found = {}
+    low = tiers.get(named.flex or "flex") or max(tiers.values(), key=lambda t: (t.band, t.target_s), default=own)
+    low = own if low.above(own) else low
+    if named.flex or low is not own:
+        found["flex"] = low
+    high = tiers.get(named.priority)
+    if high is not None and on_route(high, route, tiers) is high:
+        found["priority"] = own if own.above(high) else high
+    return found
 
 
 def offered(own: Tier, tiers: Mapping[str, Tier]) -> list[Tier]:
