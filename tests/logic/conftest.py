@@ -183,17 +183,22 @@ StackMaker = Callable[..., Awaitable[Stack]]
 
 @pytest.fixture
 async def stack(inference: FakeInference) -> AsyncIterator[StackMaker]:
-    """`await stack(folder, **settings)` starts a server in front of `inference`; it is closed after the test."""
+    """`await stack(folder, **settings)` starts a server in front of `inference`; it is closed after the test.
+
+    models: fakes in place of inference servers.
+    """
     async with contextlib.AsyncExitStack() as opened:
 
-        async def start(*folders: Path, inference_ports: Sequence[int] = (), **settings: Any) -> Stack:
+        async def start(
+            *folders: Path, inference_ports: Sequence[int] = (), models: Any = None, **settings: Any
+        ) -> Stack:
             ports = inference_ports or [inference.port]
             inferring = tuple(("127.0.0.1", port) for port in ports)
             chosen = Settings(services=folders, inference=inferring, **{"workers": 1, "watch": False, **settings})
             sink = ListSink()
             listing = read_listing(folders)
             server = ForkServer.launch(together(listing), max_frame_bytes=chosen.max_frame_bytes)
-            unit = Unit(chosen, server, listing, sink)
+            unit = Unit(chosen, server, listing, sink, models)
             opened.push_async_callback(unit.close)
             await unit.start()
             await unit.pool.wait_ready()

@@ -52,11 +52,9 @@ def test_what_ends_well_is_the_tenants_and_the_rest_is_recorded_with_its_reason(
 
 
 def test_what_models_report_is_added_to_the_request() -> None:
-    mine, steps = ledger(1), ledger(0)
+    mine = ledger(1)
     mine.reported(7, "dev=100;cpu=0;class=h100")
-    steps.reported(2, "dev=50;cpu=3;class=h100")
-    mine.absorb(steps)
-    mine.absorb(steps)
+    mine.reported(2, "dev=50;cpu=3;class=h100")
     mine.reported(-1, "nonsense")
     mine.reported(-1, "")
     assert (mine.device_ns, mine.cpu_ns, mine.device_class, mine.cost_us) == (150, 4, "h100", 9)

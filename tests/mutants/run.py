@@ -101,7 +101,7 @@ AREAS = {
     ),
     "openai": (
         ["logic/oriel_logic/openai/schema.py"],
-        [f"tests/logic/openai_api/test_{name}.py" for name in ("schema", "rules", "generation")],
+        [f"tests/logic/openai_api/test_{name}.py" for name in ("schema", "rules", "bodies")],
     ),
 }
 

@@ -91,7 +91,7 @@ def test_the_whole_demo_is_a_handful_of_processes(own: Stack) -> None:
 
 def test_the_table_names_the_provider_in_use(own: Stack) -> None:
     models = {model["name"]: model for model in own.ready["models"]}
-    assert set(models) == {"digits", "mlp", "mlp_single", "tiny"}
+    assert set(models) == {"digits", "mlp", "mlp_single"}
     assert {(model["state"], model["provider"]) for model in models.values()} == {("READY", "CPUExecutionProvider")}
 
 

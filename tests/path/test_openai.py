@@ -1,6 +1,5 @@
 """The official OpenAI client, unmodified, through the real gateway, logic server and inference server."""
 
-import importlib.util
 import json
 import re
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ import numpy as np
 import openai
 import pytest
 from stacks import EXAMPLES, Stack, started
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 WIDTH = 24
 ENCODER = """
@@ -35,6 +35,50 @@ input [
 ]
 output [ { name: "hidden" data_type: TYPE_FP32 dims: [ -1, 24 ] } ]
 dynamic_batching { }
+"""
+
+
+CHAT = """
+from oriel_logic.openai import LanguageModel
+
+chat = LanguageModel(model="double", served_as="chat")
+"""
+# A decoupled model with the tensors of Triton's vLLM back end: it repeats the last line of its prompt, word by word.
+DOUBLE = """
+import json
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            given = {each.name(): each.as_numpy() for each in request.inputs()}
+            prompt = given["text_input"][0].decode()
+            words = prompt.rpartition("]")[2].split()[: json.loads(given["sampling_parameters"][0])["max_tokens"]]
+            sender = request.get_response_sender()
+            facts = {"finish_reason": "stop", "prompt_tokens": len(prompt.split()), "completion_tokens": len(words)}
+            pieces = [*(word + " " for word in words), ""] if given["stream"][0] else [" ".join(words)]
+            for index, piece in enumerate(pieces):
+                text = pb_utils.Tensor("text_output", np.array([piece.encode()], np.object_))
+                more = {"parameters": facts | {"cached_tokens": 0}} if index == len(pieces) - 1 else {}
+                sender.send(pb_utils.InferenceResponse([text], **more))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+DOUBLE_CONFIG = """
+backend: "python" model_transaction_policy { decoupled: true }
+input [
+  { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] },
+  { name: "stream" data_type: TYPE_BOOL dims: [ 1 ] optional: true },
+  { name: "sampling_parameters" data_type: TYPE_STRING dims: [ 1 ] optional: true }
+]
+output [ { name: "text_output" data_type: TYPE_STRING dims: [ 1 ] } ]
+parameters [
+  {
+    key: "oriel.chat_template"
+    value: { string_value: "{% for each in messages %}[{{ each.role }}] {{ each.content }}{% endfor %}" }
+  }
+]
 """
 
 
@@ -63,11 +107,15 @@ def encoder() -> bytes:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("openai")
-    spec = importlib.util.spec_from_file_location("make", EXAMPLES / "language" / "make.py")
-    assert spec is not None and spec.loader is not None
-    make = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(make)
-    make.write_all(folder)
+    services, model = folder / "services", folder / "models" / "double"
+    (services / "tiny").mkdir(parents=True)
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "one": 2, "deadline": 3, "sunny": 4}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(services / "tiny" / "tokenizer.json"))
+    (services / "chat.py").write_text(CHAT)
+    (model / "1").mkdir(parents=True)
+    (model / "1" / "model.py").write_text(DOUBLE)
+    (model / "config.pbtxt").write_text(DOUBLE_CONFIG)
     (folder / "services" / "words.py").write_text(ENCODER)
     (folder / "models" / "encoder" / "1").mkdir(parents=True)
     (folder / "models" / "encoder" / "1" / "model.onnx").write_bytes(encoder())
@@ -81,8 +129,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             text += f'\n[tenants.one]\ntier = "gold"\nkeys = [{{ sha256 = "{digest}" }}]\n'
             text += 'models = ["words"]\nservices = ["*"]\n'
         (policies / file.name).write_text(text)
-    words = ["--policies", policies, "--services", folder / "services", "--model-repository", folder / "models"]
-    with started(folder / "state", [str(word) for word in words]) as stack:
+    flags = ["--policies", policies, "--services", folder / "services", "--model-repository", folder / "models"]
+    with started(folder / "state", [str(flag) for flag in flags]) as stack:
         yield stack
 
 
@@ -104,19 +152,19 @@ def test_embeddings_as_floats_and_as_base64(running: Stack) -> None:
     assert found["base64"].usage.prompt_tokens == found["float"].usage.prompt_tokens > 23
 
 
-def test_completion_and_chat_whole_and_streamed(running: Stack) -> None:
+def test_completion_chat_and_response_whole_and_streamed(running: Stack) -> None:
     with client_of(running) as client:
-        asked: dict[str, Any] = {"model": "tiny", "max_tokens": 24, "seed": 5, "logit_bias": {"0": -100, "2": -100}}
-        whole = client.completions.create(prompt="The weather", **asked)
-        pieces = [
-            chunk.choices[0].text for chunk in client.completions.create(prompt="The weather", stream=True, **asked)
-        ]
-        assert whole.choices[0].finish_reason == "length" and "".join(pieces) == whole.choices[0].text
-        assert len(pieces) > 5 and whole.usage is not None and whole.usage.completion_tokens == 24
-        messages: list[Any] = [{"role": "user", "content": "sunny?"}]
-        chat = client.chat.completions.create(messages=messages, **asked)
-        chunks = list(client.chat.completions.create(messages=messages, stream=True, **asked))
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == chat.choices[0].message.content
+        said, messages = "it is sunny outside", [{"role": "user", "content": "it is sunny outside"}]
+        asked: dict[str, Any] = {"model": "chat", "messages": messages}
+        chat = client.chat.completions.create(**asked)
+        assert chat.choices[0].message.content == said and chat.usage is not None and chat.usage.completion_tokens == 4
+        chunks = list(client.chat.completions.create(**asked, stream=True))
+        pieces = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices[0].delta.content]
+        assert pieces == [f"{word} " for word in said.split()]
+        completion = client.completions.create(model="chat", prompt=said, max_tokens=2)
+        assert completion.choices[0].text == "it is"
+        events = list(client.responses.create(model="chat", input=said, stream=True))
+        assert events[-1].type == "response.completed" and events[-1].response.output_text.strip() == said
 
 
 @pytest.mark.parametrize(("asked", "served"), [("flex", "bronze"), ("auto", "gold"), (None, "silver")])
@@ -125,7 +173,7 @@ def test_service_tier_and_the_header_lower_the_tier(running: Stack, asked: Any, 
     more: dict[str, Any] = {"service_tier": asked} if asked else {"extra_headers": {"x-request-tier": served}}
     with client_of(running) as client:
         messages: list[Any] = [{"role": "user", "content": "sunny?"}]
-        raw = client.chat.completions.with_raw_response.create(model="tiny", messages=messages, max_tokens=2, **more)
+        raw = client.chat.completions.with_raw_response.create(model="chat", messages=messages, max_tokens=2, **more)
         assert raw.parse().choices[0].finish_reason
     admin = running.address("gateway", "admin")
     found = httpx.get(f"http://{admin}/decisions/{raw.headers['x-request-id']}", trust_env=False).json()
@@ -140,9 +188,9 @@ def test_a_model_of_others_looks_like_one_that_is_not_there(running: Stack) -> N
         return json.dumps(error.value.body).replace(model, "X")
 
     with client_of(running, "one-model") as one, client_of(running) as all_of_them:
-        assert told(one, "tiny") == told(one, "nothing") and all_of_them.completions.create(model="tiny", prompt="a")
+        assert told(one, "chat") == told(one, "nothing") and all_of_them.completions.create(model="chat", prompt="a")
         assert [each.id for each in one.models.list()] == ["words"]
-        assert sorted(each.id for each in all_of_them.models.list()) == ["tiny", "words"]
+        assert sorted(each.id for each in all_of_them.models.list()) == ["chat", "words"]
         assert one.embeddings.create(model="words", input="a").data
 
 
@@ -154,12 +202,9 @@ def test_without_the_service_there_is_nothing(running: Stack) -> None:
 
 
 def test_the_lines_of_the_page_work_as_written(running: Stack, capsys: pytest.CaptureFixture[str]) -> None:
-    """The fixture `running` follows the commands of docs/logic-openai.md; the client's lines follow here."""
     page = (EXAMPLES.parent / "docs" / "logic-openai.md").read_text()
-    for words in ("examples/language/make.py tiny", "--services tiny/services --model-repository tiny/models"):
-        assert words in page
     (lines,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "from openai" in block)
     scope: dict[str, Any] = {}
-    exec(lines.replace("http://127.0.0.1:8080", running.base), scope)
+    exec(lines.replace("http://127.0.0.1:8080", running.base).replace("smollm2-135m", "chat"), scope)
     scope["client"].close()
-    assert "CompletionUsage" in capsys.readouterr().out
+    assert "What is the capital of France?" in capsys.readouterr().out

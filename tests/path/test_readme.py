@@ -33,7 +33,6 @@ def run(words: list[str], stack: Stack) -> str:
 
 
 (TRITON,) = [block for block in blocks("python") if "tritonclient" in block]
-(OPENAI,) = [block for block in blocks("python") if "openai" in block]
 (SERVICE,) = [block for block in blocks("python") if block.startswith("# ")]
 
 
@@ -46,19 +45,14 @@ def test_the_triton_snippet_runs_over_both_protocols(stack: Stack, protocol: str
     assert re.fullmatch(r"\[\[\d\]\]\n", run([sys.executable, "-c", here(snippet, stack)], stack))
 
 
-def test_the_openai_snippet_runs(stack: Stack) -> None:
-    said = run([sys.executable, "-c", here(OPENAI, stack)], stack)
-    assert "completion_tokens=8" in said and said.rpartition("CompletionUsage")[2].partition("\n")[2]
-
-
 def test_every_snippet_is_run_here() -> None:
-    assert sorted(blocks("python")) == sorted([TRITON, OPENAI, SERVICE])
+    assert sorted(blocks("python")) == sorted([TRITON, SERVICE])
 
 
 def test_what_the_clients_need_is_named_and_is_what_they_are_tested_with() -> None:
     (line,) = [block for block in blocks("sh") if "pip install" in block and "tritonclient" in block]
     wanted = [Requirement(word.strip('"')) for word in line.split()[2:]]
-    assert {each.name for each in wanted} == {"tritonclient", "openai"}
+    assert {each.name for each in wanted} == {"tritonclient"}
     assert wanted[0].extras == {"http", "grpc"} and all(version(each.name) for each in wanted)
 
 

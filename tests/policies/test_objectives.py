@@ -134,7 +134,7 @@ def test_what_is_usual_follows_with_a_weight_of_a_twentieth() -> None:
         ({"logic": 0.9}, "network logic"),
         ({"logic": 0.9, "logic-infer": 0.6}, "network logic model"),  # a model server that says nothing of itself
         ({"logic": 0.9, "logic-infer": 0.6, "gateway-queue": 0.3}, "network logic model_wait"),
-        ({"logic": 0.9, "logic-infer": 0.1, "logic-infer-steps": 0.7, "compute": 0.8}, "network logic model"),
+        ({"logic": 0.9, "logic-infer": 0.1, "logic-stream": 0.7, "compute": 0.8}, "network logic model"),
     ],
 )
 def test_the_servers_own_words_divide_the_time_until_their_answer(reported: dict[str, float], expected: str) -> None:

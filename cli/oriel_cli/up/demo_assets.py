@@ -41,8 +41,7 @@ def find() -> DemoAssets:
     checkout = package.parent.parent
     roots.append((checkout / "examples", checkout / "policies" / "examples"))
     for examples, policies in roots:
-        language = examples / "language"
-        generators = (examples / "models_mlp.py", language / "make.py")
+        generators = (examples / "models_mlp.py",)
         if policies.is_dir() and all(each.is_file() for each in generators):
             break
     else:
@@ -50,7 +49,7 @@ def find() -> DemoAssets:
     version = hashlib.sha256(b"".join(each.read_bytes() for each in generators)).hexdigest()[:12]
     return DemoAssets(
         policies=policies,
-        services=(examples / "services", language / "services"),
+        services=(examples / "services",),
         models=examples / "models",
         digits=examples / "digits",
         generators=generators,

@@ -15,7 +15,6 @@ from oriel_cli.up.scaled import ScaledUnit
 from oriel_cli.up.unit import Unit
 from oriel_wire.distribution import installed_version, is_compiled
 
-_COMPLETION = '{"model": "tiny", "prompt": "The weather is", "max_tokens": 8}'
 PURE = "this is the pure Python build; images and the wheel that `make wheel` builds are compiled: docs/images.md"
 Models = Sequence[Mapping[str, Any]]
 
@@ -111,14 +110,12 @@ def _commands(units: Sequence[Unit], assets: DemoAssets) -> list[str]:
     curl = f"  curl -s -H 'authorization: Bearer {DEMO_KEYS['gold']}'"
     which = "" if admin_port == DEFAULT_ADMIN_PORT else f" --admin-port {admin_port}"
     words = {os.path.abspath(word) for unit in units for word in unit.spec.argv}
-    folders = (assets.policies, *assets.services, assets.models, assets.generated)
-    known, digits, *language, models, generated = (str(each) in words for each in folders)
+    known, digits, models = (str(each) in words for each in (assets.policies, assets.services[0], assets.models))
     picture = f"{curl} -i -H 'content-type: image/png' \\\n       --data-binary @{_short(assets.digits / '7.png')}"
     tried = {
         f"{curl} {base}/v1/services": not (digits and models),
         f"{picture} {base}/v1/services/digits": digits and models,
         f"{curl} \\\n       -d @{_short(assets.digits / '7.v2.json')} {base}/v2/models/digits/infer": models,
-        f"{curl} \\\n       -d '{_COMPLETION}' {base}/v1/completions": any(language) and generated,
     }
     lines = [line for line, served in tried.items() if known and served]
     return [*lines, f"  {_oriel()} trace THE-X-REQUEST-ID{which}"]

@@ -177,7 +177,7 @@ def encoded(request: InferRequest) -> Encoded:
 
 def outputs_of(answer: InferResponse) -> Outputs:
     arrays: dict[str, Array] = {each.name: each.array for each in answer.outputs}
-    return Outputs(arrays, model=answer.model_name, model_version=answer.model_version)
+    return Outputs(arrays, model=answer.model_name, model_version=answer.model_version, parameters=answer.parameters)
 
 
 def path_of(model: str, version: str) -> str:

@@ -16,7 +16,7 @@ from oriel_logic.client.endpoints import Endpoints
 from oriel_logic.client.model_streams import STAGE as STREAM
 from oriel_logic.client.model_streams import StreamServers
 from oriel_logic.client.models import Array, ArrayLike, ModelSpec, Outputs
-from oriel_logic.client.tensors import check_inputs, parse_metadata
+from oriel_logic.client.tensors import check_inputs, parse_metadata, parse_parameters
 from oriel_logic.client.upstream_errors import (
     MAYBE_ELSEWHERE,
     check_ticket,
@@ -36,6 +36,7 @@ from oriel_wire.observe.trace import TraceContext
 STAGE = "infer"
 SCAN = "scan"
 REFRESH_S = 1.0
+CONFIG_S = 10.0  # the parameters of a model's configuration are at most so old
 MAX_SPECS = 1024
 FOREVER = float("inf")
 
@@ -70,6 +71,7 @@ class InferenceServers:
         self._clock = clock
         self._codecs: dict[tuple[str, str], tuple[float, ModelCodec]] = {}
         self._fetching: dict[tuple[str, str], asyncio.Lock] = {}
+        self._parameters: dict[tuple[str, str], tuple[float, Mapping[str, str]]] = {}
 
     def bind(self, call: CallContext, ledger: Ledger) -> "BoundModels":
         return BoundModels(self, call, ledger)
@@ -117,6 +119,19 @@ class InferenceServers:
         finally:
             if not lock.locked():
                 self._fetching.pop(key, None)
+
+    async def parameters(
+        self, model: str, version: str, call: CallContext, hop: Hop, stage: Stage
+    ) -> Mapping[str, str]:
+        """Return the parameters of a model's configuration, at most CONFIG_S old."""
+        known = self._parameters.get((model, version))
+        if known is None or self._clock() - known[0] > CONFIG_S:
+            ask = Ask("GET", path_of(model, version) + "/config")
+            response = await self.send(model, ask, call, hop, stage.context, stage)
+            if response.status != 200:
+                raise refusal(model, response)
+            known = self._parameters[model, version] = self._clock(), parse_parameters(model, response.body)
+        return known[1]
 
     def forget(self, model: str, version: str) -> None:
         self._codecs.pop((model, version), None)
@@ -284,6 +299,11 @@ class BoundModels:
             with self._ledger.stage("metadata", kind="client") as stage:
                 known = await self._codec(model, version, stage, stale_s=REFRESH_S)
         return known.spec
+
+    async def parameters(self, model: str, *, version: str = "") -> Mapping[str, str]:
+        """Return the parameters of the model's configuration, at most 10 s old. Raises as `infer`."""
+        with self._ledger.stage("metadata", kind="client") as stage:
+            return await self._servers.parameters(model, version, self._call, self._hop_of(), stage)
 
     def _hop_of(self) -> Hop:
         hop = self._hop

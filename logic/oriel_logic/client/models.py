@@ -1,32 +1,46 @@
 """The interface of models for handlers: `await models.infer("digits", {"image": array})`, numpy in and out."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
 from numpy.typing import NDArray
 
+from oriel_wire.v2.messages import ParameterValue
+
 Array: TypeAlias = NDArray[Any]
 ArrayLike: TypeAlias = Array | Sequence[Any] | float | int | str | bytes
+NONE: Mapping[str, ParameterValue] = MappingProxyType({})
 
 
 class Outputs(dict[str, Array]):
-    """A model's outputs by name, and the version that answered. Arrays may be read-only views of the answer."""
+    """A model's outputs by name, the version that answered, and the answer's parameters, of one that is streamed.
+    Arrays may be read-only views of the answer.
+    """
 
-    def __init__(self, arrays: Mapping[str, Array], *, model: str, model_version: str) -> None:
+    def __init__(
+        self,
+        arrays: Mapping[str, Array],
+        *,
+        model: str,
+        model_version: str,
+        parameters: Mapping[str, ParameterValue] = NONE,
+    ) -> None:
         super().__init__(arrays)
         self.model = model
         self.model_version = model_version
+        self.parameters = parameters
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return restore, (dict(self), self.model, self.model_version)
+        return restore, (dict(self), self.model, self.model_version, dict(self.parameters))
 
     def __missing__(self, name: str) -> Array:
         raise KeyError(f"model '{self.model}' gave no output '{name}': it gave {', '.join(self)}")
 
 
-def restore(arrays: dict[str, Array], model: str, model_version: str) -> Outputs:
-    return Outputs(arrays, model=model, model_version=model_version)
+def restore(arrays: dict[str, Array], model: str, model_version: str, parameters: dict[str, ParameterValue]) -> Outputs:
+    return Outputs(arrays, model=model, model_version=model_version, parameters=parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +113,7 @@ class Models(Protocol):
         *,
         outputs: Sequence[str] | None = None,
         version: str = "",
-    ) -> AsyncIterator[Outputs]:
+    ) -> AsyncGenerator[Outputs, None]:
         """Yield every answer of a model that gives several to one call, over gRPC.
 
         The request's deadline bounds the first answer; after that at most 30 s may pass between two, and 10 minutes in

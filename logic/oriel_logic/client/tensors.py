@@ -24,6 +24,23 @@ class Metadata(msgspec.Struct, frozen=True):
     outputs: tuple[TensorSpec, ...]
 
 
+class Parameter(msgspec.Struct, frozen=True):
+    string_value: str = ""
+
+
+class Configuration(msgspec.Struct, frozen=True):
+    parameters: dict[str, Parameter] = {}
+
+
+def parse_parameters(model: str, body: bytes) -> dict[str, str]:
+    """Parse the parameters in the body of `GET /v2/models/<model>/config`. Raises ModelFailed."""
+    try:
+        found = msgspec.json.decode(body, type=Configuration)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ModelFailed(f"the inference server's configuration of model '{model}' cannot be read") from error
+    return {name: each.string_value for name, each in found.parameters.items()}
+
+
 def parse_metadata(model: str, body: bytes) -> ModelSpec:
     """Parse the body of `GET /v2/models/<model>`. Raises ModelFailed."""
     try:

@@ -1,7 +1,7 @@
 """Serves the models of `fakes.py` files in place of inference servers; a file is read again when it was saved."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,7 @@ def together(fakes: Sequence[FakeModels]) -> FakeModels:
     models: dict[str, Any] = {}
     specs: dict[str, ModelSpec] = {}
     takes_s: dict[str, float] = {}
+    parameters: dict[str, Mapping[str, str]] = {}
     for each in reversed(fakes):
         for name in each.models:
             specs.pop(name, None)
@@ -76,8 +77,9 @@ def together(fakes: Sequence[FakeModels]) -> FakeModels:
         models |= each.models
         specs |= each.specs
         takes_s |= each.takes_s
+        parameters |= each.configured
     clock = next((each.clock for each in fakes if each.clock is not None), None)
-    return FakeModels(models, specs=list(specs.values()), takes_s=takes_s, clock=clock)
+    return FakeModels(models, specs=list(specs.values()), takes_s=takes_s, parameters=parameters, clock=clock)
 
 
 def stamp(path: Path) -> tuple[int, int]:

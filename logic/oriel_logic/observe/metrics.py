@@ -72,7 +72,7 @@ class Metrics:
             durations = known.get(stage.name)
             if durations is None:
                 durations = series.stage(stage.name)
-            spent_s = stage.end_s - stage.start_s - stage.idle_s
+            spent_s = stage.end_s - stage.start_s
             durations.observe(spent_s if spent_s > 0.0 else 0.0)
 
     def count_block(self, service: str) -> None:

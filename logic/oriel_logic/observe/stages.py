@@ -34,19 +34,18 @@ class Stage:
     """One stage, timed by `with ledger.stage("pre"):`; open while `end_s` is 0. Times are monotonic seconds.
 
     Exceptions of its body pass through; `error` is their reason, or the name of their class. hop: the facts of a model
-    call, as far as it is known. idle_s: seconds between start and end in which nothing was done, of a stage with
-    breaks.
+    call, as far as it is known.
     """
 
     __slots__ = (
         *("_attributes", "_clock", "_context", "_root", "end_s"),
-        *("error", "hop", "idle_s", "kind", "name", "start_s"),
+        *("error", "hop", "kind", "name", "start_s"),
     )
 
     def __init__(self, name: str, kind: Kind, root: TraceContext, clock: Callable[[], float]) -> None:
         self.name = name
         self.kind: Kind = kind
-        self.start_s = self.end_s = self.idle_s = 0.0
+        self.start_s = self.end_s = 0.0
         self.error = ""
         self.hop: HopFacts | None = None
         self._root = root
@@ -153,18 +152,6 @@ class Ledger:
             for name, seconds in times_s.items():
                 self.reported_s[name] = self.reported_s.get(name, 0.0) + seconds
 
-    def absorb(self, other: "Ledger") -> None:
-        """Add what another one counted, which begins anew."""
-        if other.upstream or other.reported_s:
-            other._sum({})
-            self._sum(other.reported_s)
-            other.reported_s = {}
-        self.cost_us += other.cost_us
-        self.device_ns += other.device_ns
-        self.cpu_ns += other.cpu_ns
-        self.device_class = other.device_class or self.device_class
-        other.cost_us = other.device_ns = other.cpu_ns = 0
-
     def stage(self, name: str, *, kind: Kind = "internal") -> Stage:
         """Make a stage, which begins when it is entered with `with`. name: any text; it is shown by `entry_name`."""
         stage = Stage(entry_name(name), kind, self.root, self._clock)
@@ -183,51 +170,6 @@ class Ledger:
         totals: dict[str, float] = {}
         for stage in self.stages:
             if stage.start_s:
-                spent_s = max(0.0, stage.end_s - stage.start_s - stage.idle_s)
+                spent_s = max(0.0, stage.end_s - stage.start_s)
                 totals[stage.name] = totals.get(stage.name, 0.0) + spent_s
         return list(totals.items())
-
-
-class StepLedger(Ledger):
-    """Times the many model calls of a loop as one stage of a request, which is the parent of them all in its trace.
-
-    request: the ledger of the request. name: the stage's name; its attribute `oriel.steps` is the number of calls.
-    """
-
-    __slots__ = ("_count", "_name", "_request", "_spent_s", "_whole")
-
-    def __init__(self, request: Ledger, name: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(request.root, clock=clock)
-        self._request = request
-        self._name = name
-        self._whole: Stage | None = None
-        self._spent_s = 0.0
-        self._count = 0
-
-    def stage(self, name: str, *, kind: Kind = "internal") -> Stage:
-        """Make the stage of one call."""
-        whole = self._whole
-        if whole is None:
-            whole = self._whole = self._request.stage(self._name, kind=kind)
-        stage = super().stage(name, kind=kind)
-        stage._context = whole.context
-        return stage
-
-    def fold(self) -> None:
-        """Add the calls that have ended to the request, and forget them."""
-        request, whole = self._request, self._whole
-        request.absorb(self)
-        if whole is None:
-            return
-        ended = [stage for stage in self.stages if stage.end_s]
-        self.stages = [stage for stage in self.stages if not stage.end_s]
-        self._count += len(ended)
-        for stage in ended:
-            whole.attributes.update(stage.attributes)
-            self._spent_s += stage.end_s - stage.start_s
-            whole.start_s = whole.start_s or stage.start_s
-            whole.end_s = max(whole.end_s, stage.end_s)
-            whole.hop = stage.hop or whole.hop
-            whole.error = stage.error
-        whole.idle_s = whole.end_s - whole.start_s - self._spent_s
-        whole.attributes["oriel.steps"] = self._count

@@ -1,4 +1,5 @@
-"""`/v1/embeddings`, `/v1/completions`, `/v1/chat/completions` and `/v1/models`: several models at one path.
+"""`/v1/embeddings`, `/v1/completions`, `/v1/chat/completions`, `/v1/responses` and `/v1/models`: several models at one
+path.
 
 The body's `model` names one. A model that the caller's tenant may not use gets the same answer as one that does not
 exist: `x-oriel-models`, the tenant's patterns, comes from the gateway, which checks bodies by them too.
@@ -8,13 +9,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import msgspec
 
 from oriel_logic.bodies.json import MAX_JSON_BYTES
-from oriel_logic.client.models import Outputs
 from oriel_logic.errors import (
     CallerLeft,
     DeadlineExceeded,
@@ -24,15 +25,14 @@ from oriel_logic.errors import (
     ModelUnknown,
     ServiceBroken,
 )
-from oriel_logic.observe.stages import StepLedger
 from oriel_logic.openai.embeddings import Embeddings
-from oriel_logic.openai.language import LanguageModel
-from oriel_logic.openai.schema import ChatRequest, CompletionRequest, EmbeddingRequest, parse
+from oriel_logic.openai.language import RENDER_MB, RENDER_S, LanguageModel
+from oriel_logic.openai.schema import ChatRequest, CompletionRequest, EmbeddingRequest, ResponseRequest, parse
 from oriel_logic.openai.served import Served, Tools
 from oriel_logic.server.failures import first_logic_error
 from oriel_logic.server.inbound import Inbound
 from oriel_logic.server.ingress import Handler, read_body
-from oriel_logic.server.pipeline import STREAM_STEP_S, Bind, longer
+from oriel_logic.server.pipeline import Bind
 from oriel_logic.server.replies import Reply, error_reply
 from oriel_logic.server.visit import Visit
 from oriel_logic.services.context import Context, Workers
@@ -41,9 +41,14 @@ from oriel_wire.context import CallContext
 from oriel_wire.near_names import did_you_mean
 
 _log = logging.getLogger(__name__)
-STEPS = "infer-steps"  # the stage of the model calls of a decode loop: the gateway knows it by this name
 S = TypeVar("S", bound=Served)
-R = TypeVar("R", EmbeddingRequest, CompletionRequest, ChatRequest)
+# path -> the type of its bodies, the kind of its models, and the method that answers
+ANSWERS: dict[str, tuple[type[Any], type[Served], Callable[..., Awaitable[Reply]]]] = {
+    "/v1/embeddings": (EmbeddingRequest, Embeddings, Embeddings.answer),
+    "/v1/completions": (CompletionRequest, LanguageModel, LanguageModel.complete),
+    "/v1/chat/completions": (ChatRequest, LanguageModel, LanguageModel.converse),
+    "/v1/responses": (ResponseRequest, LanguageModel, LanguageModel.respond),
+}
 Work = Callable[[Inbound, Visit], Awaitable[Reply]]
 
 
@@ -55,10 +60,7 @@ def may_use(call: CallContext, name: str) -> bool:
 
 
 class OpenAI:
-    """Serves the models. Owns its entries of `routes`. Single writer: the loop.
-
-    stream_step_s: the time for each further piece of an answer that is streamed.
-    """
+    """Serves the models. Owns its entries of `routes`. Single writer: the loop."""
 
     def __init__(
         self,
@@ -66,10 +68,8 @@ class OpenAI:
         workers: Workers,
         bind: Bind,
         *,
-        stream_step_s: float = STREAM_STEP_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.stream_step_s = stream_step_s
         self._routes = routes
         self._workers = workers
         self._bind = bind
@@ -91,12 +91,11 @@ class OpenAI:
         for route in self._own:
             self._routes.pop(route, None)
         own: dict[tuple[str, str], Handler] = {
-            ("POST", "/v1/embeddings"): self._as_openai("embeddings", self._embeddings),
-            ("POST", "/v1/completions"): self._as_openai("completions", self._completions),
-            ("POST", "/v1/chat/completions"): self._as_openai("chat.completions", self._chat),
-            ("GET", "/v1/models"): self._as_openai("models", self._models),
-            ("GET", "/v1/models/"): self._as_openai("models", self._one_model),
+            ("POST", path): self._as_openai(path.removeprefix("/v1/").replace("/", "."), partial(self._answer, path))
+            for path in ANSWERS
         }
+        own["GET", "/v1/models"] = self._as_openai("models", self._models)
+        own["GET", "/v1/models/"] = self._as_openai("models", self._one_model)
         # without a model the list is empty, and the paths that need one are not there
         self._own = {route for route in own if self._served or route[0] == "GET"}
         self._routes.update({route: own[route] for route in self._own})
@@ -108,24 +107,14 @@ class OpenAI:
         for name, served in self._served.items():
             if not self._runs(served):
                 continue
-            paths = (
-                ("/v1/embeddings",) if isinstance(served, Embeddings) else ("/v1/completions", "/v1/chat/completions")
-            )
-            for path in paths:
+            for path in (path for path, (_, kind, _) in ANSWERS.items() if isinstance(served, kind)):
                 found.setdefault(path, []).append(name)
         return found
 
-    async def _embeddings(self, inbound: Inbound, visit: Visit) -> Reply:
-        request = await self._read(inbound, visit, EmbeddingRequest)
-        return await self._find(request.model, Embeddings, visit).answer(request, self._tools(visit))
-
-    async def _completions(self, inbound: Inbound, visit: Visit) -> Reply:
-        request = await self._read(inbound, visit, CompletionRequest)
-        return await self._find(request.model, LanguageModel, visit).complete(request, self._tools(visit))
-
-    async def _chat(self, inbound: Inbound, visit: Visit) -> Reply:
-        request = await self._read(inbound, visit, ChatRequest)
-        return await self._find(request.model, LanguageModel, visit).converse(request, self._tools(visit))
+    async def _answer(self, path: str, inbound: Inbound, visit: Visit) -> Reply:
+        of, kind, answer = ANSWERS[path]
+        request = await self._read(inbound, visit, of)
+        return await answer(self._find(request.model, kind, visit), request, self._tools(visit))
 
     async def _models(self, inbound: Inbound, visit: Visit) -> Reply:
         data = [self._fact(name) for name in self._served if self._is_there(name, visit)]
@@ -162,7 +151,7 @@ class OpenAI:
         near = did_you_mean(name, (each for each in self._served if self._is_there(each, visit)))
         return ModelUnknown(f"the model {name[:128]!r} does not exist, or you do not have access to it{near}")
 
-    async def _read(self, inbound: Inbound, visit: Visit, kind: type[R]) -> R:
+    async def _read(self, inbound: Inbound, visit: Visit, kind: type[Any]) -> Any:
         encoding = inbound.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("", "identity"):
             raise MediaUnsupported("send the body without a content encoding, as it is")
@@ -170,26 +159,12 @@ class OpenAI:
         return parse(await read_body(inbound, visit, MAX_JSON_BYTES), kind)
 
     def _tools(self, visit: Visit) -> Tools:
-        steps = StepLedger(visit.ledger, STEPS, clock=self._clock)
-        models, of_steps = self._bind(visit.call, visit.ledger), self._bind(visit.call, steps)
-
-        def go_on() -> None:
-            call = longer(visit.call, self._clock() + self.stream_step_s)
-            models.rebind(call)
-            of_steps.rebind(call)
-
-        async def infer(*arguments: Any, **keywords: Any) -> Outputs:
-            try:
-                return await of_steps.infer(*arguments, **keywords)
-            finally:
-                steps.fold()
-
+        given = visit.call, visit.ledger, self._workers
         return Tools(
             visit=visit,
-            context=Context(visit.call, visit.ledger, self._workers, clock=self._clock),
-            models=models,
-            steps=infer,
-            go_on=go_on,
+            context=Context(*given, clock=self._clock),
+            bounded=Context(*given, run_s=RENDER_S, memory_mb=RENDER_MB, clock=self._clock),
+            models=self._bind(visit.call, visit.ledger),
         )
 
     def _as_openai(self, label: str, work: Work) -> Handler:

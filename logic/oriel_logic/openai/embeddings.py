@@ -1,6 +1,7 @@
 """`/v1/embeddings`: tokenizes texts (in a worker), runs the model, and returns one normalised vector per text."""
 
 import asyncio
+import logging
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,11 +13,14 @@ from numpy.typing import NDArray
 
 from oriel_logic.client.models import Outputs
 from oriel_logic.errors import HandlerFailed, ModelFailed, ParameterWrong
+from oriel_logic.loading.sources import HandlerFile
+from oriel_logic.openai import tokenizer as tokenizers
 from oriel_logic.openai.pooling import Floats, Pooling, padded, plan, pooled, shortened
 from oriel_logic.openai.schema import MAX_INPUTS, EmbeddingRequest, Usage, texts_or_tokens
 from oriel_logic.openai.served import Served, Tools
 from oriel_logic.server.replies import Reply
 
+_log = logging.getLogger(__name__)
 MAX_TOTAL_TOKENS = 300_000
 MAX_TOGETHER = 4
 SMALL_ELEMENTS = 1 << 16  # pooled in place: under 0.1 ms
@@ -37,6 +41,7 @@ class Embeddings(Served):
             minilm = Embeddings(model="minilm", tokenizer="minilm/tokenizer.json", served_as="all-MiniLM-L6-v2")
 
     max_tokens: the most tokens of one input, special tokens included; longer ones are refused, or cut if `truncate`.
+    tokenizer: a `tokenizer.json`, relative to the handler file.
     inputs: the model's inputs, of input_ids, attention_mask, token_type_ids and position_ids, INT64 [rows, tokens].
     output: its token vectors [rows, tokens, width], or [rows, width] if the model pools; "" if it has only one output.
     max_rows: its `max_batch_size`; more inputs are several calls, up to 4 at a time.
@@ -58,7 +63,8 @@ class Embeddings(Served):
         max_rows: int = 32,
         max_batch_tokens: int = 8192,
     ) -> None:
-        super().__init__(model=model, tokenizer=tokenizer, served_as=served_as, version=version)
+        super().__init__(model=model, served_as=served_as, version=version)
+        self.tokenizer = Path(tokenizer)
         unknown = set(inputs) - set(MADE)
         if unknown or "input_ids" not in inputs:
             raise ValueError(
@@ -75,12 +81,38 @@ class Embeddings(Served):
         self.max_rows = max_rows
         self.max_batch_tokens = max_batch_tokens
 
+    def locate(self, folder: Path) -> None:
+        self.tokenizer = (folder / self.tokenizer).absolute()
+
+    def __oriel_preload__(self, file: HandlerFile) -> None:
+        """Read the tokenizer in the fork server, so that its workers share it.
+
+        A tokenizer that cannot be read is reported where the model is served.
+        """
+        self.locate(file.folder or Path())
+        if not self.problem():
+            try:
+                tokenizers.loaded(str(self.tokenizer))
+            except Exception:  # the library raises plain Exception for a file that it cannot read
+                _log.warning("openai: the tokenizer of '%s' cannot be read", self.served_as, exc_info=True)
+
+    def problem(self) -> str:
+        return tokenizers.missing(self.tokenizer)
+
+    async def encode(self, tools: Tools, inputs: Sequence[Any]) -> list[Any]:
+        """Tokenize each input, as INT32. Raises ParameterWrong for ids that are not tokens."""
+        longest = self.max_tokens if self.truncate else 0
+        found = await tools.context.run(tokenizers.encode, str(self.tokenizer), inputs, longest)
+        if found.problem:
+            raise ParameterWrong(found.problem, param="input")
+        return found.rows()
+
     async def answer(self, request: EmbeddingRequest, tools: Tools) -> Reply:
         """Answer a request. Raises ParameterWrong, and what workers and models raise. Cancelled: calls under way are
         closed.
         """
         inputs = texts_or_tokens(request.input, "input", most=MAX_INPUTS)
-        rows = await self.encode(tools, inputs, "input", longest=self.max_tokens if self.truncate else 0)
+        rows = await self.encode(tools, inputs)
         total = tools.visit.ledger.tokens_in = self._checked(rows)
         tools.visit.tokens = tools.visit.target, total, None
         vectors = await self._vectors(rows, tools)

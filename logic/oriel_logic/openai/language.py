@@ -1,271 +1,281 @@
-"""`/v1/completions` and `/v1/chat/completions`: tokenizes the prompt (in a worker), decodes, and streams the text."""
+"""`/v1/chat/completions`, `/v1/completions` and `/v1/responses` with a language model of an inference server.
+
+The model is decoupled, with the tensors of Triton's vLLM back end: `text_input` or `input_ids` and
+`sampling_parameters` in, `text_output` out, one answer per step; the last one's parameters say why it ended and how
+many tokens it was. Chat template and control tokens are parameters of its configuration.
+"""
 
 import asyncio
-import logging
-import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from pathlib import Path
+from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
-from numpy.typing import NDArray
+import msgspec
+import numpy as np
 
-from oriel_logic.errors import DeadlineExceeded, HandlerFailed, ParameterWrong
-from oriel_logic.openai import answers, chat, tokenizer
-from oriel_logic.openai.answers import DONE, EVENT_STREAM, event
-from oriel_logic.openai.decoder import TokenModel, generate, token_model
-from oriel_logic.openai.detokenize import Vocabulary
-from oriel_logic.openai.sampling import Sampling
+from oriel_logic.bodies.schemas import EVENTS
+from oriel_logic.client.models import ArrayLike
+from oriel_logic.errors import DeadlineExceeded, ModelFailed, ModelInputWrong, ParameterWrong
+from oriel_logic.openai import templates
+from oriel_logic.openai.answers import Answer, Delta, encode
+from oriel_logic.openai.reading import THINK, Reader
+from oriel_logic.openai.responses import ResponseAnswer, chat_of
 from oriel_logic.openai.schema import (
     MAX_PROMPTS,
     ChatRequest,
     CompletionRequest,
     Generation,
+    NamedTool,
+    ResponseRequest,
     Usage,
     stops_of,
     texts_or_tokens,
 )
-from oriel_logic.openai.sequence import Delta
-from oriel_logic.openai.sequence import Sequence as Generated
 from oriel_logic.openai.served import Served, Tools
-from oriel_logic.server.failures import failed
-from oriel_logic.server.replies import Reply, facts_of
+from oriel_logic.server.replies import Reply
 
-_log = logging.getLogger(__name__)
 STAGE = "decode"
+ENDS = ("stop", "length")
 COMPLETION_TOKENS = 16  # default of `max_tokens` in OpenAI's completions API
-Ids = NDArray[Any]
+KEEP_ALIVE_S = 10.0  # a comment is sent so often before the first token, because proxies end silent connections
+MAX_TOKENS, MAX_SEED = 1 << 20, (1 << 63) - 1  # as inference servers take them
+RENDER_S, RENDER_MB = 5.0, 512
+_SAMPLING = ("temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty")
 
 
 class LanguageModel(Served):
-    """Serves one language model whose ONNX export leaves its attention cache to the caller (decoder.py):
+    """Serves one language model: `chat = LanguageModel(model="chat", served_as="smollm2-135m")`."""
 
-            tiny = LanguageModel(model="tiny", tokenizer="tiny/tokenizer.json", ends=["<|im_end|>"], max_context=2048)
+    def problem(self) -> str:
+        missing = find_spec("jinja2") is None
+        return "it needs the package jinja2: pip install 'oriel-serving[embeddings]'" if missing else ""
 
-    ends: control tokens that end an answer.
-    max_context: tokens of prompt and answer together.
-    max_answer: tokens of one answer at most, and of a chat that sets no number.
-    chat_template: "chatml", a Jinja file beside the handler file, or "" for a model without /v1/chat/completions.
-    start: the template's `bos_token`.
+    async def complete(self, request: CompletionRequest, tools: Tools) -> Reply:
+        """Answer `/v1/completions`. Raises ParameterWrong, and what models raise."""
+        prompts = texts_or_tokens(request.prompt, "prompt", most=MAX_PROMPTS)
+        sampling = sampling_of(request, request.max_tokens or COMPLETION_TOKENS)
+        run = Run(self, tools, request, prompts, sampling, "prompt")
+        return await run.answer(Answer(request, tools.visit.call.request_id, self.served_as))
+
+    async def converse(self, request: ChatRequest, tools: Tools) -> Reply:
+        """Answer `/v1/chat/completions`. Raises the same, and what workers raise."""
+        run = await self._chat(request, tools, "messages")
+        return await run.answer(Answer(request, tools.visit.call.request_id, self.served_as))
+
+    async def respond(self, request: ResponseRequest, tools: Tools) -> Reply:
+        """Answer `/v1/responses`. Raises the same."""
+        run = await self._chat(chat_of(request), tools, "input")
+        return await run.answer(ResponseAnswer(request, tools.visit.call.request_id, self.served_as))
+
+    async def _chat(self, request: ChatRequest, tools: Tools, param: str) -> "Run":
+        """Make the prompt of a chat. param: the name of the messages in the request."""
+        known = await tools.models.parameters(self.model, version=self.version)
+        template = known.get("oriel.chat_template", "")
+        if not template:
+            raise ParameterWrong(f"'{self.served_as}' has no chat template: use /v1/completions", param="model")
+        offered = [] if request.tool_choice == "none" else request.tools or []
+        more = {
+            **(request.chat_template_kwargs or {}),
+            **({"reasoning_effort": request.reasoning_effort} if request.reasoning_effort else {}),
+            "bos_token": known.get("oriel.bos_token", ""),
+            "eos_token": known.get("oriel.eos_token", ""),
+        }
+        control = msgspec.json.decode(known.get("oriel.control_tokens") or "[]", type=list[str])
+        messages, functions = [as_given(each) for each in request.messages], msgspec.to_builtins(offered)
+        rendered = await tools.bounded.run(templates.render, template, control, messages, functions or None, more)
+        if rendered.problem:
+            raise ParameterWrong(rendered.problem, param=param)
+        most = request.max_completion_tokens or request.max_tokens or int(known.get("oriel.context", MAX_TOKENS))
+        sampling = sampling_of(request, most)
+        forced, guide = guide_of(request)
+        if guide is not None:
+            sampling["guide"] = {"kind": "json_schema", "text": encode(guide).decode()}
+        reader = partial(
+            Reader,
+            tools=frozenset(each.function.name for each in offered),
+            forced=forced,
+            thinks=THINK in template and guide is None,
+            in_thought=guide is None and rendered.text.rstrip().endswith(THINK),
+        )
+        return Run(self, tools, request, [rendered.text], sampling, param, reader)
+
+
+class Run:
+    """The model calls of one request: each prompt is continued `n` times. Its numbers are tokens.
+
+    prompts: texts, or arrays of token ids. param: their name in the request.
+    sampling: the parameters as the model takes them.
+    reader: makes the reader of one answer.
     """
 
     def __init__(
         self,
-        *,
-        model: str,
-        tokenizer: str | Path,
-        ends: Sequence[str],
-        max_context: int,
-        served_as: str = "",
-        version: str = "",
-        max_answer: int = 1024,
-        chat_template: str = chat.CHATML,
-        start: str = "",
-    ) -> None:
-        super().__init__(model=model, tokenizer=tokenizer, served_as=served_as, version=version)
-        self.ends = tuple(ends)
-        self.max_context = max_context
-        self.max_answer = max_answer
-        self.chat_template = chat_template
-        self.start = start
-        self._vocabulary: Vocabulary | None = None
-
-    def locate(self, folder: Path) -> None:
-        super().locate(folder)
-        if self.chat_template not in ("", chat.CHATML):
-            self.chat_template = str((folder / self.chat_template).absolute())
-
-    def problem(self) -> str:
-        problem = super().problem() or chat.missing(self.chat_template)
-        if not problem and self.ends:
-            problem = tokenizer.without_control(self.tokenizer, self.ends)
-        return problem
-
-    async def complete(self, request: CompletionRequest, tools: Tools) -> Reply:
-        """Answer `/v1/completions`. Raises ParameterWrong, and what workers and models raise."""
-        given = texts_or_tokens(request.prompt, "prompt", most=MAX_PROMPTS)
-        prompts = await self.encode(tools, given, "prompt")
-        answer = answers.Answer(answers.COMPLETION, tools.visit.call.request_id, self.served_as, int(time.time()))
-        return await self._answer(request, prompts, request.max_tokens or COMPLETION_TOKENS, "prompt", answer, tools)
-
-    async def converse(self, request: ChatRequest, tools: Tools) -> Reply:
-        """Answer `/v1/chat/completions`. Raises the same."""
-        if not self.chat_template:
-            raise ParameterWrong(f"'{self.served_as}' is not a model for chat: use /v1/completions", param="model")
-        chat_messages = [{"role": each.role, "content": each.text} for each in request.messages]
-        found = await tools.context.run(
-            chat.encode_chat, str(self.tokenizer), self.chat_template, self.start, chat_messages
-        )
-        if found.problem:
-            raise ParameterWrong(found.problem, param="messages")
-        answer = answers.Answer(answers.CHAT, tools.visit.call.request_id, self.served_as, int(time.time()))
-        most = request.max_completion_tokens or request.max_tokens
-        return await self._answer(request, [found.ids], most, "messages", answer, tools)
-
-    async def _answer(
-        self,
-        request: Generation,
-        prompts: Sequence[Ids],
-        most: int | None,
-        param: str,
-        answer: answers.Answer,
+        served: LanguageModel,
         tools: Tools,
-    ) -> Reply:
-        vocabulary = await self._known(tools)
-        count = request.n or 1
-        run = Run(
-            model=token_model(await tools.models.metadata(self.model, version=self.version), self.version),
-            prompts=prompts,
-            choices=[
-                [
-                    self._choice(request, index * count + choice, choice, vocabulary, self._room(prompt, most, param))
-                    for choice in range(count)
-                ]
-                for index, prompt in enumerate(prompts)
-            ],
-            tools=tools,
-        )
-        if request.stream:
-            answer.tells_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
-            return Reply(status=200, content_type=EVENT_STREAM, pieces=run.events(answer))
-        texts = await run.texts()
-        finishes = [choice.finish for each in run.choices for choice in each]
-        return Reply(status=200, body=answers.written(answer.whole(texts, finishes, run.usage())))
-
-    def _room(self, prompt: Ids, most: int | None, param: str) -> int:
-        """Return the number of tokens that the answer to this prompt may have. Raises ParameterWrong if it does not
-        fit.
-        """
-        left = self.max_context - len(prompt)
-        if not len(prompt):
-            raise ParameterWrong(f"'{param}' has no tokens: there is nothing to continue", param=param)
-        if left < (most or 1):
-            raise ParameterWrong(
-                f"this model's maximum context length is {self.max_context} tokens; you asked for "
-                f"{len(prompt) + (most or 1)} ({len(prompt)} in the {param}, {most or 1} in the completion): "
-                "shorten one of them",
-                param=param,
-                code="context_length_exceeded",
-            )
-        if most is not None and most > self.max_answer:
-            raise ParameterWrong(f"an answer may have {self.max_answer} tokens here, not {most}", param="max_tokens")
-        return most or min(left, self.max_answer)
-
-    def _choice(self, request: Generation, index: int, choice: int, vocabulary: Vocabulary, most: int) -> Generated:
-        sampling = Sampling(
-            temperature=1.0 if request.temperature is None else request.temperature,
-            top_p=1.0 if request.top_p is None else request.top_p,
-            top_k=request.top_k or 0,
-            seed=request.seed,
-            frequency_penalty=request.frequency_penalty or 0.0,
-            presence_penalty=request.presence_penalty or 0.0,
-            bias={int(token): bias for token, bias in (request.logit_bias or {}).items()},
-        )
-        return Generated(
-            index,
-            vocabulary,
-            sampling,
-            stops=stops_of(request.stop),
-            ends={vocabulary.named[each] for each in self.ends},
-            most=most,
-            choice=choice,
-        )
-
-    async def _known(self, tools: Tools) -> Vocabulary:
-        """Get the vocabulary from a worker, once. Raises HandlerFailed if `ends` names a text that is not a control
-        token.
-        """
-        if self._vocabulary is None:
-            found = await tools.context.run(tokenizer.vocabulary, str(self.tokenizer))
-            unknown = [each for each in self.ends if each not in found.named]
-            if unknown:
-                raise HandlerFailed(f"the tokenizer of '{self.served_as}' has no control token {', '.join(unknown)}")
-            self._vocabulary = found
-        return self._vocabulary
-
-
-class Run:
-    """The generation of one request. choices: for each prompt, the choices that continue it."""
-
-    def __init__(
-        self, *, model: TokenModel, prompts: Sequence[Ids], choices: Sequence[Sequence[Generated]], tools: Tools
+        request: Generation,
+        prompts: Sequence[str | Sequence[int]],
+        sampling: dict[str, Any],
+        param: str,
+        reader: Callable[[], Reader] = Reader,
     ) -> None:
-        self.choices = choices
-        self._model = model
-        self._prompts = prompts
+        self._served = served
         self._tools = tools
+        self._streams = bool(request.stream)
+        self._prompts = prompts
+        self._sampling = sampling
+        self._param = param
+        self._reader = reader
+        self._choices = request.n or 1
+        self._prompt = self._cached = self._completion = 0
 
-    def usage(self) -> Usage:
-        """Return the tokens so far; the request is accounted for them."""
-        prompt = sum(map(len, self._prompts))
-        answer = sum(choice.count for each in self.choices for choice in each)
-        ledger = self._tools.visit.ledger
-        ledger.tokens_in, ledger.tokens_out = prompt, answer
-        self._tools.visit.tokens = self._tools.visit.target, prompt, answer
-        return Usage(prompt_tokens=prompt, completion_tokens=answer, total_tokens=prompt + answer)
-
-    async def texts(self) -> list[str]:
-        """Return the texts of all choices, prompts in parallel. Cancelled: no further step is made."""
-        texts = [""] * sum(map(len, self.choices))
-
-        async def collect(prompt: int) -> None:
-            async with aclosing(self._deltas(prompt)) as steps:
-                async for deltas in steps:
-                    for delta in deltas:
-                        texts[delta.index] += delta.text
-
+    async def answer(self, form: Answer | ResponseAnswer) -> Reply:
+        if self._streams:
+            return Reply(status=200, content_type=EVENTS, pieces=self._events(form))
         with self._tools.visit.ledger.stage(STAGE):
-            if len(self.choices) == 1:
-                await collect(0)
-            else:
-                async with asyncio.TaskGroup() as group:
-                    for prompt in range(len(self.choices)):
-                        group.create_task(collect(prompt))
-        return texts
+            async with aclosing(self._deltas()) as coming:
+                deltas = [each async for each in coming]
+        return Reply(status=200, body=encode(form.whole(deltas, self._usage())))
 
-    async def events(self, answer: answers.Answer) -> AsyncGenerator[bytes, None]:
-        """Yield the answer as server-sent events, one prompt after another.
-
-        An error before the first event is raised; a later one is the last event, and `[DONE]` is not sent.
-        """
-        begun = False
-        try:
-            with self._tools.visit.ledger.stage(STAGE):
-                for prompt in range(len(self.choices)):
-                    async with aclosing(self._deltas(prompt)) as steps:
-                        opened = False
-                        async for deltas in steps:
-                            chunks = [chunk for delta in deltas for chunk in answer.chunks(delta)]
-                            if not opened:
-                                opening = [answer.opening(delta.index) for delta in deltas]
-                                chunks = [each for each in opening if each is not None] + chunks
-                                opened = True
-                            if chunks:
-                                begun = True
-                                yield b"".join([event(each) for each in chunks])
-                                self._tools.go_on()
-            usage = self.usage()
-            yield (event(answer.last(usage)) if answer.tells_usage else b"") + DONE
-        except Exception as error:
-            meant = failed(error)
-            if not begun:
-                raise meant from meant.__cause__  # not from itself: only the collector would free that
-            # The stream has begun, so the error cannot be a status any more.
-            if meant.__cause__ is error:
-                _log.error("request %s: stream failed", self._tools.visit.call.request_id, exc_info=error)
-            self._tools.visit.outcome = meant.outcome
-            yield event(facts_of(meant, self._tools.visit.call.request_id))
-        finally:
-            self.usage()
-
-    async def _deltas(self, prompt: int) -> AsyncGenerator[list[Delta], None]:
-        tools = self._tools
-        steps = generate(
-            self._model, self._prompts[prompt], self.choices[prompt], first=tools.models.infer, steps=tools.steps
+    def _usage(self) -> Usage:
+        """Return the tokens so far; the request is accounted for them. A prompt counts once."""
+        visit = self._tools.visit
+        visit.ledger.tokens_in, visit.ledger.tokens_out = self._prompt, self._completion
+        visit.tokens = visit.target, self._prompt, self._completion
+        return Usage(
+            prompt_tokens=self._prompt,
+            completion_tokens=self._completion,
+            total_tokens=self._prompt + self._completion,
+            prompt_tokens_details={"cached_tokens": self._cached},
         )
+
+    async def _events(self, form: Answer | ResponseAnswer) -> AsyncGenerator[bytes, None]:
+        """Yield the answer as server-sent events; a comment while the first token is awaited for long."""
+        with self._tools.visit.ledger.stage(STAGE):
+            async with aclosing(self._deltas()) as deltas:
+                first = asyncio.ensure_future(anext(deltas))
+                try:
+                    while not (await asyncio.wait([first], timeout=KEEP_ALIVE_S))[0]:
+                        yield b": the first token is awaited\n\n"
+                finally:
+                    if not first.done():
+                        first.cancel()
+                        await asyncio.wait([first])
+                yield form.events(first.result())
+                async for delta in deltas:
+                    piece = form.events(delta)
+                    if piece:
+                        yield piece
+        yield form.closing(self._usage())
+
+    def _deltas(self) -> AsyncGenerator[Delta, None]:
+        """Return the generator of all that the model says, of several answers as it comes."""
+        count = len(self._prompts) * self._choices
+        return merged([self._one(index) for index in range(count)]) if count > 1 else self._one(0)
+
+    async def _one(self, index: int) -> AsyncGenerator[Delta, None]:
+        served, sampling, reader, finish = self._served, self._sampling, self._reader(), ""
+        place, choice = divmod(index, self._choices)
+        prompt, has_logprobs = self._prompts[place], "logprobs" in sampling
+        if "seed" in sampling:
+            sampling = {**sampling, "seed": (sampling["seed"] + choice) & MAX_SEED}
+        inputs: dict[str, ArrayLike] = {"stream": [self._streams], "sampling_parameters": [encode(sampling)]}
+        inputs |= {"text_input": [prompt]} if isinstance(prompt, str) else {"input_ids": np.array(prompt, np.int64)}
+        inputs |= {"return_logprobs": [True]} if has_logprobs else {}
+        outputs = ["text_output", "logprobs"] if has_logprobs else ["text_output"]
+        stream = self._tools.models.stream(served.model, inputs, outputs=outputs, version=served.version)
         try:
-            async with aclosing(steps):
-                async for deltas in steps:
-                    yield deltas
-        except DeadlineExceeded as error:
-            raise DeadlineExceeded(STAGE) from error
+            async with aclosing(stream):
+                async for answer in stream:
+                    facts = answer.parameters
+                    finish = str(facts.get("finish_reason", ""))
+                    if finish:
+                        self._completion += int(facts.get("completion_tokens", 0))
+                        self._prompt += 0 if choice else int(facts.get("prompt_tokens", 0))
+                        self._cached += 0 if choice else int(facts.get("cached_tokens", 0))
+                    parts = reader.feed(text_of(answer, "text_output"), last=bool(finish))
+                    logprobs = msgspec.json.decode(text_of(answer, "logprobs") or "[]") if has_logprobs else None
+                    yield Delta(index, parts, logprobs, finish if finish in ENDS else "")
+        except ModelInputWrong as error:
+            code = "context_length_exceeded" if "the prompt has" in error.message else None
+            raise ParameterWrong(error.message, param=self._param, code=code) from error
+        if finish == "deadline":
+            raise DeadlineExceeded(STAGE, "the answer was cut at its deadline: allow more time or ask for fewer tokens")
+        if finish not in ENDS:
+            raise ModelFailed(f"model '{served.model}' ended its answer with {finish or 'no reason'}")
+
+
+def text_of(answer: Mapping[str, Any], name: str) -> str:
+    """Return the text of an output; "" for one that this answer does not have."""
+    found = answer.get(name)
+    return b"".join(found.flat).decode(errors="replace") if found is not None else ""
+
+
+def as_given(message: Any) -> dict[str, Any]:
+    """Return a message as chat templates read it: arguments of calls as objects, no field that is absent."""
+    role = "system" if message.role == "developer" else message.role
+    found: dict[str, Any] = {"role": role, "content": message.text}
+    for name in ("name", "reasoning_content", "tool_call_id"):
+        if getattr(message, name):
+            found[name] = getattr(message, name)
+    if message.tool_calls:
+        calls = found["tool_calls"] = msgspec.to_builtins(message.tool_calls)
+        for each in calls:
+            try:
+                each["function"]["arguments"] = msgspec.json.decode(each["function"]["arguments"])
+            except msgspec.DecodeError:
+                continue  # it stays the text that the model wrote
+    return found
+
+
+def guide_of(request: ChatRequest) -> tuple[str, dict[str, Any] | None]:
+    """Return the tool that has to be called ("*": any, "": none has to), and the JSON schema of the whole answer."""
+    chosen, form = request.tool_choice, request.response_format
+    schemas = {each.function.name: each.function.parameters or {"type": "object"} for each in request.tools or ()}
+    if isinstance(chosen, NamedTool):
+        return chosen.function.name, schemas[chosen.function.name]
+    if chosen == "required":
+        calls = [
+            {
+                "type": "object",
+                "properties": {"name": {"const": name}, "arguments": schema},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+            for name, schema in schemas.items()
+        ]
+        return "*", calls[0] if len(calls) == 1 else {"anyOf": calls}
+    if form is None or form.type == "text":
+        return "", None
+    return "", form.json_schema.schema if form.json_schema is not None else {"type": "object"}
+
+
+def sampling_of(request: ChatRequest | CompletionRequest, most: int) -> dict[str, Any]:
+    """Return the sampling parameters. most: bound on the tokens of the answer."""
+    found = {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
+    if request.logprobs is not None and request.logprobs is not False:
+        found["logprobs"] = 0
+    return {**found, "max_tokens": min(most, MAX_TOKENS), "stop": stops_of(request.stop)}
+
+
+async def merged(streams: Sequence[AsyncGenerator[Delta, None]]) -> AsyncGenerator[Delta, None]:
+    """Yield what several generators yield as it comes. The first error ends all of them."""
+    queue: asyncio.Queue[Delta | None] = asyncio.Queue()
+
+    async def drain(stream: AsyncGenerator[Delta, None]) -> None:
+        async with aclosing(stream):
+            async for each in stream:
+                queue.put_nowait(each)
+
+    tasks = [asyncio.create_task(drain(each)) for each in streams]
+    together = asyncio.gather(*tasks)
+    together.add_done_callback(lambda _: queue.put_nowait(None))
+    try:
+        while (found := await queue.get()) is not None:
+            yield found
+        await together
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

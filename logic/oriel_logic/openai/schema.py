@@ -1,8 +1,8 @@
 """Request bodies of the OpenAI API as types, and the check of their parameters.
 
-Parameters that this server cannot honour are refused by name, as that API does; those that change nothing here (the end
-user's name, storage) are parsed and dropped. A parameter that is null or empty counts as absent, as do the fields that
-clients add to a message of the assistant which they send back.
+Every field of the official request types is a field of one of these, or in IGNORED (it changes nothing here), or in
+REFUSED (a caller would miss what it asks for), each with its reason. A parameter that is null or empty counts as
+absent, as do the fields that clients add to a message of the assistant which they send back.
 """
 
 import re
@@ -23,7 +23,7 @@ MAX_ENTRIES = 131_072  # entries of one array in a body: texts, or tokens of one
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 256
 MAX_MESSAGES = 512
-MAX_BIASES = 300
+MAX_TOOLS = 128
 MAX_MARKS = 32_768  # unescaped quotes, opening braces and brackets of a body that gets a second try
 # Bounds per body, counted before it is parsed: parsing 4 MiB of lists would take the loop half a second.
 MAX_NUMBERS = 327_680
@@ -32,10 +32,58 @@ MAX_LISTS = 65_536
 MAX_SENTENCE = 4096  # characters of an error that names a field as it was sent; of a longer one the middle is left out
 FIELD = re.compile(r"field `([^`]*)`")
 
+_STATE = "nothing is kept between calls here: send the conversation itself"
+_CHOSEN_ONLY = "the engine knows the log probability of the chosen token only"
+IGNORED = {
+    "access_programs": "there are no such programs here",
+    "include": "it names additions of hosted tools, which are not here",
+    "metadata": "nothing is stored",
+    "prompt_cache_key": "prefixes are found in the cache without being named",
+    "prompt_cache_options": "prefixes are cached without being asked for",
+    "prompt_cache_retention": "the cache keeps what was used last",
+    "safety_identifier": "the key names the tenant",
+    "service_tier": "the gateway has read it",
+    "user": "the key names the tenant",
+    "verbosity": "the models here have no such setting",
+}
+REFUSED = {
+    "audio": "the models here read and write text",
+    "background": "an answer is sent on the connection that asks for it",
+    "background_options": "an answer is sent on the connection that asks for it",
+    "best_of": "no answers are made beyond those that are sent",
+    "context_management": _STATE,
+    "conversation": _STATE,
+    "echo": "the engine gives no log probabilities of a prompt",
+    "function_call": "use 'tool_choice'",
+    "functions": "use 'tools'",
+    "image": "the models here read and write text",
+    "logit_bias": "the engine cannot weigh single tokens",
+    "max_tool_calls": "tools are run by the caller",
+    "modalities": "the models here read and write text",
+    "moderation": "there is no moderation here",
+    "prediction": "the engine takes no predicted output",
+    "previous_response_id": _STATE,
+    "prompt": "there are no stored prompts here: send the text as 'input'",
+    "store": _STATE,
+    "suffix": "the models here continue texts at their end",
+    "top_logprobs": _CHOSEN_ONLY,
+    "truncation": "messages are never left out: send fewer",
+    "web_search_options": "there is no search here",
+}
+_OFF: dict[str, list[Any]] = {
+    "best_of": [1],
+    "function_call": ["auto", "none"],
+    "modalities": [["text"]],
+    "truncation": ["disabled"],
+}
+
 Count = Annotated[int, Meta(ge=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 Inputs = str | Annotated[list[str | int | list[int]], Meta(min_length=1, max_length=MAX_ENTRIES)]
 Stops = str | Annotated[list[str], Meta(max_length=MAX_STOPS)] | None
+Choice = Literal["none", "auto", "required"]
+Schema = dict[str, Any]
 T = TypeVar("T")
 
 
@@ -44,7 +92,6 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     input: Inputs
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Count | None = None
-    user: str | None = None
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,20 +112,13 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    logit_bias: Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    # Parsed and dropped.
-    user: str | None = None
 
 
 class CompletionRequest(Generation, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prompt: Inputs
-    # Refused unless they have the value that means "off".
-    best_of: int | None = None
-    echo: bool | None = None
     logprobs: int | None = None
-    suffix: str | None = None
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,11 +126,25 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
+class Called(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    arguments: str = "{}"
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    function: Called
+    id: str = ""
+    type: Literal["function"] = "function"
+
+
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[Part], Meta(max_length=MAX_MESSAGES)] | None = None
     name: str | None = None
     refusal: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: str | None = None
 
     @property
     def text(self) -> str:
@@ -98,39 +152,89 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
+class Function(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    name: Name
+    description: str | None = None
+    parameters: Schema | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedTool(msgspec.Struct, frozen=True, kw_only=True):
+    type: Literal["function"]
+    function: Called
+
+
+class JsonSchema(msgspec.Struct, frozen=True, kw_only=True):
+    schema: Schema = {}
+
+
+class Format(msgspec.Struct, frozen=True, kw_only=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
 class ChatRequest(Generation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """chat_template_kwargs is ours (and vLLM's): further values for the model's chat template."""
+
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Count | None = None
-    # Parsed and dropped.
-    metadata: dict[str, Any] | None = None
-    prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
-    service_tier: str | None = None
-    store: bool | None = None
-    # Refused unless they have the value that means "off".
     logprobs: bool | None = None
-    modalities: list[str] | None = None
-    response_format: dict[str, Any] | None = None
-    tools: list[Any] | None = None
+    response_format: Format | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Choice | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    store: bool | None = None  # nothing is stored
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    model: str
+    input: str | Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    tools: Annotated[list[Schema], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Choice | Schema | None = None
+    parallel_tool_calls: bool | None = None
+    text: Schema | None = None
+    reasoning: Schema | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Token counts. Embeddings have no completion_tokens."""
+    """Token counts. Embeddings have no completion_tokens and no details."""
 
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int | UnsetType = UNSET
+    prompt_tokens_details: dict[str, int] | UnsetType = UNSET
+
+
+def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
+    """Return the decoder of a request that knows IGNORED and REFUSED fields too."""
+    own = kind.__struct_fields__
+    more = [(name, Any, None) for name in (*IGNORED, *REFUSED) if name not in own]
+    found = msgspec.defstruct(kind.__name__, more, bases=(kind,), frozen=True, kw_only=True, forbid_unknown_fields=True)
+    return msgspec.json.Decoder(found)
 
 
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {
-    each: msgspec.json.Decoder(each) for each in (EmbeddingRequest, CompletionRequest, ChatRequest)
+    each: _decoder(each) for each in (EmbeddingRequest, CompletionRequest, ChatRequest, ResponseRequest)
 }
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _messages = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _ABSENT = frozenset((b"null", b"[]", b"{}", b'""'))
 _REQUIRED = frozenset({"model", "input", "prompt", "messages", "role", "content"})
 _WHOLE = re.compile(rb"(-?[0-9]{1,18})\.0{1,18}\Z")
-_ECHOED = frozenset(Message.__struct_fields__) | {"tool_calls", "function_call", "audio"}
+_ECHOED = frozenset(Message.__struct_fields__) | {"function_call", "audio"}
 
 
 def parse(body: bytes, kind: type[T]) -> T:
@@ -149,8 +253,7 @@ def parse(body: bytes, kind: type[T]) -> T:
         raise ParameterWrong(fault if body.strip() else "the body is empty") from error
     except RecursionError as error:
         raise ParameterWrong("the JSON is nested too deep: flatten it") from error
-    if isinstance(request, Generation):
-        check_supported(request)
+    check_supported(request, kind)
     return request
 
 
@@ -220,37 +323,43 @@ def wrong(text: str) -> ParameterWrong:
     return ParameterWrong(f"the parameter '{where}' is wrong: {sentence}" if where else sentence, param=where or None)
 
 
-def check_supported(request: Generation) -> None:
+def check_supported(request: Any, kind: type[Any]) -> None:
     """Check that this server can honour every parameter. Raises ParameterWrong."""
-    requested: dict[str, bool] = {}
-    if isinstance(request, CompletionRequest):
-        requested = {
-            "best_of": request.best_of not in (None, 1, request.n),
-            "echo": bool(request.echo),
-            "logprobs": request.logprobs is not None,
-            "suffix": bool(request.suffix),
-        }
-    elif isinstance(request, ChatRequest):
-        requested = {
-            "logprobs": bool(request.logprobs),
-            "modalities": request.modalities not in (None, [], ["text"]),
-            "response_format": request.response_format not in (None, {}, {"type": "text"}),
-            "tools": bool(request.tools),
-        }
-        for index, each in enumerate(request.messages):
-            if each.content is None and each.role != "assistant":
-                raise wrong(f"Object missing required field `content` - at `$.messages[{index}]`")
-    for name, is_requested in requested.items():
-        if is_requested:
-            raise ParameterWrong(f"'{name}' is not supported by this server: leave it out", param=name)
+    for name, why in REFUSED.items():
+        value = None if name in kind.__struct_fields__ else getattr(request, name)
+        # A value that asks for nothing: empty, or biases that are all zero.
+        if not value or value in _OFF.get(name, ()) or (isinstance(value, dict) and not any(value.values())):
+            continue
+        if name != "best_of" or value != getattr(request, "n", None):
+            raise ParameterWrong(f"'{name}' is not served: {why}", param=name)
+    if isinstance(request, Generation):
+        check_generation(request)
+
+
+def check_generation(request: Generation) -> None:
+    """Check the fields against one another. Raises ParameterWrong."""
     if request.stream_options is not None and not request.stream:
         raise ParameterWrong("'stream_options' is only for stream=true", param="stream_options")
     for stop in stops_of(request.stop):
         if not 0 < len(stop) <= MAX_STOP_CHARACTERS:
             raise ParameterWrong(f"a stop string must have 1 to {MAX_STOP_CHARACTERS} characters", param="stop")
-    for token in request.logit_bias or ():
-        if not (token.isascii() and token.isdigit() and len(token) < 10):
-            raise ParameterWrong(f"'{token[:32]}' is not a token id", param="logit_bias")
+    if isinstance(request, CompletionRequest) and request.logprobs:
+        raise ParameterWrong(f"'logprobs' may be 0 here: {_CHOSEN_ONLY}", param="logprobs")
+    if not isinstance(request, ChatRequest):
+        return
+    for index, each in enumerate(request.messages):
+        if each.content is None and each.role != "assistant":
+            raise wrong(f"Object missing required field `content` - at `$.messages[{index}]`")
+    chosen, form = request.tool_choice, request.response_format
+    names = {each.function.name for each in request.tools or ()}
+    if isinstance(chosen, NamedTool) and chosen.function.name not in names:
+        why = f"'tool_choice' names '{chosen.function.name}', which is not in 'tools'"
+        raise ParameterWrong(why, param="tool_choice")
+    if chosen == "required" and not names:
+        raise ParameterWrong("'tool_choice' requires a call, and 'tools' is empty", param="tool_choice")
+    if form is not None and form.type != "text" and names and chosen != "none":
+        why = "'response_format' leaves no room for calls: leave it or 'tools' out"
+        raise ParameterWrong(why, param="response_format")
 
 
 def stops_of(stop: str | list[str] | None) -> list[str]:

@@ -1,42 +1,30 @@
 """The base of the OpenAI services, and the objects that one of their requests uses."""
 
-import logging
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from oriel_logic.client.models import Models
-from oriel_logic.errors import ParameterWrong
 from oriel_logic.loading.sources import HandlerFile
-from oriel_logic.openai import tokenizer
-from oriel_logic.openai.decoder import Infer
 
 if TYPE_CHECKING:  # workers import handler files too, and do without the server
+    from oriel_logic.server.pipeline import BoundModels
     from oriel_logic.server.visit import Visit
     from oriel_logic.services.context import Context
 
-
-_log = logging.getLogger(__name__)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """The objects of one request.
-
-    models: each call is timed as a stage.
-    steps: makes the many calls of a decode loop, which are one stage together.
-    go_on: called when a streamed answer begins or goes on: the next step has its own time limit from then on.
-    """
+    """The objects of one request. bounded: runs functions in workers that are killed past a time and a size."""
 
     visit: "Visit"
     context: "Context"
-    models: Models
-    steps: Infer
-    go_on: Callable[[], None]
+    bounded: "Context"
+    models: "BoundModels"
 
 
 class Served:
@@ -44,10 +32,8 @@ class Served:
 
     file: HandlerFile
 
-    def __init__(self, *, model: str, tokenizer: str | Path, served_as: str = "", version: str = "") -> None:
-        """Describe a model. model, version: on the inference servers. tokenizer: a `tokenizer.json`, relative to the
-        handler file.
-        """
+    def __init__(self, *, model: str, served_as: str = "", version: str = "") -> None:
+        """Describe a model. model, version: on the inference servers."""
         self.served_as = served_as or model
         if NAME.match(self.served_as) is None:
             raise ValueError(
@@ -56,34 +42,13 @@ class Served:
             )
         self.model = model
         self.version = version
-        self.tokenizer = Path(tokenizer)
 
     def locate(self, folder: Path) -> None:
         """Resolve file names, which are relative to the handler file's folder."""
-        self.tokenizer = (folder / self.tokenizer).absolute()
-
-    def __oriel_preload__(self, file: HandlerFile) -> None:
-        """Read the tokenizer in the fork server, so that its workers share it.
-
-        A tokenizer that cannot be read is reported where the model is served.
-        """
-        self.locate(file.folder or Path())
-        if not self.problem():
-            try:
-                tokenizer.loaded(str(self.tokenizer))
-            except Exception:  # the library raises plain Exception for a file that it cannot read
-                _log.warning("openai: the tokenizer of '%s' cannot be read", self.served_as, exc_info=True)
 
     def problem(self) -> str:
         """Return why this cannot be served here, "" if it can."""
-        return tokenizer.missing(self.tokenizer)
-
-    async def encode(self, tools: Tools, inputs: Sequence[Any], param: str, *, longest: int = 0) -> list[Any]:
-        """Tokenize each input, as INT32. Raises ParameterWrong for ids that are not tokens."""
-        found = await tools.context.run(tokenizer.encode, str(self.tokenizer), inputs, longest)
-        if found.problem:
-            raise ParameterWrong(found.problem, param=param)
-        return found.rows()
+        return ""
 
 
 def served_in(files: Iterable[HandlerFile]) -> list[Served]:

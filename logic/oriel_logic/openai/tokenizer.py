@@ -4,23 +4,18 @@ Needs the package `tokenizers` (extra `embeddings`) and the model's `tokenizer.j
 value, and refused where the answer is made.
 """
 
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from oriel_logic.openai.detokenize import Vocabulary, pieces_of
-
 MAX_TOKENIZERS = 16
-MAX_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,33 +35,6 @@ def missing(path: Path) -> str:
     if find_spec("tokenizers") is None:
         return "it needs the package tokenizers: pip install 'oriel-serving[embeddings]'"
     return "" if path.is_file() else f"there is no tokenizer file {path.name} beside its handler file"
-
-
-class AddedToken(msgspec.Struct):
-    content: str
-    special: bool = False
-
-
-class TokenizerFile(msgspec.Struct):
-    """The part of a `tokenizer.json` that is read without the library."""
-
-    added_tokens: list[AddedToken] = []
-
-
-def without_control(path: Path, tokens: Sequence[str]) -> str:
-    """Return which of these are not control tokens of this tokenizer, as a sentence, "" if all are; nothing is
-    imported.
-    """
-    try:
-        found = msgspec.json.decode(path.read_bytes(), type=TokenizerFile)
-    except (msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
-        return f"its tokenizer file {path.name} cannot be read: {error}"
-    known = {each.content for each in found.added_tokens if each.special}
-    unknown = [each for each in tokens if each not in known]
-    if not unknown:
-        return ""
-    some = ", ".join(sorted(known)[:MAX_SHOWN]) or "none"
-    return f"its tokenizer has no control token {', '.join(unknown)} (ends=): it has {some}"
 
 
 def encode(path: str, inputs: Sequence[str] | Sequence[list[int]], longest: int) -> Encoded:
@@ -93,18 +61,6 @@ def encode(path: str, inputs: Sequence[str] | Sequence[list[int]], longest: int)
         ids=np.fromiter((token for row in rows for token in row), dtype=np.int32),
         lengths=np.array([len(row) for row in rows], dtype=np.int32),
     )
-
-
-def vocabulary(path: str) -> Vocabulary:
-    """Return the bytes of each token. Raises DecoderUnknown."""
-    tokenizer = loaded(path)
-    settings: Mapping[str, Any] = json.loads(tokenizer.to_str())
-    size = tokenizer.get_vocab_size()
-    tokens = [tokenizer.id_to_token(index) or "" for index in range(size)]
-    added = tokenizer.get_added_tokens_decoder()
-    texts = {index: None if each.special else each.content for index, each in added.items() if index < size}
-    named = {each.content: index for index, each in added.items() if each.special}
-    return Vocabulary(pieces=pieces_of(settings.get("decoder"), tokens, texts), named=named)
 
 
 def loaded(path: str) -> Any:

@@ -24,7 +24,7 @@ Handler = Callable[[Inbound, Visit], Awaitable[Reply]]
 PRIVATE = frozenset({"authorization", "proxy-authorization", "cookie"})
 MAX_NAMED = 1024
 MAX_NAMED_PATH = 256
-CHAT, LIST, MODELS = "/v1/chat/completions", "/v1/services", "/v1/models"
+LIST, MODELS = "/v1/services", "/v1/models"
 SERVICE = re.compile(r"/v1/services/([^/]+)(?:/versions/([^/]+))?\Z")
 
 
@@ -130,9 +130,7 @@ async def read_body(inbound: Inbound, visit: Visit, limit_bytes: int) -> bytes:
 def nothing_here(path: str, visit: Visit, routes: Iterable[tuple[str, str]] = ()) -> Reply:
     """Answer that there is nothing at `path`. routes: a hint may name one of these."""
     message, near = "services are at /v1/services/<name>", near_path(path) if len(path) <= MAX_NAMED_PATH else ""
-    if path == "/v1/responses" and ("POST", CHAT) in routes:
-        message = f"the models here are for {CHAT}"
-    elif SERVICE.match(near) or any(is_at(known, near) for _, known in routes):
+    if SERVICE.match(near) or any(is_at(known, near) for _, known in routes):
         message = f"{near} is one (a path has /v1 once, and no slash at its end)"
     body = error_body(404, f"there is nothing at this path: {message}", "not_found", visit.call.request_id)
     return Reply(status=404, body=body)

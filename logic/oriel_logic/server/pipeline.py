@@ -46,6 +46,10 @@ class BoundModels(Models, Protocol):
     def rebind(self, call: CallContext) -> None:
         """Give later calls another deadline."""
 
+    async def parameters(self, model: str, *, version: str = "") -> Mapping[str, str]:
+        """Return the parameters of the model's configuration, at most 10 s old. Raises as `infer`."""
+        ...
+
 
 Bind = Callable[[CallContext, Ledger], BoundModels]
 

@@ -3,7 +3,7 @@ files.
 """
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from oriel_logic.client.models import Array, ArrayLike, ModelSpec, Outputs, TensorSpec
+from oriel_logic.client.models import NONE, Array, ArrayLike, ModelSpec, Outputs, TensorSpec
 from oriel_logic.client.tensors import check_inputs, check_outputs, over_time
 from oriel_logic.errors import DeadlineExceeded, LogicError, ModelUnavailable
 from oriel_logic.observe.stages import Ledger
@@ -107,7 +107,7 @@ class BoundFakes:
         *,
         outputs: Sequence[str] | None = None,
         version: str = "",
-    ) -> AsyncIterator[Outputs]:
+    ) -> AsyncGenerator[Outputs, None]:
         with self._ledger.stage("stream", kind="client") as stage:
             stage.attributes["oriel.model"] = model
             answer = await self._answer(model, inputs, outputs, version, "stream")
@@ -125,6 +125,9 @@ class BoundFakes:
         if model not in self._fakes.specs:
             raise ModelUnavailable(f"model '{model}' has no metadata here: pass specs=[spec({model!r}, ...)]")
         return self._fakes.specs[model]
+
+    async def parameters(self, model: str, *, version: str = "") -> Mapping[str, str]:
+        return self._fakes.configured.get(model, {})
 
     async def _answer(
         self,
@@ -180,7 +183,8 @@ class BoundFakes:
         else:
             arrays = check_outputs(known, answer)
         chosen = arrays if wanted is None else {name: arrays[name] for name in wanted}
-        return Outputs(chosen, model=model, model_version=version or "1")
+        parameters = answer.parameters if isinstance(answer, Outputs) else NONE
+        return Outputs(chosen, model=model, model_version=version or "1", parameters=parameters)
 
 
 class FakeModels(BoundFakes):
@@ -189,6 +193,7 @@ class FakeModels(BoundFakes):
     models: name -> its answer: outputs by name, a function of its inputs by name (`def` or `async def`), an error to
         raise, or, for `stream`, a list of outputs or a generator function.
     specs: the metadata of models, checked as an inference server's would be.
+    parameters: model -> the parameters of its configuration, for `oriel_logic.openai`.
     takes_s: seconds by which a call of a model moves `clock` forward.
     calls: every call, in order; of more than 10,000 the newest.
     """
@@ -199,6 +204,7 @@ class FakeModels(BoundFakes):
         *,
         specs: Sequence[ModelSpec] = (),
         takes_s: Mapping[str, float] | None = None,
+        parameters: Mapping[str, Mapping[str, str]] | None = None,
         clock: Any = None,
     ) -> None:
         if takes_s and clock is None:
@@ -206,6 +212,7 @@ class FakeModels(BoundFakes):
         self.models = dict(models or {})
         self.specs = {each.name: each for each in specs}
         self.takes_s = dict(takes_s or {})
+        self.configured = dict(parameters or {})
         self.clock = clock
         self.calls: list[ModelCall] = []
         nobody = CallContext(

@@ -51,7 +51,7 @@ OUTSIDE: Final = frozenset({"body", "limiter", "endpoint", "upstream", "network"
 ALPHA: Final = 0.05  # weight of the latest call in what is usual
 LEARN_EVERY: Final = 64  # one of 64 calls that kept their promise is learned from
 
-MODEL_CALLS: Final = ("logic-infer", "logic-infer-steps", "logic-stream")  # stages in which a logic server calls models
+MODEL_CALLS: Final = ("logic-infer", "logic-stream")  # stages in which a logic server calls models
 
 
 class Stamps(NamedTuple):

@@ -1,16 +1,16 @@
-"""A logic server with an encoder and a decoder model behind it, and the official OpenAI client in front of it."""
+"""A logic server with an encoder or a language model behind it, and the official OpenAI client in front of it."""
 
-import importlib.util
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import openai
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-ROOT = Path(__file__).resolve().parents[3]
+from .language_double import LanguageDouble
+
 WIDTH = 48
 TABLE = np.random.default_rng(5).standard_normal((400, WIDTH)).astype(np.float32)
 ENCODER = """
@@ -27,56 +27,34 @@ ENCODER = """
 """
 
 
-def loaded(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+TOKENIZER_TEXT = [
+    "The weather is lovely today. It's so sunny outside! He drove to the stadium.",
+    "system user assistant: a request carries one deadline and one tier from the first byte to the last.",
+]
 
 
 @pytest.fixture(scope="session")
-def language() -> ModuleType:
-    """The module examples/language/make.py."""
-    return loaded(ROOT / "examples" / "language" / "make.py")
-
-
-@pytest.fixture(scope="session")
-def example(language: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that this module writes, with `models` and `services`."""
-    folder: Path = tmp_path_factory.mktemp("language")
-    language.write_all(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def decoder(example: Path) -> Any:
-    import onnxruntime
-
-    return onnxruntime.InferenceSession(example / "models" / "tiny" / "1" / "model.onnx")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A `tokenizer.json` in a folder of its own: byte-level BPE, trained on two lines."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    made.train_from_iterator(
+        TOKENIZER_TEXT,
+        trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet, show_progress=False),
+    )
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    made.save(str(path))
+    return path
 
 
 class Behind:
-    """Plays the inference server's models. steps: how many tokens each call of the decoder was for."""
+    """Plays the encoder of the inference server. batches: the shapes of its calls."""
 
-    def __init__(self, inference: Any, decoder: Any) -> None:
+    def __init__(self, inference: Any) -> None:
         self.batches: list[tuple[int, ...]] = []
-        self.steps: list[int] = []
-        self.on_step: Callable[[int], None] | None = None
-        self._decoder = decoder
-        kinds = {"tensor(int64)": "INT64", "tensor(float)": "FP32"}
-
-        def told(tensors: Any) -> list[dict[str, Any]]:
-            return [
-                {
-                    "name": each.name,
-                    "datatype": kinds[each.type],
-                    "shape": [each if isinstance(each, int) else -1 for each in each.shape],
-                }
-                for each in tensors
-            ]
-
-        inference.models["tiny"] = {"inputs": told(decoder.get_inputs()), "outputs": told(decoder.get_outputs())}
         inference.models["encoder"] = {
             "inputs": [
                 {"name": name, "datatype": "INT64", "shape": [-1, -1]} for name in ("input_ids", "attention_mask")
@@ -87,33 +65,29 @@ class Behind:
 
     def run(self, request: Any) -> dict[str, Any]:
         given = {each.name: each.array for each in request.inputs}
-        if request.model_name == "encoder":
-            self.batches.append(given["input_ids"].shape)
-            return {"hidden": TABLE[given["input_ids"]]}
-        names = [each.name for each in self._decoder.get_outputs()]
-        self.steps.append(given["input_ids"].shape[1])
-        if self.on_step is not None:
-            self.on_step(len(self.steps))
-        return dict(zip(names, self._decoder.run(None, given), strict=True))
+        self.batches.append(given["input_ids"].shape)
+        return {"hidden": TABLE[given["input_ids"]]}
 
 
 @pytest.fixture
-def behind(inference: Any, decoder: Any) -> Behind:
-    return Behind(inference, decoder)
+def behind(inference: Any) -> Behind:
+    return Behind(inference)
 
 
 Maker = Callable[..., Awaitable[tuple[openai.AsyncOpenAI, Any]]]
 
 
 @pytest.fixture
-async def served(stack: Any, services: Any, example: Path, behind: Behind) -> AsyncIterator[Maker]:
-    """`await served()` returns (official client, stack) of a server with the models `words` and `tiny`."""
+async def served(stack: Any, services: Any, tokenizer: Path, behind: Behind) -> AsyncIterator[Maker]:
+    """`await served()` returns (official client, stack) of a server with `words`, and `tiny` of another kind."""
     clients: list[openai.AsyncOpenAI] = []
 
     async def start(words: str = ENCODER, **settings: Any) -> tuple[openai.AsyncOpenAI, Any]:
         folder = services(words=words)
-        (folder / "tiny").symlink_to(example / "services" / "tiny")
-        (folder / "tiny.py").write_text((example / "services" / "tiny.py").read_text())
+        (folder / "tiny").symlink_to(tokenizer.parent)
+        (folder / "tiny.py").write_text(
+            'from oriel_logic.openai import LanguageModel\ntiny = LanguageModel(model="tiny")\n'
+        )
         running = await stack(folder, **settings)
         client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{running.port}/v1", api_key="none", max_retries=0)
         clients.append(client)
@@ -122,3 +96,19 @@ async def served(stack: Any, services: Any, example: Path, behind: Behind) -> As
     yield start
     for client in clients:
         await client.close()
+
+
+@pytest.fixture
+def double() -> LanguageDouble:
+    return LanguageDouble()
+
+
+@pytest.fixture
+async def chat(stack: Any, services: Any, double: LanguageDouble) -> AsyncIterator[tuple[openai.AsyncOpenAI, Any]]:
+    """Return (official client, stack) of a server with the language model `double` as `chat`."""
+    source = 'from oriel_logic.openai import LanguageModel\nchat = LanguageModel(model="double", served_as="chat")\n'
+    running = await stack(services(chat=source), models=double)
+    async with openai.AsyncOpenAI(
+        base_url=f"http://127.0.0.1:{running.port}/v1", api_key="none", max_retries=0
+    ) as client:
+        yield client, running

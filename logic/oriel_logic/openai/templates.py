@@ -1,0 +1,88 @@
+"""Makes one prompt of chat messages by the model's own Jinja template. Runs in worker processes.
+
+The template comes from the model's folder and the messages from outside: it is rendered in jinja2's immutable sandbox,
+by a worker that is killed past a time and a size, to a text of bounded length. Messages that contain a control token
+are refused, so that nobody speaks in another's role.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+MAX_TEMPLATES = 16
+MAX_PROMPT = 8 << 20  # characters of a rendered prompt
+_MARKS = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")  # marks for training, which jinja2 does not know
+# For a model whose template has no place for tools.
+_TOOLS = (
+    "You can call these functions:\n<tools>\n{tools}\n</tools>\nTo call one, answer with <tool_call>\n"
+    '{{"name": its name, "arguments": its arguments as a JSON object}}\n</tool_call>'
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendered:
+    """A prompt. problem: why these messages have none."""
+
+    text: str = ""
+    problem: str = ""
+
+
+def render(
+    template: str,
+    control: Sequence[str],
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    more: Mapping[str, Any],
+) -> Rendered:
+    """Render a conversation, up to where the assistant's answer begins.
+
+    control: texts of control tokens. more: further values for the template, such as `bos_token`.
+    """
+    from jinja2.exceptions import TemplateError
+
+    given = json.dumps([messages, tools], ensure_ascii=False)
+    used = next((each for each in control if each in given), None)
+    if used is not None:
+        return Rendered(problem=f"a message or tool contains the control token {used}: leave it out")
+    if tools and "tools" not in template:
+        text = _TOOLS.format(tools="\n".join([json.dumps(each, ensure_ascii=False) for each in tools]))
+        messages = [{"role": "system", "content": text}, *messages]
+        if len(messages) > 1 and messages[1]["role"] == "system":
+            messages[:2] = [{"role": "system", "content": f"{messages[1]['content']}\n\n{text}"}]
+    pieces: list[str] = []
+    size = 0
+    try:
+        values = {**more, "messages": messages, "tools": tools, "add_generation_prompt": True}
+        for piece in compiled(template).generate(values):
+            size += len(piece)
+            if size > MAX_PROMPT:
+                return Rendered(problem=f"the prompt has more than {MAX_PROMPT} characters: send fewer messages")
+            pieces.append(piece)
+    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        return Rendered(problem=f"the model's chat template refuses these messages: {error}")
+    return Rendered(text="".join(pieces))
+
+
+@lru_cache(maxsize=MAX_TEMPLATES)
+def compiled(template: str) -> Any:
+    """Return the template in an environment like that of Hugging Face's transformers."""
+    from jinja2.exceptions import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    def tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment.from_string(_MARKS.sub("", template))

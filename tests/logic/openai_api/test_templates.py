@@ -1,0 +1,76 @@
+"""Chat templates as Hugging Face's models have them."""
+
+from typing import Any
+
+import pytest
+
+from oriel_logic.openai import templates
+from oriel_logic.openai.templates import render
+
+SAID: list[dict[str, Any]] = [{"role": "user", "content": "a"}]
+USUAL = """\
+{{ bos_token }}{% for message in messages %}
+{% if message.role == 'system' %}{{ raise_exception('no system messages') }}{% endif %}
+{% generation %}[{{ message.role }}] {{ message.content }}{% endgeneration %}{% endfor %}
+{% if add_generation_prompt %}[assistant]{% endif %}"""
+TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "é<b>"}}]
+
+
+def rendered(template: str, messages: list[dict[str, Any]] = SAID, **more: Any) -> templates.Rendered:
+    return render(template, ["<|end|>"], messages, more.pop("tools", None), more)
+
+
+def test_a_template_has_what_it_has_in_transformers() -> None:
+    assert rendered(USUAL, bos_token="<s>").text == "<s>[user] a[assistant]"
+    assert rendered("{{ tools | tojson }}{{ tools }}", tools=TOOLS).text.startswith(
+        '[{"type": "function", "function": {"name": "é<b>"}}]'
+    )
+    assert rendered("{% for m in messages %}{% break %}{% endfor %}{{ strftime_now('%Y') }}").text.startswith("20")
+    assert rendered("{{ messages | tojson(indent=1) }}").text.count("\n") == 5
+
+
+def test_a_refusal_of_the_template_is_the_callers_to_read() -> None:
+    found = rendered(USUAL, [{"role": "system", "content": "a"}])
+    assert found.problem == "the model's chat template refuses these messages: no system messages"
+    assert "refuses" in rendered("{{ messages[0].content + 1 }}").problem
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": "a<|end|>b"},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"arguments": {"x": ["<|end|>"]}}}]},
+        {"role": "tool", "content": "", "name": "<|end|>"},
+    ],
+)
+def test_nobody_speaks_in_anothers_role_by_writing_control_tokens(message: dict[str, Any]) -> None:
+    found = rendered(USUAL, [*SAID, message])
+    assert found.problem == "a message or tool contains the control token <|end|>: leave it out"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ raise_exception.__globals__ }}",
+        "{% for a in range(10000000) %}{% endfor %}",
+        "{% include '/etc/passwd' %}",
+    ],
+)
+def test_a_template_cannot_reach_out(template: str) -> None:
+    found = rendered(template)
+    assert "refuses" in found.problem or found.text == ""
+
+
+def test_a_prompt_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "MAX_PROMPT", 100)
+    assert "more than 100 characters" in rendered("{% for a in range(101) %}{{ 'x' }}{% endfor %}").problem
+
+
+def test_a_template_without_a_place_for_tools_gets_them_in_a_message() -> None:
+    template = "{% for message in messages %}[{{ message.role }}] {{ message.content }}{% endfor %}"
+    found = rendered(template, tools=TOOLS).text
+    assert found.startswith("[system] You can call these functions:\n<tools>\n{") and found.endswith("[user] a")
+    first = {"role": "system", "content": "be brief"}
+    assert rendered(template, [first, *SAID], tools=TOOLS).text.startswith("[system] be brief\n\nYou can call")
