@@ -66,6 +66,12 @@ class GatewayCollector(Collector):
         yield counter("oriel_gateway_sent_bytes", text, "pool route tier", sent.items())
         text = "Time in the queue, of calls that had to wait."
         yield histogram("oriel_gateway_queue_wait_seconds", text, "pool tier", stats.waits.items())
+        text = "Time to the first event of streams whose tier has a time per token."
+        first = [(of, each) for of, (each, _) in stats.streams.items()]
+        yield histogram("oriel_gateway_first_token_seconds", text, "pool tier", first)
+        text = "Mean time per token of these streams."
+        pace = [(of, each) for of, (_, each) in stats.streams.items()]
+        yield histogram("oriel_gateway_time_per_token_seconds", text, "pool tier", pace)
         text = "Calls that went on to a further pool of their route."
         yield counter("oriel_gateway_spilled_calls", text, "route from to reason", stats.spills.items())
 
@@ -80,6 +86,8 @@ class GatewayCollector(Collector):
         yield gauge("oriel_gateway_tier_objective", text, "tier", objectives)
         targets = [(name, tier.target_s) for name, tier in tiers.items()]
         yield gauge("oriel_gateway_tier_target_seconds", "The tier's target.", "tier", targets)
+        paces = [(name, tier.token_s) for name, tier in tiers.items() if tier.token_s]
+        yield gauge("oriel_gateway_tier_token_seconds", "The tier's time per token.", "tier", paces)
         tenants = _by_result(stats.objectives.tenants.read())
         yield counter("oriel_gateway_tenant_requests", "Requests of the busiest tenants.", "tenant result", tenants)
         refused = [(outcome.value, count) for outcome, count in stats.refusals.items()]

@@ -26,6 +26,7 @@ from oriel_gateway.call.fallback import SPILLING, spill
 from oriel_gateway.call.host import Host
 from oriel_gateway.call.late import explained
 from oriel_gateway.call.lifecycle import LEAST_S, Lifecycle
+from oriel_gateway.call.stream import Pace
 from oriel_gateway.call.trouble import Trouble
 from oriel_gateway.clock import YOUNG
 from oriel_gateway.errors import Outcome, Refused, stopping
@@ -441,6 +442,9 @@ class GatewayCall(Call):
             return
         if (stream := self.stream) is not None and stream.unbounded:
             self.as_stream().begin_answer(now)
+            if self.tenant.tier.token_s and stream.events is not None:
+                stream.pace = pace = Pace()
+                pace.sent(data)
         if not client.keeps_up:
             client.on_writable(False)
 
@@ -456,6 +460,8 @@ class GatewayCall(Call):
         client, stream = self.client, self.stream
         assert client is not None
         self.side.note_data(self, data, complete)
+        if stream is not None and stream.pace is not None:
+            stream.pace.sent(data)
         client.write_more(self, data, complete)
         if complete:
             self.finish(_ANSWERED)

@@ -32,6 +32,7 @@ from typing import Final, cast
 
 from oriel_gateway.call.contracts import ANSWERING, COLLECT, DONE, JOINED, QUEUED, SENDING, Call
 from oriel_gateway.call.late import deadline_passed
+from oriel_gateway.call.stream import Pace
 from oriel_gateway.call.trouble import Trouble
 from oriel_gateway.clock import YOUNG
 from oriel_gateway.errors import Outcome, Refused
@@ -39,6 +40,7 @@ from oriel_gateway.http_status import STATUS
 from oriel_gateway.observe.record import Record
 from oriel_gateway.observe.spans import SpanFacts
 from oriel_policies.waiting.flows import Ticket
+from oriel_wire.context import parse_cost, parse_tokens
 from oriel_wire.engine.upstream import ResponseSink
 from oriel_wire.h2.grpc import DEADLINE_EXCEEDED
 from oriel_wire.observe.semantics import NOWHERE
@@ -220,6 +222,8 @@ class Lifecycle:
             call.record = record = _record_of(call, outcome, now)
             record.error, record.beside = error, beside
             record.answered_s = call.response_s if unbounded else now
+            if unbounded and stream is not None and stream.pace is not None:
+                _note_pace(record, stream.pace)
             record.held_s = 0.0 if trouble is None else trouble.parked_for_s()
             if gateway.records.finished(record, call.tenant, call.target.route):
                 gateway.records.trace(record, self._span_facts(call))
@@ -297,6 +301,14 @@ class Lifecycle:
         )
 
 
+def _note_pace(record: Record, pace: Pace) -> None:
+    """Note how fast a stream of events came; its head, which may come before its first token, answers nobody."""
+    cost = parse_cost(record.used)
+    tokens = (parse_tokens(record.used) or (0, 0))[1] if cost is None else cost.tokens_out
+    record.token_s = pace.token_s(tokens)
+    record.response_s = record.answered_s = pace.first_s or record.ended_s
+
+
 def _record_of(call: Call, outcome: Outcome, now: float) -> Record:
     """Return the record of a call that has ended, without what only its end tells."""
     record = Record()
@@ -324,4 +336,5 @@ def _record_of(call: Call, outcome: Outcome, now: float) -> Record:
     record.timing = call.timing
     record.used = call.used
     record.judged = None
+    record.token_s = -1.0
     return record

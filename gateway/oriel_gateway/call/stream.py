@@ -15,10 +15,12 @@ from oriel_policies.documents import Tier
 from oriel_wire.h1.chunked import LAST_CHUNK, chunk
 from oriel_wire.h1.response import ResponseHead
 
-__all__ = ["AnswerStream", "Events", "begin_stream", "events_of"]
+__all__ = ["AnswerStream", "Events", "Pace", "begin_stream", "events_of"]
 
 _COPIED: Final = 64 * 1024  # larger pieces are not copied into a chunk
 _ENDS = 4  # bytes: two line ends
+_EVENT: Final = b"\ndata:"
+_DONE: Final = b"\ndata: [DONE]"  # the last event of streams of the OpenAI API, which has no token
 
 
 class Events:
@@ -39,6 +41,38 @@ class Events:
         return self._tail.replace(b"\r\n", b"\n").replace(b"\r", b"\n").endswith(b"\n\n")
 
 
+class Pace:
+    """Measures how fast the events of a stream come, where its tier has a time per token.
+
+    first_s, last_s: monotonic seconds of the first and of the latest event; 0.0 before the first.
+    """
+
+    __slots__ = ("_edge", "_events", "first_s", "last_s")
+
+    def __init__(self) -> None:
+        self.first_s = self.last_s = 0.0
+        self._events = 0
+        self._edge = b"\n"
+
+    def sent(self, data: bytes) -> None:
+        """Take more of the answer, without the framing of its chunks."""
+        joined = self._edge + data
+        events = joined.count(_EVENT) - joined.count(_DONE)
+        self._edge = joined[1 - len(_EVENT) :]
+        if events > 0:
+            self._events += events
+            self.last_s = monotonic()
+            self.first_s = self.first_s or self.last_s
+
+    def token_s(self, tokens: int) -> float:
+        """Return the mean seconds from one token to the next; 0.0 of fewer than two.
+
+        tokens: the tokens of the answer; 0 if they are not known, and each event counts as one.
+        """
+        steps = (tokens or self._events) - 1
+        return (self.last_s - self.first_s) / steps if steps > 0 else 0.0
+
+
 def events_of(head: ResponseHead, data: bytes) -> Events | None:
     """Return the tracker of a chunked answer that begins with `data`, None unless it is one of plain events."""
     if not head.events or head.status != 200 or (head.get("content-encoding") or "identity").lower() != "identity":
@@ -53,10 +87,11 @@ class AnswerStream:
 
     unbounded: no length was announced, so the stream has its tier's bounds on silence and duration instead of the
     call's deadline. rechunk: it is written in chunks. close: its end is the connection's. data_s: the time when its
-    latest bytes came. events: how far an answer of events has come, None for any other.
+    latest bytes came. events: how far an answer of events has come, None for any other. pace: how fast it comes, None
+    where nobody needs it.
     """
 
-    __slots__ = ("close", "data_s", "events", "rechunk", "unbounded")
+    __slots__ = ("close", "data_s", "events", "pace", "rechunk", "unbounded")
 
     def __init__(self, data_s: float = 0.0, *, unbounded: bool = False) -> None:
         self.unbounded = unbounded
@@ -64,6 +99,7 @@ class AnswerStream:
         self.rechunk = False
         self.close = False
         self.events: Events | None = None
+        self.pace: Pace | None = None
 
     def ends_s(self, tier: Tier, response_s: float) -> float:
         """Return when an unbounded stream has been silent, or gone on, for too long."""

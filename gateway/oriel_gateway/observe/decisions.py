@@ -139,6 +139,7 @@ def _promise(decided: Record) -> dict[str, Any] | None:
         "cause": None if judged is None else judged.cause or None,
         "excess_ms": 0.0 if judged is None else _ms(judged.excess_s),
         "passed_in": None if judged is None else judged.passed or None,
+        **({} if decided.token_s < 0.0 else {"token_ms": _ms(decided.token_s)}),
         "places_ms": {
             place: _ms(seconds) for place, seconds in zip(STAGES, times_of(decided), strict=True) if seconds > 0.0
         },

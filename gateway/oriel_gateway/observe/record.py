@@ -36,7 +36,9 @@ class Record:
     status: the HTTP status; 0 for a gRPC call that was not refused.
     error: the text of the error, "" without one.
     limited_s: it began to wait for the ledger of its limits.
-    answered_s: the time that its target is about: its end, or the first byte of a stream.
+    answered_s: the time that its target is about: its end, or the first byte of a stream; where its tier has a time per
+    token, the first event.
+    token_s: the mean seconds per token of such a stream, 0.0 of fewer than two tokens; -1.0 for any other call.
     held_s: seconds of its wait for a permit in which no endpoint was usable.
     ahead: calls before it in the queue when it joined; -1 if it did not queue.
     beside: the calls that its pool had in flight when it ended, itself included.
@@ -52,6 +54,7 @@ class Record:
         *("mark", "method", "protocol", "tenant", "target", "opened", "outcome", "status", "error"),
         *("received_s", "limited_s", "queued_s", "permit_s", "sent_s", "response_s", "answered_s", "ended_s", "held_s"),
         *("deadline", "ahead", "beside", "bytes_in", "bytes_out", "endpoint", "tried", "timing", "used", "judged"),
+        "token_s",
     )
     mark: Mark
     method: str
@@ -81,6 +84,7 @@ class Record:
     timing: str
     used: str
     judged: Judged | None
+    token_s: float
 
 
 def refused_record(
@@ -105,4 +109,5 @@ def refused_record(
     record.error = record.timing = record.used = ""
     record.opened = False
     record.judged = None
+    record.token_s = -1.0
     return record

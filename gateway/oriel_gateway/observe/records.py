@@ -81,6 +81,8 @@ class Records:
             or record.outcome is not _ANSWERED
         ):
             record.judged = self.objectives.judge(record, tenant.tier, route)
+        if record.token_s >= 0.0:
+            self.stats.streamed(record, tenant.tier)
         self._keep(record)
         return self.traced and (record.judged is not None or record.mark.kept != "")
 

@@ -6,10 +6,11 @@ from typing import Final
 from oriel_gateway.errors import Outcome
 from oriel_gateway.observe.cube import Cell, add_up
 from oriel_gateway.observe.objectives import Objectives, times_of
-from oriel_gateway.observe.record import Record
+from oriel_gateway.observe.record import Judged, Record
 from oriel_gateway.observe.spending import Spending
 from oriel_gateway.observe.usage import Usage
-from oriel_policies.promise.objectives import LEARN_EVERY
+from oriel_policies.documents import Tier
+from oriel_policies.promise.objectives import LEARN_EVERY, TOKENS
 from oriel_wire.observe.telemetry import Histogram
 
 BATCH: Final = 256
@@ -46,12 +47,28 @@ class Stats:
         self._refused: dict[Outcome, int] = {}
         self.recent: list[Record] = []
         self.spills: dict[tuple[str, str, str, str], int] = {}  # (route, pool, next pool, reason) -> calls
+        # by (pool, tier), of streams whose tier has a time per token: the time to the first event, and that per token
+        self.streams: dict[tuple[str, str], tuple[Histogram, Histogram]] = {}
         self._counted = 0
         self.readers: list[Callable[[Sequence[Cell]], None]] = [self._count, usage.count, objectives.count]
 
     def spend_by(self, spending: Spending) -> None:
         """Charge what is used from now on to the budgets of tenants."""
         self._usage.spending = spending
+
+    def streamed(self, record: Record, tier: Tier) -> None:
+        """Count a stream whose tier has a time per token, and judge one that was in time but for that."""
+        assert record.target is not None
+        key = (record.target.pool, tier.name)
+        found = self.streams.get(key)
+        if found is None:
+            found = self.streams[key] = (Histogram(), Histogram())
+        found[0].observe(record.answered_s - record.received_s)
+        if record.token_s:
+            found[1].observe(record.token_s)
+        if record.judged is None and record.token_s > tier.token_s:
+            more_s = (record.ended_s - record.answered_s) * (1.0 - tier.token_s / record.token_s)
+            record.judged = Judged("late", TOKENS, more_s, TOKENS)
 
     def spilled(self, route: str, pool: str, to: str, reason: str) -> None:
         """Count a call that went on to another pool of its route."""

@@ -45,7 +45,8 @@ STAGES: Final = Times._fields
 UPSTREAM_ERROR: Final = "upstream_error"
 REFUSED: Final = "refused"
 LOOP: Final = "loop"  # the gateway's own event loop stood still, while the call seemed to wait for somebody outside
-CAUSES: Final = (*STAGES, UPSTREAM_ERROR, REFUSED, LOOP)
+TOKENS: Final = "tokens"  # the stream began in time, and its tokens came more slowly than its tier's time per token
+CAUSES: Final = (*STAGES, UPSTREAM_ERROR, REFUSED, LOOP, TOKENS)
 # The places in which a gateway that stands still itself seems to wait for others.
 OUTSIDE: Final = frozenset({"body", "limiter", "endpoint", "upstream", "network", "answer"})
 ALPHA: Final = 0.05  # weight of the latest call in what is usual

@@ -129,6 +129,7 @@ def _tiers(
             "band": tier.band,
             "target_ms": round(tier.target_s * 1e3, 3),
             "objective": tier.objective,
+            **({"token_ms": round(tier.token_s * 1e3, 3)} if tier.token_s else {}),
             **_counts(recent.tiers.get(tier.name), covers_s),
             "waiting": sum(gate.admission.queue.depth(tier.band) for gate in gates),
             "oldest_ms": _ms(max((oldest_wait_s(gate, [tier.band]) for gate in gates), default=0.0)),
