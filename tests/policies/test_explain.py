@@ -293,7 +293,7 @@ LINES = {
         "max_queue = 4",
         "max_queue_bytes = 5", "max_body_bytes = 6", "max_response_bytes = 7", "connect_timeout_ms = 8",
         "idle_timeout_ms = 9", "probe = ''", "probe_interval_ms = 500", "triton_priorities = {t = 3}",
-        "place_models = true",
+        "place_models = true", "engine = 'triton'", "metrics_port = 5",
         "scaling = {minimum = 0, maximum = 9}",
     ],
     "routes": [

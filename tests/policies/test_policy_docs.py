@@ -118,6 +118,7 @@ def test_pools_have_the_effect_the_page_says(snapshot: Snapshot) -> None:
     assert (pool.connect_timeout_s, pool.idle_timeout_s) == (2.0, 45.0)
     assert (pool.probe, pool.probe_interval_s) == ("/v2/health/ready", 1.0)
     assert dict(pool.triton_priorities) == {"gold": 1, "bronze": 2}
+    assert (pool.engine, pool.metrics_port) == ("triton", 8002)
     assert canary.discover == ("triton.models.svc", 8000) and canary.grpc_discover == ("triton.models.svc", 8001)
     inference = snapshot.pools["inference"]
     assert inference.discover == ("kubernetes:inference.models", 8000)

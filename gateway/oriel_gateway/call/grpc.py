@@ -83,11 +83,11 @@ def requested_by(call: Call) -> float:
 
 
 def schedule_of(call: Call, timeout_s: float | None) -> bytes:
-    """Return the fields with Triton's priority and timeout that a message gets; b"" where the pool maps no priority."""
-    priorities = call.gate.pool.triton_priorities
-    if not priorities or call.method not in ("ModelInfer", "ModelStreamInfer"):
+    """Return the fields with Triton's priority and timeout that a message gets; b"" where its tier has no priority."""
+    pool, tier = call.gate.pool, call.tenant.tier
+    if not (pool.triton_priorities or pool.engine) or call.method not in ("ModelInfer", "ModelStreamInfer"):
         return b""
-    priority = priorities.get(call.tenant.tier.name)
+    priority = pool.triton_priorities.get(tier.name) or (tier.band + 1 if pool.engine == "triton" else None)
     return b"" if priority is None else schedule_fields(priority, timeout_s)
 
 

@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from oriel_gateway.call.contracts import SMALL_BYTES, Call, Side
+from oriel_gateway.call.engine_body import for_engine
 from oriel_gateway.call.fallback import SENT_ON
 from oriel_gateway.call.heads import Known, head_lines
 from oriel_gateway.identity.named_models import naming_another
@@ -45,22 +46,25 @@ class HttpSide(Side):
             tail += f"tracestate: {mark.state}\r\n"
         if call.target.kind == "service" and call.gateway.callers.tickets is not None:
             tail += call.gateway.callers.tickets.line(call.tenant, mark.request_id, call.deadline - now)
+        body, size = call._body, call.bytes_in
+        if call.gate.pool.engine and size:
+            body, lines, more = for_engine(call, lines, now)
+            size, tail = sum([len(piece) for piece in body]), tail + more
         if call.head.content_length is not None or call.head.chunked:  # it is complete now: its length is known
-            tail += f"content-length: {call.bytes_in}\r\n"
+            tail += f"content-length: {size}\r\n"
         if (client := call.client) is not None and client.forwarded:
             tail += client.forwarded
-        line, host, more = call.target.line, connection.endpoint.host_line, tail.encode("latin-1")
-        body = call._body
+        line, host, rest = call.target.line, connection.endpoint.host_line, tail.encode("latin-1")
         if body is None or call.bytes_in <= SMALL_BYTES:
             pieces = (body,) if isinstance(body, bytes) else body or (b"",)
             whole = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            request = b"\r\n".join((line, host, lines, more, whole))
+            request = b"\r\n".join((line, host, lines, rest, whole))
             connection.request_bytes = len(request)
             connection.transport.write(request)
         else:
             connection.request_bytes = -1
             pieces = (body,) if isinstance(body, bytes) else body
-            connection.transport.writelines((b"\r\n".join((line, host, lines, more, b"")), *pieces))
+            connection.transport.writelines((b"\r\n".join((line, host, lines, rest, b"")), *pieces))
             call._body = None
         connection.request_done = True
 

@@ -33,6 +33,7 @@ from oriel_policies.errors import BadDocument
 from oriel_policies.metering.prices import Price
 from oriel_policies.scaling.schedule import Window, read_window
 from oriel_policies.scaling.wanted import Scaling
+from oriel_policies.upstreams.engines import ENGINES
 from oriel_policies.upstreams.fallback import MODEL_IN_JSON, MOST_POOLS
 
 _HEADER = re.compile(r"[a-z0-9-]{1,64}\Z")
@@ -48,6 +49,8 @@ _CREDENTIALS = frozenset({"authorization", "proxy-authorization", "x-api-key"})
 _PROBE_V2 = "/v2/health/ready"
 _PROBE_LOGIC = "/health/ready"
 MAX_MISTAKES = 100
+_INFLIGHT = 32
+_ENGINE_INFLIGHT = 1024  # how many fewer are enough is read from the engines
 _MOST_REPLICAS = 10_000
 _MOST_WINDOWS = 50
 
@@ -187,9 +190,14 @@ def _pool(file: str, path: str, name: str, pool: object, probes: Mapping[str | N
     if pool.grpc_endpoints and pool.grpc_discover:
         raise BadDocument(file, path, "a pool may have either grpc_endpoints or grpc_discover, not both")
     _known_tiers(file, f"{path}.triton_priorities", pool.triton_priorities, tiers)
+    engine = ENGINES.get(pool.engine or "")
+    if pool.triton_priorities and pool.engine not in (None, "triton"):
+        raise BadDocument(
+            file, f"{path}.triton_priorities", f'engine "{pool.engine}" does not read them: leave them out'
+        )
     probe = pool.probe
     if probe is None:
-        probe = probes.get(name, "")
+        probe = (engine and engine.probe) or probes.get(name, "")
     if probe and not _PATH.match(probe):
         raise BadDocument(file, f"{path}.probe", 'a probe must be a path such as "/v2/health/ready", or "" for none')
     if pool.place_models and not probe:
@@ -198,7 +206,7 @@ def _pool(file: str, path: str, name: str, pool: object, probes: Mapping[str | N
         name=name,
         endpoints=tuple(_address(file, f"{path}.endpoints", text) for text in pool.endpoints),
         grpc_endpoints=tuple(_address(file, f"{path}.grpc_endpoints", text) for text in pool.grpc_endpoints),
-        max_inflight=pool.max_inflight,
+        max_inflight=pool.max_inflight or (_ENGINE_INFLIGHT if engine and engine.metrics else _INFLIGHT),
         max_streams=pool.max_streams,
         max_queue=pool.max_queue,
         max_queue_bytes=pool.max_queue_bytes,
@@ -214,6 +222,8 @@ def _pool(file: str, path: str, name: str, pool: object, probes: Mapping[str | N
         triton_priorities=dict(pool.triton_priorities),
         place_models=pool.place_models,
         scaling=_scaling(file, f"{path}.scaling", pool, tiers),
+        engine=pool.engine if engine and pool.engine else "",
+        metrics_port=pool.metrics_port or 0,
     )
 
 

@@ -234,6 +234,8 @@ class Pool:
     discover: (host, port) whose addresses are the endpoints; the host is a DNS name, or `kubernetes:` with the name of
     a service and, after a dot, its namespace. place_models: the gateway decides which servers load which models.
     scaling: None for a pool whose replicas are not the gateway's to plan.
+    engine: a name in `upstreams.engines.ENGINES`, "" for Oriel's servers and others of their protocols. metrics_port:
+    the port of its metrics, 0 for that of its calls.
     """
 
     name: str
@@ -255,6 +257,8 @@ class Pool:
     triton_priorities: Mapping[str, int]
     place_models: bool = False
     scaling: Scaling | None = None
+    engine: str = ""
+    metrics_port: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -166,15 +166,18 @@ class ScalingTable(_Table):
 class PoolTable(_Table):
     """`[pools.NAME]`: a group of equal servers. discover: instead of `endpoints`, `dns:HOST:PORT` or
     `kubernetes:SERVICE[.NAMESPACE]:PORT`. place_models: decide which of the servers, which load models on demand, have
-    which models.
+    which models. engine: the servers of others that it consists of (docs/engines.md); metrics_port: the port of their
+    metrics, if it is another one.
     """
 
+    engine: Literal["vllm", "sglang", "trtllm", "openai", "triton", "v2"] | None = None
+    metrics_port: Annotated[int, Meta(ge=1, le=65535)] | None = None
     endpoints: list[str] = []
     discover: str | None = None
     grpc_endpoints: list[str] = []
     grpc_discover: str | None = None
     learn_concurrency: bool = True
-    max_inflight: Positive = 32
+    max_inflight: Positive | None = None
     max_streams: Count = 256
     max_queue: Count = 1024
     max_queue_bytes: Count = 256 * 1024 * 1024

@@ -288,12 +288,14 @@ def _pool(pool: Pool, tenant: Tenant) -> str:
         f"bodies up to {pool.max_body_bytes} bytes, answers up to {pool.max_response_bytes}; connections within "
         f"{_ms(pool.connect_timeout_s)}, kept for {_ms(pool.idle_timeout_s)}; "
         + (f"{pool.probe} probed every {_ms(pool.probe_interval_s)}" if pool.probe else "not probed")
+        + (f"; engine {pool.engine}" if pool.engine else "")
+        + (f"; metrics at port {pool.metrics_port}" if pool.metrics_port else "")
     )
     if pool.place_models:
         text += "; models are placed on its servers"
     priority = pool.triton_priorities.get(tenant.tier.name)
     if priority is not None:
-        text += f"; Triton priority {priority} over gRPC"
+        text += f"; Triton priority {priority}{'' if pool.engine == 'triton' else ' over gRPC'}"
     if (scaling := pool.scaling) is not None:
         share = scaling.weights.get(tenant.tier.name, 1.0)
         text += (
