@@ -70,10 +70,10 @@ class Engine:
         while self.waiting and len(self.running) < self.seats:
             begins = self.waiting.pop(0)
             blocks = [begins.text[:end] for end in range(BLOCK, len(begins.text) + 1, BLOCK)]
-            begins.cached = BLOCK * sum(1 for each in blocks if each in self.cache)
-            for each in blocks:
-                self.cache.pop(each, None)
-                self.cache[each] = None
+            begins.cached = BLOCK * sum(block in self.cache for block in blocks)
+            for block in blocks:
+                self.cache.pop(block, None)
+                self.cache[block] = None
             begins.prefill = (len(begins.text) - begins.cached) // self.step_bytes
             self.asked += len(begins.text)
             self.cached += begins.cached

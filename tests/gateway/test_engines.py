@@ -1,14 +1,16 @@
 """Engines of others behind the gateway: the stand-ins of `stand_in` behave as the engines document it."""
 
+import asyncio
 import json
 from typing import Any
 
+import httpx
 import pytest
 
 from ..waiting import until
 from .openai_answers import CHAT, chat
 from .stack import BRONZE, GOLD, Client, digest, documents, gateway, upstream
-from .stand_in import engine
+from .stand_in import Engine, engine
 
 LOW = "key-low"
 TENANT = f"""
@@ -103,3 +105,76 @@ async def test_triton_over_http_gets_priority_and_timeout_as_parameters() -> Non
         assert json.loads(seen.body[:size])["parameters"]["priority"] == 3
         await client.ask("/v2/models/digits/generate", b'{"text_input":"x"}')
         assert up.seen[-1].body == b'{"text_input":"x"}'
+
+
+SHORT = """
+[tiers.gold]
+band = 0
+target_ms = 200
+give_up_ms = 400
+stream_idle_ms = IDLE
+stream_max_ms = 700
+"""
+
+
+def short(port: int, idle_ms: int) -> dict[str, bytes]:
+    """Return documents whose gold tier gives a first token 400 ms, and a stream 700."""
+    (text,) = documents([port], pool=pool("vllm")).values()
+    _, _, rest = text.decode().partition("[tiers.bronze]")
+    return {"all.toml": f"{SHORT.replace('IDLE', str(idle_ms))}[tiers.bronze]{rest}".encode()}
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_call_that_is_late_inside_the_engine_is_aborted_there_and_answered(streams: bool) -> None:
+    async with engine() as stand_in, gateway(short(stand_in.port, 600)) as (port, core), Client(port) as client:
+        reply = await client.ask(CHAT, chat(stream=streams))
+        assert (reply.status, json.loads(reply.body)["error"]["reason"]) == (504, "deadline_exceeded")
+        await until(lambda: stand_in.aborted)
+        assert core.pools["p"].admission.inflight == 0
+
+
+@pytest.mark.parametrize("idle_ms", [100, 700])
+async def test_stream_that_is_silent_or_too_long_is_aborted_in_the_engine(idle_ms: int) -> None:
+    async with engine() as stand_in, gateway(short(stand_in.port, idle_ms)) as (port, _), Client(port) as client:
+        client.send(CHAT, chat(100_000, stream=True))
+        await until(lambda: stand_in.waiting)
+        stand_in.step()
+        await until(lambda: stand_in.aborted or (idle_ms == 700 and stand_in.step()))
+        assert b"deadline_exceeded" in (await client.reply()).body
+
+
+async def leaves_over_http_1(port: int, stand_in: Engine, body: bytes) -> None:
+    async with Client(port) as client:
+        client.send(CHAT, body)
+        await until(lambda: stand_in.waiting)
+
+
+async def leaves_over_http_2(port: int, stand_in: Engine, body: bytes) -> None:
+    async with httpx.AsyncClient(http1=False, http2=True) as client:
+        url, headers = f"http://127.0.0.1:{port}{CHAT}", {"x-api-key": GOLD}
+        asking = asyncio.ensure_future(client.post(url, content=body, headers=headers))
+        await until(lambda: stand_in.waiting)
+        asking.cancel()  # resets the stream, and leaves the connection open
+        await until(lambda: stand_in.aborted)
+
+
+@pytest.mark.parametrize("leaves", [leaves_over_http_1, leaves_over_http_2])
+@pytest.mark.parametrize("streams", [True, False])
+async def test_engine_aborts_the_call_of_a_client_that_leaves(leaves: Any, streams: bool) -> None:
+    async with engine() as stand_in, gateway(documents([stand_in.port], pool=pool("vllm"))) as (port, core):
+        await leaves(port, stand_in, chat(stream=streams))
+        await until(lambda: stand_in.aborted)
+        assert core.pools["p"].admission.inflight == 0
+
+
+async def test_early_head_of_a_stream_does_not_begin_its_answer() -> None:
+    async with engine() as stand_in, gateway(documents([stand_in.port], pool=pool("vllm"))) as (port, core):
+        async with Client(port) as client:
+            client.send(CHAT, chat(2, stream=True))
+            await until(lambda: stand_in.waiting)
+            endpoint = core.pools["p"].endpoints[0]
+            await until(lambda: endpoint.heard)
+            assert core.pools["p"].admission.inflight == 1
+            stand_in.step()
+            stand_in.step()
+            assert (await client.reply()).body.endswith(b"data: [DONE]\n\n")

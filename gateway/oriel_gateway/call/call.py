@@ -93,7 +93,7 @@ class GatewayCall(Call):
         self.lines = self.receiver = self.grant = self.extras = self.endpoint = self.connection = self.holding = (
             self._body
         ) = None
-        self.stick = self.stream = self.stream_slot = self.answer = self.record = None
+        self.stick = self.stream = self.stream_slot = self.answer = self.early = self.record = None
         self.slot = YOUNG
         clock = gateway.clock
         if not clock.young:
@@ -291,7 +291,7 @@ class GatewayCall(Call):
 
     def _begin(self, connection: Any, now: float) -> None:
         """Write the request to the connection that was made for it; it makes room for no other call from now on."""
-        self.sent_s = now
+        self.sent_s, self.early = now, None
         if (holding := self.holding) is not None:
             self.gate.bytes.fix(holding)
         self.side.write(self, connection, now)
@@ -392,7 +392,11 @@ class GatewayCall(Call):
     # Callbacks of the upstream's answer ------------------------------------------------------------------------
 
     def response(self, head: Any, data: bytes, complete: bool) -> None:
-        if self.side.grpc and not self.side.reads(self, head, data, complete):
+        if self.side.grpc:
+            if not self.side.reads(self, head, data, complete):
+                return
+        elif self.gate.pool.engine and head.events and head.status < 400 and not (data or complete):
+            self.early = head  # the call still waits inside the engine: its deadline and its permit stay in force
             return
         receiver = self.receiver
         if receiver is not None:
@@ -449,6 +453,10 @@ class GatewayCall(Call):
             client.on_writable(False)
 
     def response_data(self, data: bytes, complete: bool) -> None:
+        if (early := self.early) is not None:
+            self.early = None
+            self.response(early, data, complete)
+            return
         if complete:
             if self.connection is not None and self.connection.reported is not None:
                 self.cost_us, self.used = self.connection.reported

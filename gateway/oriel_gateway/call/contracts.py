@@ -125,6 +125,7 @@ class Call(ABC):
     bytes_in: bytes of the body that have come, or had when it was sent.
     stream: the side of an answer that comes in parts and is more than its bytes. stream_slot: the slot of a streaming
     call.
+    early: the head of a stream of events that an engine has sent long before its first token, while that is awaited.
     answer: the status and trailers of a gRPC answer. extras: the hooks of a special route.
     """
 
@@ -132,7 +133,19 @@ class Call(ABC):
         *("client", "extras", "gateway", "head", "lines", "mark", "method", "receiver", "record", "side"),
         *("tenant", "target", "gate", "endpoints", "endpoint", "connection", "holding", "stick", "tried"),
         *("received_s", "limited_s", "queued_s", "permit_s", "sent_s", "response_s", "deadline", "state", "slot"),
-        *("_body", "ahead", "answer", "bytes_in", "bytes_out", "cost_us", "grant", "status", "stream", "stream_slot"),
+        *(
+            "_body",
+            "ahead",
+            "answer",
+            "early",
+            "bytes_in",
+            "bytes_out",
+            "cost_us",
+            "grant",
+            "status",
+            "stream",
+            "stream_slot",
+        ),
         *("timing", "used"),
     )
     client: "Client | None"
@@ -166,6 +179,7 @@ class Call(ABC):
     _body: bytes | list[Any] | None  # whole, or in pieces
     ahead: int
     answer: GrpcAnswer | None
+    early: Any
     bytes_in: int
     bytes_out: int
     cost_us: int
