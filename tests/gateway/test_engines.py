@@ -7,6 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
+from oriel_gateway.shared.hidden_usage import WithoutUsage
+
 from ..waiting import until
 from .openai_answers import CHAT, chat
 from .stack import BRONZE, GOLD, Client, digest, documents, gateway, upstream
@@ -178,3 +180,48 @@ async def test_early_head_of_a_stream_does_not_begin_its_answer() -> None:
             stand_in.step()
             stand_in.step()
             assert (await client.reply()).body.endswith(b"data: [DONE]\n\n")
+
+
+async def streamed_by_engine(kind: str, **more: object) -> tuple[bytes, dict[str, Any], Any]:
+    """Return the events that the client gets, the body that the engine has got, and the usage of the call."""
+    async with engine(kind) as stand_in, gateway(documents([stand_in.port], pool=pool(kind))) as (port, core):
+        async with Client(port) as client:
+            client.send(CHAT, chat(3, stream=True, **more))
+            await until(lambda: stand_in.waiting)
+            reply = asyncio.ensure_future(client.reply())
+            await until(lambda: reply.done() or stand_in.step())
+        usage = core.records.stats.usage.tokens.read()
+        return reply.result().body, stand_in.seen[-1].body, {kind: n for of in usage.values() for kind, n in of.items()}
+
+
+async def test_usage_of_a_stream_is_asked_for_counted_and_kept_from_the_client() -> None:
+    for kind in ("vllm", "sglang"):
+        for options in ({}, {"stream_options": None}, {"stream_options": {"include_usage": False, "other": 1}}):
+            events, sent, used = await streamed_by_engine(kind, **options)
+            assert sent["stream_options"]["include_usage"] is True
+            assert b"usage" not in events and events.count(b"data:") == 4 and events.endswith(b"[DONE]\n\n")
+            assert used["output"] == 3 and used["input"] > 0, kind
+
+
+async def test_usage_that_the_client_asks_for_reaches_it() -> None:
+    events, _, used = await streamed_by_engine("vllm", stream_options={"include_usage": True})
+    assert events.count(b"data:") == 5 and b'"completion_tokens": 3' in events
+    assert used["output"] == 3
+
+
+@pytest.mark.parametrize("mark", [b"\n\n", b"\r\n\r\n"])
+def test_event_of_the_usage_is_found_however_the_stream_is_cut(mark: bytes) -> None:
+    kept = [b'data: {"choices":[{"usage":1}],"usage":null}', b": ping", b'data: {"choices":[],"x":"\\"usage\\""}']
+    stream = mark.join(
+        [*kept[:2], b'data: {"choices" : [],"usage":{"total_tokens":3}}', kept[2], b"data: [DONE]", b"rest"]
+    )
+    for size in (1, 2, 3, 7, len(stream)):
+        hides = WithoutUsage()
+        pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
+        got = b"".join([hides.feed(piece, False) for piece in pieces]) + hides.feed(b"", True)
+        assert got == mark.join([*kept, b"data: [DONE]", b"rest"])
+
+
+def test_event_that_never_ends_is_passed_on() -> None:
+    hides = WithoutUsage()
+    assert b"".join([hides.feed(b"x" * 1000, False) for _ in range(100)]).count(b"x") > 60_000

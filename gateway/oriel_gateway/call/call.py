@@ -13,7 +13,6 @@ from oriel_gateway.call.attempts import decided_by_itself, note_answer, sticky_e
 from oriel_gateway.call.contracts import (
     ANSWERING,
     COLLECT,
-    DONE,
     LIMITED,
     QUEUED,
     SENDING,
@@ -376,17 +375,7 @@ class GatewayCall(Call):
 
     def take_over(self, work: Call) -> None:
         assert isinstance(work, GatewayCall)
-        work.unwatch()
-        work.state = DONE
-        work.receiver = None
-        work.gate.calls -= 1
-        self.state = SENDING
-        self.queued_s, self.permit_s, self.sent_s = work.queued_s, work.permit_s, work.sent_s
-        self.ahead, self.endpoint, self.tried = work.ahead, work.endpoint, work.tried
         self.life.take_over(self, work, work.life)
-        self.connection, work.connection = work.connection, None
-        if self.connection is not None:
-            self.connection.sink = self
         self._body = None
 
     # Callbacks of the upstream's answer ------------------------------------------------------------------------
@@ -464,7 +453,7 @@ class GatewayCall(Call):
         if self.receiver is not None and self.receiver.response_data(self, data, complete):
             return
         if self.extras is not None:
-            self.extras.data(self, data, complete)
+            data = self.extras.data(self, data, complete)
         client, stream = self.client, self.stream
         assert client is not None
         self.side.note_data(self, data, complete)

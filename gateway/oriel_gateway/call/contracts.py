@@ -133,20 +133,8 @@ class Call(ABC):
         *("client", "extras", "gateway", "head", "lines", "mark", "method", "receiver", "record", "side"),
         *("tenant", "target", "gate", "endpoints", "endpoint", "connection", "holding", "stick", "tried"),
         *("received_s", "limited_s", "queued_s", "permit_s", "sent_s", "response_s", "deadline", "state", "slot"),
-        *(
-            "_body",
-            "ahead",
-            "answer",
-            "early",
-            "bytes_in",
-            "bytes_out",
-            "cost_us",
-            "grant",
-            "status",
-            "stream",
-            "stream_slot",
-        ),
-        *("timing", "used"),
+        *("_body", "ahead", "answer", "bytes_in", "bytes_out", "cost_us", "grant", "status", "stream", "stream_slot"),
+        *("early", "timing", "used"),
     )
     client: "Client | None"
     extras: "RouteHooks | None"
@@ -492,11 +480,11 @@ class RouteHooks(Protocol):
     def before_queue(self, call: Call) -> bool:
         """The request is complete. False: the call does not queue, it is answered or waits for something else."""
 
-    def response(self, call: Call, head: Any, data: bytes, complete: bool) -> None:
-        """The upstream's head is about to be passed on, and may be changed."""
+    def response(self, call: Call, head: Any, data: bytes, complete: bool) -> bytes:
+        """The upstream's head is about to be passed on, and may be changed. Returns the data that is passed on."""
 
-    def data(self, call: Call, data: bytes, complete: bool) -> None:
-        """More of the answer is about to be passed on."""
+    def data(self, call: Call, data: bytes, complete: bool) -> bytes:
+        """More of the answer is about to be passed on. Returns what is."""
 
     def cut_off(self, call: Call) -> None:
         """The call is about to end before its answer is complete."""

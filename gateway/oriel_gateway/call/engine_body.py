@@ -6,7 +6,6 @@ as well, for parsers that refuse equal members. A text that does not end like an
 reader takes the result for a request. Triton's parser keeps the first one; there the parameters are written first.
 """
 
-import re
 from time import time
 from typing import Any, Final
 
@@ -15,14 +14,14 @@ import msgspec
 from oriel_gateway.call.contracts import Call
 from oriel_policies.upstreams.engines import ENGINES
 
-__all__ = ["READ_BYTES", "as_object", "for_engine"]
+__all__ = ["asking_for_usage", "for_engine"]
 
 READ_BYTES: Final = 4 * 1024 * 1024  # the most bytes of JSON that are parsed
 _SPACES: Final = b" \t\r\n"
 _OWN: Final = b'"priority"'
-_SPELLED: Final = re.compile(rb"\\u00[4-7]")  # a letter that no encoder writes like this: perhaps a name in disguise
+_SPELLED: Final = b"\\u00"  # begins a letter in disguise, perhaps one of that name
 _JSON_BYTES: Final = "inference-header-content-length"
-_as_object: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def for_engine(call: Call, lines: bytes, now: float) -> tuple[list[Any], bytes, str]:
@@ -54,16 +53,26 @@ def for_engine(call: Call, lines: bytes, now: float) -> tuple[list[Any], bytes, 
     return [start, memoryview(body)[size:]], b"\r\n".join(kept), f"{_JSON_BYTES}: {len(start)}\r\n"
 
 
-def as_object(body: bytes) -> dict[str, msgspec.Raw] | None:
+def asking_for_usage(body: bytes) -> bytes | None:
+    """Return a body that asks for the usage of its stream; None if it does so itself, or asks for no stream."""
+    if b'"stream"' not in body or (fields := _read(body)) is None or bytes(fields.get("stream", b"")) != b"true":
+        return None
+    options = _read(bytes(fields.get("stream_options", b"{}"))) or {}
+    if bytes(options.get("include_usage", b"")) == b"true":
+        return None
+    return msgspec.json.encode({**fields, "stream_options": {**options, "include_usage": True}})
+
+
+def _read(body: bytes) -> dict[str, msgspec.Raw] | None:
     """Return the members of a JSON object; None if it is none, or too large to be read here."""
     try:
-        return _as_object(body) if len(body) <= READ_BYTES else None
+        return _decode(body) if len(body) <= READ_BYTES else None
     except (ValueError, RecursionError):
         return None
 
 
 def _last(body: bytes, priority: str) -> list[Any]:
-    if (_OWN in body or _SPELLED.search(body)) and (fields := as_object(body)) is not None and "priority" in fields:
+    if (_OWN in body or _SPELLED in body) and (fields := _read(body)) is not None and "priority" in fields:
         del fields["priority"]
         body = msgspec.json.encode(fields)
     end = len(body.rstrip(_SPACES))
@@ -73,11 +82,11 @@ def _last(body: bytes, priority: str) -> list[Any]:
 
 
 def _first(body: bytes, text: bytes) -> bytes:
-    fields = as_object(body)
+    fields = _read(body)
     if fields is None:
         large = len(body) > READ_BYTES and b'"parameters"' in body
         return body if large else b'{"parameters":{%b},%b' % (text, body.lstrip(_SPACES)[1:])
-    given = as_object(bytes(fields.pop("parameters", b"{}"))) or {}
+    given = _read(bytes(fields.pop("parameters", b"{}"))) or {}
     others = {name: raw for name, raw in given.items() if name not in ("priority", "timeout")}
     inside = text + (b"," + msgspec.json.encode(others)[1:-1] if others else b"")
     rest = msgspec.json.encode(fields)

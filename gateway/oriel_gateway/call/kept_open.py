@@ -128,7 +128,7 @@ def rest_of(
     """
     if call.extras is not None:
         head = head.copy()
-        call.extras.response(call, head, data, complete)
+        data = call.extras.response(call, head, data, complete)
     if events_of(head, b"") is None:
         if not complete:
             assert call.client is not None

@@ -137,16 +137,26 @@ class Lifecycle:
             self.trouble.stop_waiting()
 
     def take_over(self, call: Call, work: Call, of_work: "Lifecycle") -> None:
-        """Take the bytes off the budget that `work` holds, and all else that it holds for `call`.
+        """Let `call` go on as `work`, which is over: with all that it holds but its bytes, which leave the budget.
 
         of_work: the lifecycle of `work`.
         """
+        work.unwatch()
+        work.state = DONE
+        work.receiver = None
+        work.gate.calls -= 1
+        call.state = SENDING
+        call.queued_s, call.permit_s, call.sent_s = work.queued_s, work.permit_s, work.sent_s
+        call.ahead, call.endpoint, call.tried, call.early = work.ahead, work.endpoint, work.tried, work.early
         holding, work.holding = work.holding, None
         if holding is not None:  # it had to queue
             work.gate.bytes.release(holding)
         trouble, of_work.trouble = of_work.trouble, None
         self.trouble = None if trouble is None else trouble.handed_to(call)
         self.ticket = of_work.take_ticket()
+        call.connection, work.connection = work.connection, None
+        if call.connection is not None:
+            call.connection.sink = call
 
     # The end ---------------------------------------------------------------------------------------------------
 

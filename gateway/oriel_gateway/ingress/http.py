@@ -259,7 +259,7 @@ class ClientConnection(ServerConnection):
         if start is None:
             if call.extras is not None:
                 head = head.copy()
-                call.extras.response(call, head, data, complete)
+                data = call.extras.response(call, head, data, complete)
             close = self.must_close
             if complete:
                 length = head.content_length

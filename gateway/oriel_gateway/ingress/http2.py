@@ -233,7 +233,7 @@ class Http2Client(HttpView):
             return False
         if call.extras is not None:
             head = head.copy()
-            call.extras.response(call, head, data, complete)
+            data = call.extras.response(call, head, data, complete)
         length = head.content_length
         if complete:
             if length is None and head.status not in (204, 304) and not call.target.head_only:

@@ -108,7 +108,8 @@ class Target:
     special: True if a call needs `Extras`.
     by_service_tier: the targets to use if the body asks for another tier, by its `service_tier`; None for one that is
     refused.
-    tokens: True if the tokens of a call are counted, for limits or budgets of its tenant.
+    tokens: True if the tokens of a call are counted: for limits or budgets of its tenant, or because engines of others
+    report no cost.
     names: the text to search for model names that this tenant may not use: "json" or "form" (the request body), "list"
     or "entry" (the answer); "" for none.
     sought: the model that an endpoint must have to serve the call, as in `/v2/models/<sought>/ready`; "" if any can.
@@ -392,7 +393,7 @@ def _target(
     sought = (f"{name}/versions/{of}" if of else name) if kind == "model" else ""
     allowances = tenant.allowances_for(kind, name, route.name)
     stateless = executes and (kind, name) == ("service", "responses") and not route.stored_state
-    tokens = executes and takes_tokens(kind, name) and _counts_tokens(tenant, allowances)
+    tokens = executes and takes_tokens(kind, name) and (route.engines or _counts_tokens(tenant, allowances))
     return replace(
         wanted,
         tenant=tenant,

@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from oriel_gateway.call.contracts import COLLECT, LIMITED, Call
+from oriel_gateway.call.engine_body import asking_for_usage
 from oriel_gateway.call.fallback import leave_late_pool
 from oriel_gateway.clock import deadline_of
 from oriel_gateway.errors import Outcome, Refused
@@ -17,6 +18,7 @@ from oriel_gateway.limits.error_text import token_headers
 from oriel_gateway.pools.sequences import Stick
 from oriel_gateway.routing.targets import Target
 from oriel_gateway.shared.answer_tokens import AnswerTokens
+from oriel_gateway.shared.hidden_usage import WithoutUsage
 from oriel_gateway.shared.sequence_steps import find_sequence
 from oriel_gateway.shared.shadow import Fingerprint, send_copy, share_of_copies
 from oriel_gateway.shared.single_flight import Member, answer_from, answer_key, join, operator_lines
@@ -27,6 +29,7 @@ from oriel_policies.upstreams.assignment import unit
 from oriel_wire.context import with_tokens
 
 TIER_BYTES: Final = 4 * 1024 * 1024  # largest body that is read for its `service_tier`
+_STREAMING: Final = frozenset({"chat.completions", "completions"})  # services that are asked for a stream's usage
 _SERVICE_TIER: Final = b'"service_tier"'
 # msgspec.defstruct and not a class statement: this module is compiled, and a Struct makes its classes by itself.
 _decode_body = msgspec.json.Decoder(msgspec.defstruct("Asked", [("service_tier", str | None, None)])).decode
@@ -154,6 +157,7 @@ class Extras:
         self._copied: bytes | None = None  # the body, for a shadow
         self._seen: Fingerprint | None = None
         self._tokens: AnswerTokens | None = None
+        self._filter: WithoutUsage | None = None  # of a stream whose client has not asked for its usage
 
     def before_queue(self, call: Call) -> bool:
         """The request is here as a whole. False: the call is answered, waits for an equal one or for its limits."""
@@ -187,6 +191,9 @@ class Extras:
                 return False
             if call.state == LIMITED:
                 return False
+        if target.plan.engines and target.name in _STREAMING and (asks := asking_for_usage(call.body())) is not None:
+            call.replace_body(asks, len(asks))
+            self._filter = WithoutUsage()
         plan, size, copies = target.plan, call.bytes_in, share_of_copies(call)
         if size > REPLAY_BYTES or not (target.keepable or copies):
             return not (target.fallbacks and leave_late_pool(call))
@@ -237,8 +244,8 @@ class Extras:
             grant.waiter = _OwnTier(call, own)
         return limited
 
-    def response(self, call: Call, head: Any, data: bytes, complete: bool) -> None:
-        """The upstream's head is about to be passed on."""
+    def response(self, call: Call, head: Any, data: bytes, complete: bool) -> bytes:
+        """The upstream's head is about to be passed on. Returns the data that is."""
         tokens = self._tokens
         if tokens is not None:
             tokens.answer_began(head, prompt_tokens(call.bytes_in))
@@ -253,6 +260,9 @@ class Extras:
         if self._copied is not None:
             self._seen = Fingerprint(call, head)
             self._seen.feed(data)
+        if self._filter is not None and not head.events:
+            self._filter = None
+        return data if self._filter is None else self._filter.feed(data, complete)
 
     def _counted(self, call: Call, tokens: AnswerTokens) -> None:
         """The answer is complete: count what it used, also for the tenant's `GET /v1/usage`."""
@@ -262,14 +272,15 @@ class Extras:
             call.gateway.limiter.learn_tokens(call.tenant, call.target, tokens.tokens_out)
         call.used = with_tokens(call.used, tokens.tokens_in, tokens.tokens_out)
 
-    def data(self, call: Call, data: bytes, complete: bool) -> None:
-        """More of the answer."""
+    def data(self, call: Call, data: bytes, complete: bool) -> bytes:
+        """More of the answer. Returns what is passed on of it."""
         if (tokens := self._tokens) is not None:
             tokens.feed(data)
             if complete:
                 self._counted(call, tokens)
         if self._seen is not None:
             self._seen.feed(data)
+        return data if self._filter is None else self._filter.feed(data, complete)
 
     def cut_off(self, call: Call) -> None:
         """The call ends before its answer is complete: what has passed of it was used."""

@@ -326,12 +326,7 @@ def _route(
     shadow = route.shadow or ShadowTable(pool="", percent=0.0)
     if route.shadow is not None:
         _known_pool(file, f"{path}.shadow.pool", shadow.pool, pools, bad_pools)
-    headers = tuple(sorted((name.lower(), value) for name, value in route.headers.items()))
-    for header, value in headers:
-        if not _HEADER.match(header) or len(value) > 256 or not value.isascii() or not value.isprintable():
-            raise BadDocument(file, f"{path}.headers", "a condition must be a header name and its exact ASCII value")
-        if header in _CREDENTIALS:
-            raise BadDocument(file, f"{path}.headers", "a header with a credential cannot choose a route")
+    headers = _conditions(file, f"{path}.headers", route)
     by = route.split_by
     if by not in ("tenant", "request"):
         by = _header_of(file, f"{path}.split_by", by, 'split_by is "tenant", "request" or "header:NAME"')
@@ -380,7 +375,18 @@ def _route(
         fallback=fallback,
         rollback=rollback(file, f"{path}.rollback", route, split),
         sequences=sequences,
+        engines=any(name in pools and pools[name].engine for name in {*_pools_of(route), shadow.pool} if name),
     )
+
+
+def _conditions(file: str, path: str, route: RouteTable) -> tuple[tuple[str, str], ...]:
+    headers = tuple(sorted((name.lower(), value) for name, value in route.headers.items()))
+    for header, value in headers:
+        if not _HEADER.match(header) or len(value) > 256 or not value.isascii() or not value.isprintable():
+            raise BadDocument(file, path, "a condition must be a header name and its exact ASCII value")
+        if header in _CREDENTIALS:
+            raise BadDocument(file, path, "a header with a credential cannot choose a route")
+    return headers
 
 
 def _check_sequences(file: str, path: str, route: RouteTable) -> None:

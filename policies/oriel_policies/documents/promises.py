@@ -299,6 +299,7 @@ class Route:
     fallback: pools for calls that would be late in `pool` or find no server there, in this order.
     rollback: the rule by which one of the two sides of the split is rolled back; None: neither is.
     sequences: the steps of one sequence reach the same endpoint, by the id in their requests.
+    engines: one of its pools consists of engines of others.
     stored_state: calls of `/v1/responses` may name what earlier ones, of whatever tenant, have left on the servers.
     """
 
@@ -324,6 +325,7 @@ class Route:
     rollback: Rollback | None = None
     stored_state: bool = False
     sequences: bool = False
+    engines: bool = False
 
     @property
     def plain(self) -> bool:

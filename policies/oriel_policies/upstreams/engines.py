@@ -4,13 +4,14 @@ The names are those of the engines' own documentation; docs/engines.md has them 
 engine needs.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import log2
 from typing import Final, NamedTuple
 
 MOST: Final = 1e9  # a gauge above it is none
+MOST_SERIES: Final = 1024  # of one gauge
+MOST_LINE: Final = 2048
 _GENERATING: Final = frozenset({"chat.completions", "completions"})
 _VLLM_BAND: Final = 44  # bits of a time in milliseconds; with a band before them it is below 2 ** 53
 # More than twice SGLang's default difference for preemption, 10, while deadlines change the number by 9 at most: a call
@@ -115,16 +116,20 @@ def read_load(engine: Engine, text: bytes | bytearray) -> EngineLoad | None:
 
 def _samples(name: str, text: bytes | bytearray) -> list[float]:
     """Return the values of a gauge, one for each set of labels."""
-    if not name:
-        return []
-    found = re.findall(rb"^%b(?:\{[^\n]*\})?[ \t]+([0-9.eE+-]{1,32})" % re.escape(name.encode()), text, re.MULTILINE)
-    values = []
-    for each in found:
+    sought, at = name.encode(), -1
+    values: list[float] = []
+    while sought and len(values) < MOST_SERIES and (at := text.find(sought, at + 1)) >= 0:
+        line = bytes(text[at : at + MOST_LINE]).partition(b"\n")[0]
+        series, _, value = line.strip().rpartition(b" ")
+        if (at and text[at - 1] != 10) or series[len(sought) : len(sought) + 1] not in (b"", b"{"):
+            continue
         try:
-            values.append(float(each))
+            number = float(value)
         except ValueError:
             continue
-    return [value for value in values if 0.0 <= value <= MOST]
+        if 0.0 <= number <= MOST:
+            values.append(number)
+    return values
 
 
 class EngineLimit:
