@@ -94,7 +94,9 @@ IO = (
 ).split()
 # module imported -> patterns of the modules that may import it.
 ONLY_IN: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("onnxruntime", "tensorrt", "openvino", "treelite"), ("oriel_inference.backends.*",)),
+    **dict.fromkeys(("onnxruntime", "tensorrt", "treelite"), ("oriel_inference.backends.*",)),
+    "openvino": ("oriel_inference.backends.*", "oriel_inference.language.openvino"),
+    "openvino_genai": ("oriel_inference.language.openvino",),
     "redis": ("oriel_gateway.limits.redis_ledger",),
     "grpc": ("oriel_tools.load.*",),
     **dict.fromkeys(

@@ -2,11 +2,12 @@
 
 engine     the child: the interface of an engine, and the values that go in and come out
 openvino   the child: openvino-genai behind this interface
+gguf, vocabulary  the child: facts of a model that the engine does not report in the form that is needed
 double     the child: a deterministic engine for tests, without a model
 child      the child: takes commands, steps, and reports each step
 messages   both sides: the messages they exchange
 prefixes   the child: which beginnings of prompts are cached, as far as is known
-sampling   the server: reads the sampling parameters of a request
+sampling, guides  the server: reads and bounds the sampling parameters of a request
 text       the server: makes text of tokens, and finds stop strings
 decoder    the server: starts, watches and restarts the process; hands its reports on
 backend    the server: opens the model of a folder

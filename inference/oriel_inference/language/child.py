@@ -36,6 +36,16 @@ from oriel_wire.process.messages import Assembler, receive, send
 from oriel_wire.process.served import offer_to_oom_killer
 from oriel_wire.process.start import end_with_parent
 
+MISSING = "language models need the package openvino-genai: pip install 'oriel-serving[language]'"
+
+
+def _openvino() -> LanguageEngine:
+    try:
+        from oriel_inference.language.openvino import OpenVinoGenAi
+    except ImportError as error:
+        raise LoadFailed(MISSING) from error
+    return OpenVinoGenAi()
+
 
 def _double() -> LanguageEngine:
     from oriel_inference.language.double import Double
@@ -43,7 +53,7 @@ def _double() -> LanguageEngine:
     return Double()
 
 
-ENGINES: dict[str, Callable[[], LanguageEngine]] = {"double": _double}
+ENGINES: dict[str, Callable[[], LanguageEngine]] = {"openvino-genai": _openvino, "double": _double}
 
 
 def main() -> None:
@@ -151,7 +161,12 @@ class _StepLoop:
 
     def _read(self, news: dict[int, Progress]) -> None:
         for number in list(self._prompts):
-            piece = self._engine.read(number)
+            try:
+                piece = self._engine.read(number)
+            except PromptRefused as refused:
+                news[number] = Progress(number, refused=refused.text)
+                del self._prompts[number]
+                continue
             if not (piece.ids or piece.finish):
                 continue
             progress = news.get(number)

@@ -152,7 +152,11 @@ class LanguageEngine(ABC):
 
     @abstractmethod
     def read(self, number: int) -> Piece:
-        """Return the tokens of a sequence since the last call."""
+        """Return the tokens of a sequence since the last call.
+
+        Raises PromptRefused for a sequence that cannot go on, such as one whose guide cannot be compiled; the engine
+        has forgotten it then.
+        """
 
     @abstractmethod
     def cancel(self, number: int) -> None:

@@ -51,7 +51,7 @@ class Progress(msgspec.Struct, array_like=True):
     finish: "" while it goes on.
     prompt_tokens, cached_tokens: of its prompt, in its first report only; 0 in later ones.
     prompt: the ids of a prompt that was text, in the first report only.
-    refused: why it was not begun; nothing else is set then, and no report follows.
+    refused: why it was not begun, or cannot go on; nothing else is set then, and no report follows.
     """
 
     number: int

@@ -6,6 +6,7 @@ import msgspec
 
 from oriel_inference.errors import InvalidRequest
 from oriel_inference.language.engine import Sampling
+from oriel_inference.language.guides import check_guide
 from oriel_wire.v2.messages import ParameterValue
 
 MAX_TEXT_BYTES = 256 << 10
@@ -34,12 +35,15 @@ def read_sampling(given: bytes | Mapping[str, ParameterValue]) -> Sampling:
     if isinstance(stop := values.get("stop"), str):
         values["stop"] = (stop,)
     try:
-        return msgspec.convert(values, Sampling, strict=False)
+        sampling = msgspec.convert(values, Sampling, strict=False)
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at `$.")
         name = path.removesuffix("`")
         where = f"sampling parameter {name!r}" if name else "sampling_parameters"
         raise InvalidRequest(f"{where}: {problem[:200]} (known: {', '.join(sorted(_NAMES))})") from error
+    if sampling.guide is not None:
+        check_guide(sampling.guide)
+    return sampling
 
 
 def _object(text: bytes) -> dict[str, object]:
