@@ -30,6 +30,7 @@ from oriel_inference.dataplane.dataplane import Dataplane
 from oriel_inference.dataplane.scripting import Scripting
 from oriel_inference.ensembles.scheduler import Ensemble
 from oriel_inference.errors import LoadFailed
+from oriel_inference.language.backend import Language
 from oriel_inference.models.control import ModelControl
 from oriel_inference.models.rollout import LoadTools
 from oriel_inference.quality.sampler import Quality
@@ -69,6 +70,7 @@ class Models:
     catalog: Catalog
     quality: Quality
     python: PythonBackend
+    language: Language
     scripting: Scripting
     remote: Sequence[RemoteStore | GroupStore]
     control: ModelControl
@@ -77,6 +79,7 @@ class Models:
     async def stop_loading(self) -> None:
         """End the loads in progress and what they fetch: they count as requests, and must not delay the others."""
         self.python.stop()
+        self.language.stop()
         await asyncio.gather(*(asyncio.to_thread(store.close) for store in self.remote))
 
     async def close(self, loading: asyncio.Task[None]) -> None:
@@ -88,6 +91,7 @@ class Models:
         await self.control.close()
         await _end_models(self.catalog, self.workers)
         await self.python.close()
+        await self.language.close()
 
 
 async def open_models(settings: Settings, backends: Callable[[str], Backend], spans: SpanSink) -> Models:
@@ -112,12 +116,14 @@ async def open_models(settings: Settings, backends: Callable[[str], Backend], sp
         remote.append(group_store)
     scripting = Scripting(machine.clock.now)
     python = PythonBackend(scripting, environment=settings.load_defaults.python_environment)
+    language = Language(asyncio.get_running_loop())
+    own: dict[str, Backend] = {python.name: python, language.name: language}
     budgets = {HOST: settings.model_memory_bytes} if settings.model_memory_bytes else {}
     if settings.gpu_memory_bytes:
         budgets |= {gpu_name(gpu.number): settings.gpu_memory_bytes for gpu in await asyncio.to_thread(list_gpus)}
     ledger = Ledger(catalog.serves, summarises=bool(settings.metrics.quantiles))
     tools = LoadTools(
-        find_backend=lambda name: python if name == python.name else backends(name),
+        find_backend=lambda name: own.get(name) or backends(name),
         make_scheduler=_schedulers(machine, ledger, quality),
         machine=machine,
         leave_s=settings.default_timeout_s,
@@ -144,6 +150,7 @@ async def open_models(settings: Settings, backends: Callable[[str], Backend], sp
         catalog=catalog,
         quality=quality,
         python=python,
+        language=language,
         scripting=scripting,
         remote=remote,
         control=control,

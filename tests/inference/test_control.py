@@ -420,7 +420,7 @@ async def test_a_start_with_a_corrupt_newest_version_serves_the_one_before(
         assert not (await read(served.unit)).where("oriel_model_fallback")
 
 
-@pytest.mark.parametrize("files", [(), ("model.gguf",), ("notes.txt",)])
+@pytest.mark.parametrize("files", [(), ("model.pkl",), ("notes.txt",)])
 def test_a_newest_folder_that_holds_no_model_takes_nothing_away(tmp_path: Path, files: tuple[str, ...]) -> None:
     put(tmp_path, 2, config=None)
     (tmp_path / "double/2").mkdir()

@@ -89,7 +89,6 @@ def test_an_output_that_is_given_twice_is_there_once() -> None:
         ("model.keras", "Keras files"),
         ("model.safetensors", "`oriel models import` takes the folder of a Hugging Face model"),
         ("pytorch_model.bin", "`oriel models import` takes the folder of a Hugging Face model"),
-        ("llama.gguf", "as a pool of its own"),
         ("model.bin", "its engine is unknown: name the file as docs/model-repository.md says"),
     ],
 )

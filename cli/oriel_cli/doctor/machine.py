@@ -23,7 +23,8 @@ RENEW = "replace both files: they are taken up within a second"
 READY = {("gateway", "admin"): "/health/ready", ("logic", "admin"): "/health/ready"}
 READY |= {("inference", "http"): "/v2/health/ready"}
 ENOUGH_FILES = 4096
-ENGINES = {"torch": "torch", "forests": "treelite", "openvino-models": "openvino"}  # extra -> its package
+# extra -> its package
+ENGINES = {"torch": "torch", "forests": "treelite", "openvino-models": "openvino", "language": "openvino_genai"}
 EARLIEST_S = 1_767_225_600.0  # 2026: no machine that runs this is older
 _TIME_ERROR = 5
 _LISTEN = "0A"

@@ -45,6 +45,7 @@ _BACKENDS = {
     "pytorch": "oriel_inference.backends.pytorch.process:PyTorch",
     "fil": "oriel_inference.backends.forests:Forests",
     "openvino": "oriel_inference.backends.openvino_models:OpenVinoModels",
+    "language": "oriel_inference.language.backend:Language",
 }
 _UNKNOWN = (
     "copy the model.py of a Python-based backend into the version's folder and name python (docs/python-models.md); "

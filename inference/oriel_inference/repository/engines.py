@@ -26,7 +26,7 @@ _NEEDS = {
 }
 _IMPORT = "`oriel models import` makes a model folder of it, on the machine of somebody who trusts it"
 _KERAS = f"Keras files are not executed by this server: {_IMPORT} (docs/convert-to-onnx.md)"
-_LANGUAGE = "serves language models through an engine of its own, which this server does not have; put that engine"
+_ENGINE = "serves language models through an engine of its own, which this server does not have; put that engine"
 _PICKLE = (
     f"pickled models (scikit-learn, joblib) are code, which is never loaded from a repository: {_IMPORT} "
     "(docs/convert-to-onnx.md), or serve it as it is, as a service (docs/your-model.md)"
@@ -44,9 +44,8 @@ _REFUSED = {
     "keras": _KERAS,
     "caffe2": "Caffe2 models are not executed by this server, export the model to ONNX: docs/convert-to-onnx.md",
     **dict.fromkeys(
-        ("vllm", "tensorrtllm", "trtllm"), f"{_LANGUAGE} behind the gateway as a pool of its own: docs/accelerators.md"
+        ("vllm", "tensorrtllm", "trtllm"), f"{_ENGINE} behind the gateway as a pool of its own: docs/accelerators.md"
     ),
-    "gguf": f"{_LANGUAGE} (llama.cpp) behind the gateway as a pool of its own: docs/accelerators.md",
     "pickle": _PICKLE,
     "safetensors": _WEIGHTS,
     "dali": "DALI pipelines are not executed by this server; put pre-processing into a logic service: docs/logic.md",
@@ -70,7 +69,8 @@ _PYTORCH = ("pytorch", "libtorch", _EXPORTED)
 # other names of an engine
 _SAME = dict.fromkeys(("tensorflow", "tensorflow1", "tensorflow2", "armnn_tflite", "paddle"), "openvino")
 _FILE_OF = {"tensorflow_graphdef": "model.graphdef", "tensorflow_savedmodel": "model.savedmodel"}
-_MANY_FILES = ("openvino", "fil")
+_LANGUAGE_MODEL = "language"
+_MANY_FILES = ("openvino", "fil", _LANGUAGE_MODEL)
 # model_type of a forest -> its file
 MODEL_TYPES = {
     "xgboost_ubj": "xgboost.ubj",
@@ -94,6 +94,8 @@ _FILES = {
     "model.pdmodel": "openvino",
     "model.dali": "dali",
     **dict.fromkeys(MODEL_TYPES.values(), "fil"),
+    "model.gguf": "language",
+    "openvino_model.xml": "language",
     "model.py": "python",
 }
 _SUFFIXES = {
@@ -114,7 +116,7 @@ _SUFFIXES = {
     ".h5": "keras",
     **dict.fromkeys((".pkl", ".pickle", ".joblib"), "pickle"),
     **dict.fromkeys((".safetensors", "pytorch_model.bin", "pytorch_model.bin.index.json"), "safetensors"),
-    ".gguf": "gguf",
+    ".gguf": "language",
     ".py": "python",
 }
 
@@ -219,8 +221,10 @@ def _file_among(config: pb.ModelConfig, backend: str, files: Sequence[str]) -> s
     kind = config.parameters["model_type"].string_value if "model_type" in config.parameters else ""
     if named := MODEL_TYPES.get(kind) if backend == "fil" else _FILE_OF.get(config.platform):
         return named
-    there = (name for name, engine in _FILES.items() if engine == backend and name in files)
-    return next(there, default_file(backend))
+    there = [name for name, engine in _FILES.items() if engine == backend and name in files]
+    if backend == _LANGUAGE_MODEL:
+        there += [name for name in files if name.endswith(".gguf")]
+    return next(iter(there), default_file(backend))
 
 
 def _platform(platform: str, file: str) -> str:
@@ -236,5 +240,6 @@ def _from_suffix(filename: str) -> str:
 
 def _foreign(files: Iterable[str]) -> str:
     """Return the engine of a single file that has another name but a telling extension."""
-    found = {engine for name in files if (engine := _from_suffix(name)) in _REFUSED or engine in _PYTORCH}
+    telling = (*_REFUSED, *_PYTORCH, _LANGUAGE_MODEL)
+    found = {engine for name in files if (engine := _from_suffix(name)) in telling}
     return found.pop() if len(found) == 1 else ""

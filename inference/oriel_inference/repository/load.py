@@ -14,7 +14,7 @@ from oriel_inference.batching.device import Device, Devices
 from oriel_inference.batching.rate_limiter import RateLimiter
 from oriel_inference.errors import ConfigInvalid, LoadFailed
 from oriel_inference.model import EngineOptions, InstanceLimit, ModelSpec
-from oriel_inference.repository import forests, openvino
+from oriel_inference.repository import forests, language_model, openvino
 from oriel_inference.repository.check import CheckPool
 from oriel_inference.repository.compiling import Compilation, CompileRequest, compiler_of, with_compiler
 from oriel_inference.repository.config import (
@@ -429,14 +429,19 @@ def _open_version(
 
 
 def _open_configured(one: _VersionLoading, backend: ConfiguredBackend) -> LoadedVersion:
-    """Opens a model that is code. It is not checked in another process first, because each of its instances is a
-    process of its own. It is not executed with zeros either, because what the code does with them is not known.
+    """Opens a model that is code, or a language model. It is not checked in another process first, because each of its
+    instances is a process of its own. It is not executed with zeros either, because what the code does with them is not
+    known.
     """
     config, loading, version = one.config, one.of, one.version
     compiler_of(config, loading.file)
     options = EngineOptions(intra_op_threads=one.threads(instance_count(config)))
-    require_complete(config, loading.file, loading.defaults)
-    check_python(config, loading.store, loading.file, sent=loading.override is not None)
+    if config.backend == language_model.BACKEND:
+        entries = language_model.complete_language(config, loading.store, version, loading.file)
+        options = replace(options, session_entries=entries)
+    else:
+        require_complete(config, loading.file, loading.defaults)
+        check_python(config, loading.store, loading.file, sent=loading.override is not None)
     filename = config.default_model_filename or default_file(config.backend)
     path = loading.store.artifact(loading.model, version, filename)
     judge = partial(judge_completed, model=loading.model, file=loading.file)
@@ -454,7 +459,7 @@ def _open_configured(one: _VersionLoading, backend: ConfiguredBackend) -> Loaded
             units=options.intra_op_threads,
             run_s=None,
             identity=one.identity,
-            tried=bool(config.model_warmup),
+            tried=bool(config.model_warmup) or config.backend == language_model.BACKEND,
             reference=read_reference(loading.store, loading.model, version),
         )
 
