@@ -18,7 +18,7 @@ MAX_DEPTH = 32
 MAX_REPETITIONS = 100
 MAX_PROPERTIES = 200
 _COUNTED = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-_QUANTIFIER = re.compile(r"\{\s*(\d+)?\s*(?:,\s*(\d+)?\s*)?\}")
+_QUANTIFIER = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 
 
 def check_guide(guide: Guide) -> None:
@@ -76,5 +76,6 @@ def _repetitions(value: object) -> int:
         counts = [count for key in _COUNTED if isinstance(count := value.get(key), int | float)]
         return int(max(counts, default=0))
     if isinstance(value, str):
-        return sum(max(int(number or 0) for number in found) for found in _QUANTIFIER.findall(value))
+        found = _QUANTIFIER.findall("".join(value.split()))
+        return sum(max(int(first[:9] or 0), int(last[:9] or 0)) for first, last in found)
     return 0

@@ -10,7 +10,6 @@ follow them from the first.
 """
 
 import random
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +37,6 @@ from oriel_inference.language.prefixes import PrefixCache
 from oriel_inference.language.vocabulary import token_bytes
 
 BLOCK_TOKENS = 32  # of the CPU plugin
-_SOURCE = re.compile(r"^.*\.(?:cc|cpp|hpp):\d+:? ?")
 SMALLEST_GUIDE = Guide("regex", "a")
 _FINISHES: dict[Any, Finish] = {
     genai.GenerationFinishReason.STOP: "stop",
@@ -270,4 +268,5 @@ def _take(handle: Any) -> tuple[list[int], list[float], Finish]:
 def _last_line(error: Exception) -> str:
     """Return the last line of an engine's error, without the place in its own sources."""
     lines = [line for line in str(error).splitlines() if line.strip()]
-    return _SOURCE.sub("", lines[-1] if lines else type(error).__name__)[:300]
+    last = lines[-1] if lines else type(error).__name__
+    return (last.partition(".cc:")[2].partition(" ")[2] or last)[:300]

@@ -1,10 +1,12 @@
 """The configuration of a language model: its settings, its tensors, and what it may not ask for."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from oriel_inference.backends.compilers import number, one_of
 from oriel_inference.errors import ConfigInvalid
 from oriel_inference.language.backend import CACHE, ENGINE, RUNNING, STEP_TOKENS
+from oriel_inference.model import EngineOptions
 from oriel_inference.repository.config import instance_count, read_parameters
 from oriel_inference.repository.python_model import require_trusted
 from oriel_inference.stores import ModelStore
@@ -41,8 +43,10 @@ _OUTPUTS = {
 }
 
 
-def complete_language(config: pb.ModelConfig, store: ModelStore, version: int, file: str) -> dict[str, str]:
-    """Complete the configuration in place; return the settings of the engine. Raises LoadFailed."""
+def complete_language(
+    config: pb.ModelConfig, store: ModelStore, version: int, file: str, options: EngineOptions
+) -> EngineOptions:
+    """Complete the configuration in place; return the options with the engine's settings. Raises LoadFailed."""
     require_trusted(store, file, "language models")
     if config.default_model_filename.endswith(".xml") and TOKENIZER not in store.files(config.name, version):
         reason = f"needs {TOKENIZER} beside it, as `optimum-cli export openvino` writes it: docs/language-models.md"
@@ -68,7 +72,7 @@ def complete_language(config: pb.ModelConfig, store: ModelStore, version: int, f
     for name, (kind, dim) in _OUTPUTS.items():
         config.output.add(name=name, data_type=kind, dims=[dim])
     config.model_transaction_policy.decoupled = True
-    return settings
+    return replace(options, session_entries=settings)
 
 
 def _on_gpu(config: pb.ModelConfig) -> bool:

@@ -429,21 +429,18 @@ def _open_version(
 
 
 def _open_configured(one: _VersionLoading, backend: ConfiguredBackend) -> LoadedVersion:
-    """Opens a model that is code, or a language model. It is not checked in another process first, because each of its
-    instances is a process of its own. It is not executed with zeros either, because what the code does with them is not
-    known.
+    """Opens a model that is code, or a language model, without a check in another process first: each of its instances
+    is a process of its own. It is not executed with zeros either, because what code does with them is not known.
     """
     config, loading, version = one.config, one.of, one.version
     compiler_of(config, loading.file)
     options = EngineOptions(intra_op_threads=one.threads(instance_count(config)))
     if config.backend == language_model.BACKEND:
-        entries = language_model.complete_language(config, loading.store, version, loading.file)
-        options = replace(options, session_entries=entries)
+        options = language_model.complete_language(config, loading.store, version, loading.file, options)
     else:
         require_complete(config, loading.file, loading.defaults)
         check_python(config, loading.store, loading.file, sent=loading.override is not None)
-    filename = config.default_model_filename or default_file(config.backend)
-    path = loading.store.artifact(loading.model, version, filename)
+    path = loading.store.artifact(loading.model, version, config.default_model_filename or default_file(config.backend))
     judge = partial(judge_completed, model=loading.model, file=loading.file)
     with _closed_on_failure() as sessions:
         code = CodeModel(path=path, config=config, options=options, version=version, judge=judge)
