@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from oriel_logic.bodies.audio import Audio
 from oriel_logic.bodies.tensors import Tensors
 from oriel_logic.bodies.upload import Upload
+from oriel_logic.openai.dispatch import ANSWERS
 from oriel_logic.server.openapi import document
 from oriel_logic.services.definition import SHOWN_BYTES, NotAService, define, options_of
 from oriel_wire.process.api_page import PAGE, SAMPLE, policy
@@ -145,6 +146,12 @@ def content_of(handler: Any, shown: tuple[str, bytes]) -> dict[str, Any]:
     definition = replace(define(handler), shown=shown)
     (post,) = [item["post"] for item in document([definition])["paths"].values()]
     return dict(post["requestBody"]["content"])
+
+
+def test_every_path_of_the_openai_api_is_in_the_document() -> None:
+    made = document([], dict.fromkeys(ANSWERS, ["chat"]))
+    OpenAPIV31SpecValidator(made).validate()
+    assert made["paths"].keys() == ANSWERS.keys()
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:

@@ -31,6 +31,7 @@ OPENAI: dict[str, tuple[str, str, dict[str, Any]]] = {
         "An answer in a chat, as the OpenAI API has it",
         {"messages": [{"role": "user", "content": "text"}], "max_tokens": 16},
     ),
+    "/v1/responses": ("responses", "A response, as the OpenAI API has it", {"input": "text", "max_output_tokens": 16}),
 }
 BINARY: dict[str, Any] = {"type": "string", "format": "binary"}  # the schema of a body that is only bytes
 ERROR: dict[str, Any] = {
