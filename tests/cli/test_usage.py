@@ -1,6 +1,7 @@
 """`oriel usage`: sums stay whole however they are grouped, priced and written."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,16 @@ def test_idle_time_that_is_spread_is_charged_as_a_whole(lines: list[UsageLine], 
         groups = group([*lines, device], ["tenant"], idle=how)
         assert sum(each.sums["device_ns"] for each in groups) == used + idle
     assert any(each.keys["tenant"] == IDLE for each in groups)
+
+
+def test_the_use_of_each_tier_has_its_own_price() -> None:
+    lines = [line(ns=3600 * 10**9, tier=tier) for tier in ("gold", "gold", "bronze")]
+    prices = [GPU, replace(GPU, tier="gold", device_hour=5_000_000_000)]
+    groups = group(lines, ["tenant"], by_tier=True)
+    assert [(each.tier, each.priced(prices)[1].total) for each in groups] == [  # type: ignore[index]
+        ("bronze", 4_000_000_000), ("gold", 10_000_000_000)
+    ]  # fmt: skip
+    assert len(group(lines, ["tenant"])) == 1, "without such prices the output is one line"
 
 
 def test_a_group_in_which_nothing_was_used_is_left_out() -> None:

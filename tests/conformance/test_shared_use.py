@@ -110,7 +110,7 @@ async def test_every_gateway_shows_the_sum_of_all_also_after_some_have_ended(kin
         by_kind = {each["kind"]: each["device_ns"] for each in day["targets"]}
         assert by_kind == {"model": 18, "service": 9}  # of one name
         assert three.seen("b")["month"]["device_ns"] == 10**17
-        assert three.usage.today("a")[1].device_ns == {"h100": 20, "cpu": 7}
+        assert three.usage.today("a")[1][0].device_ns == {"h100": 20, "cpu": 7}
         assert three.usage.since <= two.usage.since
 
 

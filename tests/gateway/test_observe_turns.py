@@ -303,10 +303,10 @@ def test_tenants_and_their_targets_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     usage = Usage()
     usage.month()
     for name in ("a", "b", "c"):
-        usage._note((name, "model", "m", False), {"requests": 1}, {})
+        usage._note((name, "model", "m", "t", False), {"requests": 1}, {})
     assert [usage.of(name)["month"]["requests"] for name in ("a", "b", "c")] == [1, 1, 0]
     for number in range(1, 1003):
-        usage._note(("a", "model", f"m{number}", False), {"requests": 1}, {})
+        usage._note(("a", "model", f"m{number}", "t", False), {"requests": 1}, {})
     targets = usage.of("a")["month"]["targets"]
     assert len(targets) == 1001 and [each["requests"] for each in targets if each["target"] == "other"] == [3]
     assert usage.of("a")["month"]["requests"] == 1003
@@ -317,20 +317,22 @@ def test_sums_of_other_gateways_are_of_this_month_and_of_their_day() -> None:
     day = usage.today("a")[0]
     month, other = day[:7], f"{day[:7]}-{'02' if day[8:] == '01' else '01'}"
     for name, value in (
-        ((day, "a", "model", "m", "0", "", "requests"), 1),
-        ((other, "a", "model", "m", "0", "", "requests"), 2),
-        (("2001-01-01", "a", "model", "m", "0", "", "requests"), 4),
-        ((day, "a", "model", "m", "0", "h100", "device_ns"), 8),
-        ((day, "a", "model", "m", "1", "", "requests"), 16),
-        ((day, "a", "model", "m", "0", "", "evil"), 32),
-        ((day, "a", "model", "m", "0", "requests"), 64),
+        ((day, "a", "model", "m", "t", "0", "", "requests"), 1),
+        ((other, "a", "model", "m", "t", "0", "", "requests"), 2),
+        (("2001-01-01", "a", "model", "m", "t", "0", "", "requests"), 4),
+        ((day, "a", "model", "m", "t", "0", "h100", "device_ns"), 8),
+        ((day, "a", "model", "m", "t", "1", "", "requests"), 16),
+        ((day, "a", "model", "m", "t", "0", "", "evil"), 32),
+        ((day, "a", "model", "m", "t", "0", "requests"), 64),
     ):
         usage.take_over({SEPARATOR.join(name): value}, whole=False)
     found = usage.of("a")
     assert (found["day"]["requests"], found["month"]["requests"], found["day"]["device_ns"]) == (17, 19, 8)
     assert [each["estimated"] for each in found["day"]["targets"]] == [False, True]
-    assert usage._use("a", month=False).device_ns == {"h100": 8} and month == usage.month()
-    usage.take_over({SEPARATOR.join((day, "b", "model", "m", "0", "", "requests")): 3, "since": 86_400}, whole=True)
+    assert usage._uses("a", month=False)[0].device_ns == {"h100": 8} and month == usage.month()
+    usage.take_over(
+        {SEPARATOR.join((day, "b", "model", "m", "t", "0", "", "requests")): 3, "since": 86_400}, whole=True
+    )
     assert usage.of("a")["month"]["requests"] == 0 and usage.of("b")["since"] == "1970-01-02T00:00:00Z"
 
 

@@ -12,7 +12,8 @@ from oriel_gateway.admin.metrics import GatewayCollector
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome
 from oriel_gateway.observe.spending import MAX_SHOWN
-from oriel_gateway.observe.usage import TOKEN_PAIRS
+from oriel_gateway.observe.usage import TOKEN_SERIES
+from oriel_policies.bounds.tokens import prompt_tokens
 from oriel_policies.documents import compile_documents
 
 from ..waiting import until
@@ -102,6 +103,38 @@ async def test_a_stream_is_charged_by_its_usage_or_else_by_its_events(up: Upstre
         assert (await ask(client, body)).status == 200
         spent = before - await left(client)
         assert len(body) // 4 + 6 <= spent <= len(body) // 4 + 9, "an event is taken for a token, four bytes for one"
+
+
+async def test_tokens_of_a_tenant_without_limits_are_counted_too(up: Upstream) -> None:
+    """`/v1/usage` showed none for servers that report no cost: neither for streams nor for whole answers."""
+    go_on = asyncio.Event()
+    chunk = json.dumps({"choices": [{"delta": {"content": "a"}}]})
+
+    async def cut(_: Seen) -> bytes:
+        await go_on.wait()
+        return streamed([chunk] * 5).removesuffix(b"0\r\n\r\n")
+
+    async with gateway(on(up.port, tenant_t(""))) as (port, core), Client(port) as client:
+
+        async def used() -> tuple[int, int, str]:
+            found = json.loads((await client.ask("/v1/usage", method="GET", key="key-t")).body)["day"]
+            return found["tokens_in"], found["tokens_out"], found["targets"][0]["tier"]
+
+        gzipped = f"{JSON}content-encoding: gzip\r\naccept-encoding: gzip\r\n"
+        assert (await client.ask(CHAT, b"\x1f\x8b", key="key-t", headers=gzipped)).status == 200
+        assert up.seen[-1].get("accept-encoding") is None, "an answer has to be readable for its usage"
+        assert await used() == (10, 20, "gold")
+        up.answer = cut
+        body = chat(stream=True)
+        async with Client(port) as leaving:
+            leaving.send(CHAT, body, key="key-t", headers=JSON)
+            await until(lambda: len(up.seen) == 2)
+            go_on.set()
+            for _ in range(5):
+                await leaving.reader.readuntil(b"data: ")
+        await until(lambda: Outcome.CALLER_LEFT in {each.outcome for each in core.records.decisions.where(limit=3)})
+        assert await used() == (10 + prompt_tokens(len(body)), 24, "gold"), "what was made of a cut stream"
+        assert {each[0]["tier"] for each in scraped(core)[TOKENS]} == {"gold"}
 
 
 async def test_a_failed_answer_costs_nothing_and_a_client_that_leaves_pays_for_its_prompt(up: Upstream) -> None:
@@ -209,16 +242,16 @@ async def test_tokens_and_what_is_left_of_a_limit_are_metrics(up: Upstream) -> N
 
 
 async def test_only_so_many_pairs_and_limits_have_series(up: Upstream) -> None:
-    names = [f"n{number}" for number in range(TOKEN_PAIRS + 5)]
+    names = [f"n{number}" for number in range(TOKEN_SERIES + 5)]
     extra = "".join(f'\n[tenants.{name}]\ntier = "gold"\n{LIMIT}' for name in names).encode()
     files = on(up.port, tenant_t(LIMIT))
     files["all.toml"] += extra
     async with gateway(files) as (_, core):
         for number, name in enumerate(names):
-            core.records.stats.usage.tokens.count((name, "r"), "input", number + 1)
+            core.records.stats.usage.tokens.count((name, "r", "gold"), "input", number + 1)
             core.spending.used_tokens(core.snapshot.tenants[name])
         found = scraped(core)
-        assert len(found[LEFT]) == MAX_SHOWN and len(found[TOKENS]) == TOKEN_PAIRS + 1
+        assert len(found[LEFT]) == MAX_SHOWN and len(found[TOKENS]) == TOKEN_SERIES + 1
         # The first five lost their names to those with more, and took their counters along.
         assert sum(value for _, value in found[TOKENS]) == 105 * 106 / 2 - 5 * 6 / 2
 

@@ -230,10 +230,10 @@ keys = [{{ sha256 = "{digest("one")}" }}]
     [
         (tenant_t("limit = { tokens_per_minute = 60, tokens_burst = 1000 }"), "key-t", None, ("m", 10, 20)),
         (documents([1], extra=ONE), "one", b"dev=1;cpu=2;class=cpu;tin=11;tout=12", ("m", 11, 12)),
-        (documents([1], extra=ONE), "one", b"dev=1;cpu=2;class=cpu", ("m", None, None)),
+        (documents([1], extra=ONE), "one", b"dev=1;cpu=2;class=cpu", ("m", 21, None)),
         (documents([1]), GOLD, b"dev=1;cpu=2;class=cpu;tin=11;tout=0", (None, 11, None)),
     ],
-    ids=["tokens are limited", "models are limited", "no tokens are known", "nothing is limited"],
+    ids=["tokens are limited", "models are limited", "the prompt is estimated", "nothing is limited"],
 )
 async def test_openai_spans_have_what_the_gateway_knows_anyhow(
     files: dict[str, bytes], key: str, answer: bytes | None, told: tuple[str | None, int | None, int | None]

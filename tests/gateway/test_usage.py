@@ -221,21 +221,21 @@ def test_device_time_is_known_by_class_in_a_batch_of_several_and_after_a_restart
     count(usage, [call(who, target=what, used=used) for used in costs])
     note(usage, "a", "theirs", busy_s=1e-6)
     expected = {"h100": 16, "cpu": 7, "": 1000}
-    day, use = usage.today("a", NOON)
+    day, (use,) = usage.today("a", NOON)
     assert (day, use.device_ns, use.cpu_ns) == ("2026-11-24", expected, 4)
     lines = [line for line in usage.added("2026-11-24T12:00") if line.kind == "seen"]
     assert sum(line.device_ns for line in lines) == 1023 and sum(line.requests for line in lines) == 5
     again = Usage(NOON)
     again.read_ledger(lines, NOON)
-    assert again.today("a", NOON)[1] == use
-    assert not any(again.today("a", NEXT_DAY)[1].device_ns.values())
+    assert again.today("a", NOON)[1] == [use]
+    assert not any(again.today("a", NEXT_DAY)[1][0].device_ns.values())
 
 
 def test_classes_of_devices_that_servers_name_are_bounded() -> None:
     usage = Usage(NOON)
     for number in range(MAX_CLASSES + 9):
         note(usage, "a", "m", f"dev=1;cpu=0;class=c{number}")
-    _, use = usage.today("a", NOON)
+    _, (use,) = usage.today("a", NOON)
     assert len(use.device_ns) == MAX_CLASSES + 1 and use.device_ns[""] == 9
 
 

@@ -1,5 +1,6 @@
 """Budgets: what some use is of one, and which documents have them."""
 
+from dataclasses import replace
 from hashlib import sha256
 
 import pytest
@@ -12,7 +13,7 @@ from oriel_policies.bounds.limits import bounds, policy_item, state_item
 from oriel_policies.documents import compile_documents
 from oriel_policies.documents.packed import pack, unpack
 from oriel_policies.errors import BadDocument
-from oriel_policies.metering.budgets import Budget, Use, spent
+from oriel_policies.metering.budgets import Budget, Use, costs, spent
 from oriel_policies.metering.prices import NANO, Price
 from oriel_policies.promise.explain import ExplainedCall, explain
 
@@ -54,6 +55,15 @@ def test_money_is_counted_by_class_day_and_currency() -> None:
     assert spent("EUR", use, PRICES, "2025-12-31") == 0, "use without a price costs nothing"
     assert spent("USD", use, PRICES, "2026-02-01") == round(2 * NANO / 3600)
     assert spent("GBP", use, PRICES, "2026-02-01") == 0
+
+
+def test_the_use_in_a_tier_with_a_price_of_its_own_costs_that() -> None:
+    base = Price(name="base", device_class="", currency="EUR", valid_from="2026-02-01", million_tokens_out=2 * NANO)
+    prices = [base, replace(base, name="gold", tier="gold", valid_from="2026-01-01", million_tokens_out=3 * NANO)]
+    uses = [Use(tier=tier, tokens_out=10**6) for tier in ("gold", "bronze", "")]
+    assert [spent("EUR", use, prices, "2026-03-01") for use in uses] == [3 * NANO, 2 * NANO, 2 * NANO]
+    assert costs(uses, prices, "2026-03-01") == {"EUR": "7.000000000"}
+    assert costs(uses, prices, "2026-01-05") == {"EUR": "3.000000000"}
 
 
 @given(st.dictionaries(st.sampled_from(["", "gpu", "x"]), COUNT, max_size=3), COUNT, COUNT, COUNT)

@@ -216,6 +216,11 @@ TIER = b"[tiers.gold]\nband = 0\ntarget_ms = 100\n"
             "tenants.a.service_tiers.priority",
             "did you mean 'gold'",
         ),
+        (
+            b"[prices.p]\ncurrency = 'EUR'\nvalid_from = 2026-01-01\ntier = 'golt'\n" + TIER,
+            "prices.p.tier",
+            "did you mean 'gold'",
+        ),
         (TIER + b"token_ms = 0", "tiers.gold.token_ms", "leave it out for none"),
         (b"[tiers.'a b']\nband = 0\ntarget_ms = 1", "tiers.a b", "1 to 128 letters"),
         (POOL + b"discover = 'dns:a:1'", "pools.p", "either endpoints"),

@@ -97,7 +97,9 @@ def _export(args: argparse.Namespace, usage: Usage) -> int:
     if args.format == "cloudevents":
         return _write(args, formats.write_ndjson(list(formats.cloudevents(usage.lines))))
     by = keys_of(args.by)
-    groups = group([line for _, line in usage.lines], by, idle=args.idle or "")
+    groups = group(
+        [line for _, line in usage.lines], by, idle=args.idle or "", by_tier=any(price.tier for price in prices)
+    )
     if args.format == "focus":
         if not prices:
             raise CommandFailed("--format focus needs --prices FILE|DIR, with a [prices.NAME] for each class of device")

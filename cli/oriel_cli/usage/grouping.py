@@ -20,7 +20,8 @@ class Group:
     """The sum of what was used under one key.
 
     keys: name -> value.
-    device_class, day: the class of device and the day, on which the price depends.
+    device_class, day, tier: the class of device, the day and the tier, on which the price depends; tier: "" where no
+    price is for one tier.
     sums: counter -> number.
     estimated: True if some of it is an estimate.
     """
@@ -30,20 +31,22 @@ class Group:
     day: str
     sums: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTERS, 0))
     estimated: bool = False
+    tier: str = ""
 
     def priced(self, prices: Sequence[Price]) -> tuple[Price, Amounts] | None:
         """Return the price that applies and what is to be paid; None without a price."""
-        price = price_at(prices, self.device_class, self.day)
+        price = price_at(prices, self.device_class, self.day, self.tier)
         if price is None:
             return None
         names = ("device_ns", "cpu_ns", "bytes_out", "tokens_in", "tokens_out")
         return price, amounts(price, **{name: self.sums[name] for name in names})
 
 
-def group(lines: Iterable[UsageLine], by: Sequence[str], *, idle: str = "") -> list[Group]:
+def group(lines: Iterable[UsageLine], by: Sequence[str], *, idle: str = "", by_tier: bool = False) -> list[Group]:
     """Add up the lines of use. Groups of different classes or days are never one, because their prices differ. One
     in which nothing was used is left out.
 
+    by_tier: the prices differ by tier too.
     idle: "show" adds a group of each class for the time in which devices were idle, "spread" charges that time to the
     tenants of the class and the day, in proportion to their use; "" leaves it out.
     """
@@ -55,17 +58,18 @@ def group(lines: Iterable[UsageLine], by: Sequence[str], *, idle: str = "") -> l
             continue
         keys = {name: _value(line, name) for name in by}
         day = line.minute[:10]
-        at = (*keys.values(), line.device_class, day)
+        tier = line.tier if by_tier else ""
+        at = (*keys.values(), line.device_class, day, tier)
         known = found.get(at)
         if known is None:
-            known = found[at] = Group(keys, line.device_class, day)
+            known = found[at] = Group(keys, line.device_class, day, tier=tier)
         known.estimated |= line.estimated
         for name, value in counted(line, outer).items():
             known.sums[name] += value
     groups = [each for each in found.values() if any(each.sums.values())]
     if idle:
         _idle(groups, lines, by, idle)
-    return sorted(groups, key=lambda each: (*each.keys.values(), each.day, each.device_class))
+    return sorted(groups, key=lambda each: (*each.keys.values(), each.day, each.device_class, each.tier))
 
 
 def outermost(lines: Iterable[UsageLine]) -> set[str]:

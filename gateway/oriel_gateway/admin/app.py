@@ -185,4 +185,4 @@ def _cost(gateway: Gateway, decided: Record, offset_s: float) -> dict[str, str] 
     if use is None:
         return None
     day = datetime.fromtimestamp(decided.ended_s + offset_s, UTC).strftime("%Y-%m-%d")
-    return costs(use, gateway.snapshot.prices.values(), day)
+    return costs([use], gateway.snapshot.prices.values(), day)

@@ -275,7 +275,7 @@ class GatewayCollector(Collector):
         gateway = self._gateway
         used = gateway.records.stats.usage.tokens.read()
         tokens = [((*of, kind), count) for of, counts in used.items() for kind, count in counts.items()]
-        yield counter("oriel_gateway_tokens", "Tokens that calls read and wrote.", "tenant route type", tokens)
+        yield counter("oriel_gateway_tokens", "Tokens that calls read and wrote.", "tenant route tier type", tokens)
         left = [(each[:2], max(0.0, 1.0 - each.ratio)) for each in gateway.spending.tokens()]
         text = "Share of a tenant's token limit that is free."
         yield gauge("oriel_gateway_token_limit_left_ratio", text, "tenant limit", left)

@@ -92,6 +92,7 @@ def use_of(decided: Record) -> Use | None:
     if cost is None:
         return None
     return Use(
+        tier="" if decided.tenant is None else decided.tenant.tier.name,
         device_ns={cost.device_class: cost.device_ns},
         cpu_ns=cost.cpu_ns,
         bytes_out=decided.bytes_out,

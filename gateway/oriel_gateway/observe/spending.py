@@ -64,6 +64,7 @@ class Spending:
             if tenant is None or not tenant.budgets:
                 continue
             use = Use(
+                tier=line.tier,
                 device_ns={line.device_class: line.device_ns},
                 cpu_ns=line.cpu_ns,
                 bytes_out=line.bytes_out,

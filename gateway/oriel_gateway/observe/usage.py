@@ -7,7 +7,7 @@ and use that was cut off, are written as lines of kind "seen", which nobody adds
 what its tenants used.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
@@ -26,7 +26,7 @@ from oriel_wire.usage.lines import COUNTERS, UsageLine
 UNIT = "gateway"
 MAX_ROWS = 100_000
 MAX_CLASSES = 32  # device classes per target; bounded because servers name them
-TOKEN_PAIRS = 100  # the most pairs of tenant and route whose tokens are counted under their names
+TOKEN_SERIES = 100  # the most tenants, routes and tiers whose tokens are counted under their names
 CUT_OFF = "left"  # why nobody else is charged for a call that its client left, or that was later than it allowed
 SHOWN = ("requests", "bytes_in", "bytes_out", "device_ns", "cpu_ns", "tokens_in", "tokens_out")
 
@@ -38,13 +38,17 @@ class _SumName(NamedTuple):
     tenant: str
     kind: str
     target: str
+    tier: str
     estimated: str
     device_class: str
     counter: str
 
 
 class _Periods:
-    """The use of one tenant's target on one day and in one month. classes, month_classes: device time by class."""
+    """The use of one tenant's target in one tier on one day and in one month.
+
+    classes, month_classes: device time by class.
+    """
 
     __slots__ = ("classes", "day", "month", "month_classes")
 
@@ -61,18 +65,18 @@ class Usage:
     since: the time from which on this gateway knows the use of its tenants.
     spending: the spent amounts of budgets; None if there are no budgets.
     unshared: sums that the ledger has not got yet; None without a ledger.
-    tokens: tokens that were read (`input`) and written (`output`), by tenant and route.
+    tokens: tokens that were read (`input`) and written (`output`), by tenant, route and tier.
     classes: device classes, see `cube.Charge`.
     """
 
     def __init__(self, now: datetime | None = None) -> None:
         self.spending: Spending | None = None
         self.since = now or datetime.now(UTC)
-        self.tokens: TopNames[tuple[str, str]] = TopNames(lambda _: (OTHER, OTHER), max_named=TOKEN_PAIRS)
+        self.tokens: TopNames[tuple[str, str, str]] = TopNames(lambda of: (OTHER, OTHER, of[2]), max_named=TOKEN_SERIES)
         self._written = UsageBook(max_rows=MAX_ROWS)
         self._seen = UsageBook(max_rows=MAX_ROWS)
         self.unshared: dict[str, int] | None = None
-        self._tenants: dict[str, dict[tuple[str, str, bool], _Periods]] = {}
+        self._tenants: dict[str, dict[tuple[str, str, str, bool], _Periods]] = {}
         self.classes: dict[str, str] = {}
         self._day = self._month = ""
 
@@ -89,11 +93,12 @@ class Usage:
     def _spend(self, tenant: Tenant, target: Target, charge: Charge) -> None:
         spending = self.spending
         if spending is not None and tenant.budgets:
-            spending.add(tenant, _use_of(charge), self._day)
+            spending.add(tenant, _use_of(charge, tenant.tier.name), self._day)
         read, written = charge.tokens()
         if read or written:
-            self.tokens.count((tenant.name, target.plan.name), "input", read)
-            self.tokens.count((tenant.name, target.plan.name), "output", written)
+            of = (tenant.name, target.plan.name, tenant.tier.name)
+            self.tokens.count(of, "input", read)
+            self.tokens.count(of, "output", written)
             if spending is not None:
                 spending.used_tokens(tenant)
 
@@ -128,7 +133,7 @@ class Usage:
                 seen.device_ns -= device_ns
                 key = UsageKey(tenant.name, tier, name, target.version, "", device_class, why, target.kind)
                 self._seen.row(key).device_ns += device_ns
-        self._note((tenant.name, target.kind, name, why != ""), counters(counted), classes, share=True)
+        self._note((tenant.name, target.kind, name, tier, why != ""), counters(counted), classes, share=True)
 
     def added(self, minute: str) -> list[UsageLine]:
         """Return what was used since the last call, as lines of the ledger.
@@ -159,7 +164,8 @@ class Usage:
             self.since = min(self.since, first)
             used = {name: getattr(line, name) for name in SHOWN}
             by_class = {line.device_class: line.device_ns}
-            self._note((line.tenant, line.target_kind, line.target, line.estimated), used, by_class, line.minute[:10])
+            of = (line.tenant, line.target_kind, line.target, line.tier, line.estimated)
+            self._note(of, used, by_class, line.minute[:10])
 
     def of(self, tenant: str, now: datetime | None = None) -> dict[str, Any]:
         """Return what `GET /v1/usage` answers: the use of one tenant, today and this month."""
@@ -175,30 +181,30 @@ class Usage:
             "month": {"begins": f"{self._month}-01T00:00:00Z", **_summed(month)},
         }
 
-    def today(self, tenant: str, now: datetime | None = None) -> tuple[str, Use]:
-        """Return the day, as "2026-11-24", and what a tenant has used on it, as it is priced."""
+    def today(self, tenant: str, now: datetime | None = None) -> tuple[str, list[Use]]:
+        """Return the day, as "2026-11-24", and what a tenant has used on it in each tier, as it is priced."""
         self._turn(now or datetime.now(UTC))
-        return self._day, self._use(tenant, month=False)
+        return self._day, self._uses(tenant, month=False)
 
     def before(self, tenant: str, budget: Budget) -> int:
         """Return a tenant's use of a budget in the present period before the budget was counted."""
         prices = self.spending.snapshot.prices.values() if self.spending is not None else ()
         self._turn(datetime.now(UTC))
-        return spent(budget.unit, self._use(tenant, month=budget.period is Period.MONTH), prices, self._day)
+        uses = self._uses(tenant, month=budget.period is Period.MONTH)
+        return sum([spent(budget.unit, use, prices, self._day) for use in uses])
 
-    def _use(self, tenant: str, *, month: bool) -> Use:
-        used: Counter[str] = Counter()
-        classes: Counter[str] = Counter()
-        for periods in self._tenants.get(tenant, {}).values():
-            used.update(periods.month if month else periods.day)
-            classes.update(periods.month_classes if month else periods.classes)
-        return Use(
-            device_ns=dict(classes),
-            cpu_ns=used["cpu_ns"],
-            bytes_out=used["bytes_out"],
-            tokens_in=used["tokens_in"],
-            tokens_out=used["tokens_out"],
-        )
+    def _uses(self, tenant: str, *, month: bool) -> list[Use]:
+        used: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        classes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for of, periods in self._tenants.get(tenant, {}).items():
+            tier = of[2]
+            used[tier].update(periods.month if month else periods.day)
+            classes[tier].update(periods.month_classes if month else periods.classes)
+        names = ("cpu_ns", "bytes_out", "tokens_in", "tokens_out")
+        return [
+            Use(tier=tier, device_ns=dict(classes[tier]), **{name: found[name] for name in names})
+            for tier, found in used.items()
+        ]
 
     def month(self) -> str:
         """Return the present month in UTC, as "2026-11"."""
@@ -217,21 +223,22 @@ class Usage:
             of = _SumName(*parts)
             if of.day[:7] == self._month and of.counter in SHOWN:
                 by_class = {of.device_class: value} if of.counter == "device_ns" else {}
-                self._note((of.tenant, of.kind, of.target, of.estimated == "1"), {of.counter: value}, by_class, of.day)
+                at = (of.tenant, of.kind, of.target, of.tier, of.estimated == "1")
+                self._note(at, {of.counter: value}, by_class, of.day)
 
     def _note(
         self,
-        of: tuple[str, str, str, bool],
+        of: tuple[str, str, str, str, bool],
         used: Mapping[str, int],
         by_class: Mapping[str, int],
         day: str = "",
         *,
         share: bool = False,
     ) -> None:
-        """Add to the sums of (tenant, kind, target, whether it is an estimate). day: "" for today."""
-        tenant, kind, target, estimated = of
+        """Add to the sums of (tenant, kind, target, tier, whether it is an estimate). day: "" for today."""
+        tenant, kind, target, tier, estimated = of
         if share and self.unshared is not None:
-            begin = SEPARATOR.join((self._day, tenant, kind, target, str(int(estimated))))
+            begin = SEPARATOR.join((self._day, tenant, kind, target, tier, str(int(estimated))))
             for device_class, counter, value in (
                 *(("", shown, used[shown]) for shown in SHOWN if shown != "device_ns"),
                 *((device_class, "device_ns", ns) for device_class, ns in by_class.items()),
@@ -244,11 +251,11 @@ class Usage:
             if len(self._tenants) >= MAX_ROWS:
                 return
             targets = self._tenants[tenant] = {}
-        periods = targets.get((kind, target, estimated))
+        periods = targets.get((kind, target, tier, estimated))
         if periods is None:
             if len(targets) >= 1000:
                 target = "other"
-            periods = targets.setdefault((kind, target, estimated), _Periods())
+            periods = targets.setdefault((kind, target, tier, estimated), _Periods())
         for name, value in used.items():
             periods.month[name] += value
         _add_classes(periods.month_classes, by_class)
@@ -280,12 +287,19 @@ def _add_classes(sums: dict[str, int], by_class: Mapping[str, int]) -> None:
         sums[known] = sums.get(known, 0) + device_ns
 
 
-def _use_of(charge: Charge) -> Use:
+def _use_of(charge: Charge, tier: str) -> Use:
     reported, estimated, classes = charge.reported, charge.estimated, dict(charge.device_classes())
     classes[""] = classes.get("", 0) + estimated.device_ns
     tokens_in, tokens_out = charge.tokens()
     sent = reported.bytes_out + estimated.bytes_out
-    return Use(device_ns=classes, cpu_ns=reported.cpu_ns, bytes_out=sent, tokens_in=tokens_in, tokens_out=tokens_out)
+    return Use(
+        tier=tier,
+        device_ns=classes,
+        cpu_ns=reported.cpu_ns,
+        bytes_out=sent,
+        tokens_in=tokens_in,
+        tokens_out=tokens_out,
+    )
 
 
 def _line(
@@ -295,8 +309,14 @@ def _line(
     return UsageLine(kind=kind, minute=minute, unit=UNIT, estimated=estimated, **key._asdict(), **counters(values))
 
 
-def _shown(kind: str, target: str, estimated: bool, used: dict[str, int]) -> dict[str, Any]:
-    return {"target": target, "kind": kind, "estimated": estimated, **{name: used[name] for name in SHOWN}}
+def _shown(kind: str, target: str, tier: str, estimated: bool, used: dict[str, int]) -> dict[str, Any]:
+    return {
+        "target": target,
+        "kind": kind,
+        "tier": tier,
+        "estimated": estimated,
+        **{name: used[name] for name in SHOWN},
+    }
 
 
 def _summed(targets: list[dict[str, Any]]) -> dict[str, Any]:

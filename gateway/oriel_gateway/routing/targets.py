@@ -108,8 +108,7 @@ class Target:
     special: True if a call needs `Extras`.
     by_service_tier: the targets to use if the body asks for another tier, by its `service_tier`; None for one that is
     refused.
-    tokens: True if the tokens of a call are counted: for limits or budgets of its tenant, or because engines of others
-    report no cost.
+    tokens: True if the tokens of a call are counted.
     names: the text to search for model names that this tenant may not use: "json" or "form" (the request body), "list"
     or "entry" (the answer); "" for none.
     sought: the model that an endpoint must have to serve the call, as in `/v2/models/<sought>/ready`; "" if any can.
@@ -393,7 +392,7 @@ def _target(
     sought = (f"{name}/versions/{of}" if of else name) if kind == "model" else ""
     allowances = tenant.allowances_for(kind, name, route.name)
     stateless = executes and (kind, name) == ("service", "responses") and not route.stored_state
-    tokens = executes and takes_tokens(kind, name) and (route.engines or _counts_tokens(tenant, allowances))
+    tokens = executes and takes_tokens(kind, name)
     return replace(
         wanted,
         tenant=tenant,
@@ -415,7 +414,7 @@ def _target(
     )
 
 
-def _counts_tokens(tenant: Tenant, allowances: Sequence[Allowance]) -> bool:
+def bounds_tokens(tenant: Tenant, allowances: Sequence[Allowance]) -> bool:
     """True if a limit or a budget of the tenant depends on the tokens of its calls."""
     return any(each.counts_tokens for each in allowances) or any(
         budget.unit not in ("cpu_seconds", "device_seconds") for budget in tenant.budgets

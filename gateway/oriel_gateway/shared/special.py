@@ -16,7 +16,7 @@ from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity.named_models import judge_body, without_state
 from oriel_gateway.limits.error_text import token_headers
 from oriel_gateway.pools.sequences import Stick
-from oriel_gateway.routing.targets import Target
+from oriel_gateway.routing.targets import Target, bounds_tokens
 from oriel_gateway.shared.answer_tokens import AnswerTokens
 from oriel_gateway.shared.hidden_usage import WithoutUsage
 from oriel_gateway.shared.sequence_steps import find_sequence
@@ -117,7 +117,8 @@ def reserve_tokens(call: Call) -> tuple[AnswerTokens, str]:
     Returns with them the model that the body names, "" if it was not read.
     """
     gateway, grant, target, now = call.gateway, call.grant, call.target, monotonic()
-    if (call.head.get("content-encoding") or "identity").strip().lower() != "identity":
+    encoded = (call.head.get("content-encoding") or "identity").strip().lower() != "identity"
+    if encoded and bounds_tokens(call.tenant, target.allowances):
         raise Refused(Outcome.ENCODING_UNSUPPORTED, "send the body without a content encoding: its tokens are counted")
     prompt = prompt_tokens(call.bytes_in)
     if grant is None or not any(each.counts_tokens for each in target.allowances):

@@ -10,6 +10,7 @@ import msgspec
 
 from oriel_logic.openai.reading import Part
 from oriel_logic.openai.schema import ChatRequest, Generation, Usage
+from oriel_wire.context import CallContext
 
 DONE = b"data: [DONE]\n\n"
 LogProbs = list[dict[str, Any]]
@@ -33,11 +34,12 @@ class Delta:
 class Answer:
     """One answer of chat, or of completions."""
 
-    def __init__(self, request: Generation, request_id: str, model: str) -> None:
+    def __init__(self, request: Generation, call: CallContext, model: str) -> None:
         self._is_chat = isinstance(request, ChatRequest)
         self._tells_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
         prefix, self._kind = ("chatcmpl", "chat.completion") if self._is_chat else ("cmpl", "text_completion")
-        self._facts = {"id": f"{prefix}-{request_id}", "created": int(time.time()), "model": model}
+        self._facts = {"id": f"{prefix}-{call.request_id}", "created": int(time.time()), "model": model}
+        self._facts["service_tier"] = call.service_tier
         self._calls: dict[int, int] = {}  # tool calls by choice
         self._plain: dict[int, tuple[bytes, bytes]] = {}
 

@@ -57,17 +57,17 @@ class LanguageModel(Served):
         prompts = texts_or_tokens(request.prompt, "prompt", most=MAX_PROMPTS)
         sampling = sampling_of(request, request.max_tokens or COMPLETION_TOKENS)
         run = Run(self, tools, request, prompts, sampling, "prompt")
-        return await run.answer(Answer(request, tools.visit.call.request_id, self.served_as))
+        return await run.answer(Answer(request, tools.visit.call, self.served_as))
 
     async def converse(self, request: ChatRequest, tools: Tools) -> Reply:
         """Answer `/v1/chat/completions`. Raises the same, and what workers raise."""
         run = await self._chat(request, tools, "messages")
-        return await run.answer(Answer(request, tools.visit.call.request_id, self.served_as))
+        return await run.answer(Answer(request, tools.visit.call, self.served_as))
 
     async def respond(self, request: ResponseRequest, tools: Tools) -> Reply:
         """Answer `/v1/responses`. Raises the same."""
         run = await self._chat(chat_of(request), tools, "input")
-        return await run.answer(ResponseAnswer(request, tools.visit.call.request_id, self.served_as))
+        return await run.answer(ResponseAnswer(request, tools.visit.call, self.served_as))
 
     async def _chat(self, request: ChatRequest, tools: Tools, param: str) -> "Run":
         """Make the prompt of a chat. param: the name of the messages in the request."""

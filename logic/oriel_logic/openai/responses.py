@@ -10,6 +10,7 @@ import msgspec
 from oriel_logic.errors import ParameterWrong
 from oriel_logic.openai.answers import Delta, encode
 from oriel_logic.openai.schema import ChatRequest, ResponseRequest, Usage, check_generation, wrong
+from oriel_wire.context import CallContext
 from oriel_wire.process.allowed import with_values
 
 _NAMES = {"messages": "input", "response_format": "text", "reasoning_effort": "reasoning"}
@@ -84,18 +85,19 @@ def _text(content: Any, where: str) -> Any:
 class ResponseAnswer:
     """One answer. Its events carry the whole of it again and again: an answer that is not streamed is the last one."""
 
-    def __init__(self, request: ResponseRequest, request_id: str, model: str) -> None:
+    def __init__(self, request: ResponseRequest, call: CallContext, model: str) -> None:
         self._number = 0
         self._kind = ""
         self._text: list[str] = []
         self._output: list[dict[str, Any]] = []
         self._finish = ""
         self.response: dict[str, Any] = {
-            "id": f"resp_{request_id}",
+            "id": f"resp_{call.request_id}",
             "object": "response",
             "created_at": int(time.time()),
             "status": "in_progress",
             "model": model,
+            "service_tier": call.service_tier,
             "output": self._output,
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "store": False,

@@ -121,6 +121,11 @@ def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
 
     all_of("issuers", issuers, an_issuer)
     all_of("prices", prices, price)
+    for file, document in documents.items():
+        for name, priced in document.prices.items():
+            if priced.tier:
+                with mistakes.noted():
+                    known_tier(file, f"prices.{name}.tier", priced.tier, tiers, bad_tiers)
     bad_pools = reading.bad["pools"] | {name for d in documents.values() for name in d.pools} - pools.keys()
     names: set[str] = set()
     for file, document in documents.items():

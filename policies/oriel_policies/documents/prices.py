@@ -28,6 +28,7 @@ def price(file: str, path: str, name: str, table: object) -> Price:
         cpu_core_hour=_nano(file, f"{path}.cpu_core_hour", table.cpu_core_hour),
         gib_out=_nano(file, f"{path}.gib_out", table.gib_out),
         million_tokens_in=_nano(file, f"{path}.million_tokens_in", table.million_tokens_in),
+        tier=table.tier,
         million_tokens_out=_nano(file, f"{path}.million_tokens_out", table.million_tokens_out),
     )
 

@@ -260,9 +260,10 @@ class HttpTable(_Table):
 
 class PriceTable(_Table, rename={"device_class": "class"}, kw_only=True):
     """`[prices.NAME]`: what the use of a class of device costs from a day on, in units of a currency. Amounts are
-    numbers, or texts if they have to be exact."""
+    numbers, or texts if they have to be exact. tier: for the use in this tier only."""
 
     device_class: str = ""
+    tier: str = ""
     currency: str
     valid_from: date
     device_hour: float | str = 0

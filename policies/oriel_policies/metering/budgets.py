@@ -5,7 +5,7 @@ count nanoseconds or tokens. A use is priced by the class of the device that it 
 device, by the price without a class.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from oriel_policies.bounds.calendar import Period
@@ -42,8 +42,9 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """Units that were used. device_ns: nanoseconds by the class of the device, "" where it is not known."""
+    """Units that were used in one tier. device_ns: nanoseconds by the class of the device, "" where it is not known."""
 
+    tier: str = ""
     device_ns: Mapping[str, int] = field(default_factory=dict)
     cpu_ns: int = 0
     bytes_out: int = 0
@@ -72,9 +73,9 @@ def spent(unit: str, use: Use, prices: Iterable[Price], day: str) -> int:
     own = [price for price in prices if price.currency == unit]
     total = 0
     for device_class, device_ns in use.device_ns.items():
-        if device_ns and (price := price_at(own, device_class, day)) is not None:
+        if device_ns and (price := price_at(own, device_class, day, use.tier)) is not None:
             total += amounts(price, device_ns=device_ns).total
-    if (price := price_at(own, "", day)) is not None:
+    if (price := price_at(own, "", day, use.tier)) is not None:
         total += amounts(
             price,
             cpu_ns=use.cpu_ns,
@@ -85,8 +86,8 @@ def spent(unit: str, use: Use, prices: Iterable[Price], day: str) -> int:
     return total
 
 
-def costs(use: Use, prices: Iterable[Price], day: str) -> dict[str, str]:
-    """Return what this use costs in each currency of the prices, exactly, as {"EUR": "0.012500000"}."""
+def costs(uses: Sequence[Use], prices: Iterable[Price], day: str) -> dict[str, str]:
+    """Return what these uses cost together in each currency of the prices, exactly, as {"EUR": "0.012500000"}."""
     known = list(prices)
     currencies = sorted({price.currency for price in known})
-    return {currency: decimal_text(spent(currency, use, known, day)) for currency in currencies}
+    return {each: decimal_text(sum([spent(each, use, known, day) for use in uses])) for each in currencies}

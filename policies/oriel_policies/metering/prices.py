@@ -16,6 +16,7 @@ _MILLION = 10**6
 class Price:
     """The prices of one class from a day on, in 10^-9 units of `currency`.
 
+    tier: the tier whose use has this price; "" for every tier without a price of its own.
     device_class: "" for use without a device: bytes, tokens and CPU time. valid_from: a day, as "2026-11-01".
     """
 
@@ -28,6 +29,7 @@ class Price:
     gib_out: int = 0
     million_tokens_in: int = 0
     million_tokens_out: int = 0
+    tier: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +47,15 @@ class Amounts:
         return self.device + self.cpu + self.bytes_out + self.tokens_in + self.tokens_out
 
 
-def price_at(prices: Iterable[Price], device_class: str, day: str) -> Price | None:
-    """Return the price of a class on a day: the last one that is valid then. Use without a device has the price of the
-    class "", or else that of "cpu".
+def price_at(prices: Iterable[Price], device_class: str, day: str, tier: str = "") -> Price | None:
+    """Return the price of a class on a day: the last one that is valid then, of those for the tier if there are any.
+    Use without a device has the price of the class "", or else that of "cpu".
     """
-    known = [price for price in prices if price.valid_from <= day]
+    known = [price for price in prices if price.valid_from <= day and price.tier in ("", tier)]
     for wanted in (device_class,) if device_class else ("", "cpu"):
         found = [price for price in known if price.device_class == wanted]
         if found:
-            return max(found, key=lambda price: price.valid_from)
+            return max(found, key=lambda price: (price.tier, price.valid_from))
     return None
 
 

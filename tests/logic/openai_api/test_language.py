@@ -12,6 +12,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from oriel_logic.openai import language
 from oriel_logic.openai.reading import Part
 from oriel_logic.openai.schema import ChatRequest, parse
+from oriel_wire.context import read_headers
 
 from ...waiting import until
 from .language_double import LanguageDouble
@@ -22,6 +23,7 @@ WEATHER: Any = {
     "type": "function",
     "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
 }
+CALLED = read_headers({}.get, trusted=False).at(0.0, 1.0)
 CALL = '{"name": "weather", "arguments": {"city": "Paris"}}'
 
 
@@ -57,6 +59,24 @@ async def test_a_stream_says_the_same_in_pieces(chat: Chat) -> None:
     async with client.chat.completions.stream(**asked("a b", stop=" ")) as events:
         final = (await events.get_final_completion()).choices[0]
     assert (final.message.content, final.finish_reason) == ("a", "stop"), "the client's own accumulating reader agrees"
+
+
+@pytest.mark.parametrize("served_as", ["priority", "flex", "default"])
+async def test_answers_name_the_service_tier_by_which_the_gateway_served_them(chat: Chat, served_as: Any) -> None:
+    client, _ = chat
+    given: Any = {"model": "chat", "service_tier": "priority", "extra_headers": {"x-oriel-service-tier": served_as}}
+    assert (await client.chat.completions.create(messages=HELLO, **given)).service_tier == served_as
+    stream = await client.chat.completions.create(messages=HELLO, stream=True, **given)
+    assert {chunk.service_tier async for chunk in stream} == {served_as}
+    assert (await client.responses.create(input="hello", **given)).service_tier == served_as
+    events = [each async for each in await client.responses.create(input="hello", stream=True, **given)]
+    assert events[-1].type == "response.completed" and events[-1].response.service_tier == served_as
+    answer = await client.completions.create(
+        prompt="hello",
+        extra_body={"service_tier": "priority"},
+        **{name: value for name, value in given.items() if name != "service_tier"},
+    )
+    assert answer.model_extra == {"service_tier": served_as}
 
 
 async def test_completions_of_texts_and_of_token_ids(chat: Chat, double: LanguageDouble) -> None:
@@ -343,7 +363,7 @@ async def test_the_trace_names_model_and_tokens(chat: Chat) -> None:
 
 
 def test_an_event_is_one_line_of_json() -> None:
-    answer = language.Answer(parse(json.dumps(asked()).encode(), ChatRequest), "id", "m")
+    answer = language.Answer(parse(json.dumps(asked()).encode(), ChatRequest), CALLED, "m")
     parts = [language.Delta(0, [Part("content", text)]) for text in ("a\nb\r\u2028", '"')]
     for each in b"".join(map(answer.events, parts)).split(b"\n\n")[1:-1]:
         assert b"\n" not in each and b"\r" not in each and each.startswith(b"data: ")

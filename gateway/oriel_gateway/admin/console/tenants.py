@@ -42,14 +42,14 @@ def tenant_report(gateway: Gateway, name: str, query: Mapping[str, str]) -> dict
 
 def _today(gateway: Gateway, tenant: Tenant) -> dict[str, Any]:
     """The tenant's use since midnight (UTC), and its cost by the prices in force."""
-    day, use = gateway.records.stats.usage.today(tenant.name)
+    day, uses = gateway.records.stats.usage.today(tenant.name)
     return {
-        "device_ms": round(sum(use.device_ns.values()) / 1e6, 3),
-        "cpu_ms": round(use.cpu_ns / 1e6, 3),
-        "bytes_out": use.bytes_out,
-        "tokens_in": use.tokens_in,
-        "tokens_out": use.tokens_out,
-        "cost": costs(use, gateway.snapshot.prices.values(), day),
+        "device_ms": round(sum([sum(use.device_ns.values()) for use in uses]) / 1e6, 3),
+        "cpu_ms": round(sum([use.cpu_ns for use in uses]) / 1e6, 3),
+        "bytes_out": sum([use.bytes_out for use in uses]),
+        "tokens_in": sum([use.tokens_in for use in uses]),
+        "tokens_out": sum([use.tokens_out for use in uses]),
+        "cost": costs(uses, gateway.snapshot.prices.values(), day),
     }
 
 
