@@ -119,7 +119,7 @@ class Engine:
                 self.waiting.append(sequence)
                 if not await self._answer(sequence, reader, writer):
                     return
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
             writer.close()

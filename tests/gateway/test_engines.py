@@ -2,17 +2,20 @@
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
+from time import monotonic
 from typing import Any
 
 import httpx
 import pytest
 
+from oriel_gateway.core import Gateway
 from oriel_gateway.shared.hidden_usage import WithoutUsage
 
 from ..waiting import until
 from .openai_answers import CHAT, chat
 from .stack import BRONZE, GOLD, Client, digest, documents, gateway, upstream
-from .stand_in import Engine, engine
+from .stand_in import Engine, Sequence, engine
 
 LOW = "key-low"
 TENANT = f"""
@@ -225,3 +228,71 @@ def test_event_of_the_usage_is_found_however_the_stream_is_cut(mark: bytes) -> N
 def test_event_that_never_ends_is_passed_on() -> None:
     hides = WithoutUsage()
     assert b"".join([hides.feed(b"x" * 1000, False) for _ in range(100)]).count(b"x") > 60_000
+
+
+async def read_load(core: Gateway) -> None:
+    """Let the gateway read the metrics of its engines once, as `Watch` does."""
+    steering = core.pools["p"].engines
+    assert steering is not None
+    steering.due_s = 0.0
+    steering.read(core.pools["p"].endpoints.usable, monotonic())
+    await until(lambda: not steering.awaited)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "trtllm"])
+async def test_no_more_calls_are_inside_than_keep_the_engine_busy_and_the_order_stays_ours(kind: str) -> None:
+    async with (
+        engine(kind, seats=4) as stand_in,
+        gateway(documents([stand_in.port], pool=pool(kind), extra=TENANT)) as (port, core),
+        AsyncExitStack() as stack,
+    ):
+        clients = [await stack.enter_async_context(Client(port)) for _ in range(21)]
+        for client in clients[:-1]:
+            client.send(CHAT, chat(8, stream=True), key=LOW)
+        await until(lambda: len(stand_in.waiting) == 8)  # the limit that a pool begins with
+        await read_load(core)
+        clients[-1].send(CHAT, chat(8, stream=True))
+        await until(lambda: core.pools["p"].admission.queue.items == 13)
+        stand_in.step()
+        await read_load(core)
+        assert core.pools["p"].admission.limit == 5
+        while len(stand_in.seen) < 21 or stand_in.running or stand_in.waiting:
+            stand_in.step()
+            await read_load(core)
+        assert [each.body["priority"] for each in stand_in.seen].index(gold_of(kind, stand_in)) == 8
+        assert {(await client.reply()).status for client in clients} == {200}
+
+
+def gold_of(kind: str, stand_in: Engine) -> float:
+    numbers = [each.body["priority"] for each in stand_in.seen]
+    return min(numbers) if kind == "vllm" else max(numbers)
+
+
+async def test_metrics_that_go_missing_leave_the_limit_to_what_is_learned(caplog: pytest.LogCaptureFixture) -> None:
+    async with engine(seats=1) as stand_in, gateway(documents([stand_in.port], pool=pool("vllm"))) as (port, core):
+        gate = core.pools["p"]
+        assert gate.engines is not None and gate.learned is not None
+        async with Client(port) as client:
+            client.send(CHAT, chat())
+            await until(lambda: stand_in.waiting)
+            await read_load(core)
+            assert gate.engines.readable and gate.keeps_permits()
+            stand_in.metrics = False
+            for _ in range(3):
+                await read_load(core)
+            assert (gate.engines.missing, gate.keeps_permits()) == (True, False)
+            assert gate.admission.limit == gate.learned.limit
+            assert len([each for each in caplog.records if "learned from latency" in each.message]) == 1
+            stand_in.metrics = True
+            await read_load(core)
+            assert not gate.engines.missing
+
+
+async def test_engine_in_which_calls_wait_is_avoided() -> None:
+    async with engine() as busy, engine() as free, AsyncExitStack() as stack:
+        core = (await stack.enter_async_context(gateway(documents([busy.port, free.port], pool=pool("vllm")))))[1]
+        gate = core.pools["p"]
+        busy.waiting = [Sequence(0, chat())] * 3  # another gateway's
+        await read_load(core)
+        assert {gate.endpoints.pick(1.0).address[1] for _ in range(50)} == {free.port}  # type: ignore[union-attr]
+        busy.waiting = []

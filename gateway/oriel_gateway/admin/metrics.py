@@ -141,6 +141,15 @@ class GatewayCollector(Collector):
         text = "How long the oldest waiting call has waited."
         yield gauge("oriel_gateway_oldest_wait_seconds", text, "pool", oldest)
         yield gauge("oriel_gateway_waiting", "Calls that wait for a permit.", "pool tier", waiting)
+        engines = [(name, gate.engines) for name, gate in self._gateway.pools.items() if gate.engines is not None]
+        calls = [
+            ((name, state), getattr(each.load, state)) for name, each in engines for state in ("waiting", "running")
+        ]
+        yield gauge("oriel_gateway_engine_calls", "Calls inside engines of others.", "pool state", calls)
+        cache = [(name, each.load.cache) for name, each in engines]
+        yield gauge("oriel_gateway_engine_cache_ratio", "Part of the fullest engine's cache in use.", "pool", cache)
+        missing = [(name, each.missing) for name, each in engines]
+        yield gauge("oriel_gateway_engine_metrics_missing", "1 while no engine's metrics can be read.", "pool", missing)
 
     def _endpoints(self) -> Iterator[Metric]:
         parked = self._by_pool(lambda gate: gate.endpoints.parked + gate.grpc.parked)

@@ -433,7 +433,7 @@ class GatewayCall(Call):
             self.life.finish(self, _ANSWERED, "", now)
             client.answered(close=close, now=now)
             return
-        if (stream := self.stream) is not None and stream.unbounded:
+        if (stream := self.stream) is not None and stream.unbounded and not self.gate.keeps_permits():
             self.as_stream().begin_answer(now)
             if self.tenant.tier.token_s and stream.events is not None:
                 stream.pace = pace = Pace()

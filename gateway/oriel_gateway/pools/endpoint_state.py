@@ -45,6 +45,7 @@ class EndpointState:
     leaving: True once the discovery no longer names the address.
     pod: the UID of the Kubernetes pod; "" if it is not known.
     lost_attempts: attempts to connect in a row that were given up.
+    waiting: calls that wait inside it, of whichever gateway, by the latest report of an engine.
     """
 
     outstanding: int
@@ -63,7 +64,7 @@ class EndpointState:
         self.trial = 0
         self.leaving = False
         self.pod = ""
-        self.lost_attempts = 0
+        self.lost_attempts = self.waiting = 0
         self.probing = False
         self.doubted_s = 0.0
         self.probe_due_s = 0.0
@@ -114,7 +115,7 @@ class EndpointState:
 
 
 class HttpEndpoint(Endpoint, EndpointState):
-    """An upstream address with its connections. prober: separate connections for probes."""
+    """An upstream address with its connections. prober: separate connections for probes. meter: those for metrics."""
 
     def __init__(self, address: Address, pool: Pool, memo: ResponseMemo | None = None) -> None:
         Endpoint.__init__(
@@ -129,6 +130,9 @@ class HttpEndpoint(Endpoint, EndpointState):
         self.prober = Endpoint(
             *address, connect_timeout_s=pool.connect_timeout_s, max_response_bytes=MAX_INDEX_BYTES, memo=self.memo
         )
+        self.meter = self.prober
+        if pool.metrics_port:
+            self.meter = Endpoint(address[0], pool.metrics_port, max_response_bytes=MAX_INDEX_BYTES, memo=self.memo)
 
     def probe(
         self, timeout_s: float, path: str, done: Callable[[Reach | None], None], *, attempt_s: float = 0.0
@@ -163,10 +167,12 @@ class HttpEndpoint(Endpoint, EndpointState):
     def tidy(self, now: float) -> None:
         self.close_stale(now)
         self.prober.close_stale(now)
+        self.meter.close_stale(now)
 
     async def close(self) -> None:
         await Endpoint.close(self)
         await self.prober.close()
+        await self.meter.close()
 
 
 def patience_s(these: Iterable[EndpointState]) -> float:

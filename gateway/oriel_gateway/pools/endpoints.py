@@ -307,7 +307,8 @@ class EndpointSet(Generic[E]):
         if count > 1:
             one, other = two_of(count, self._random)
             best, second = usable[one], usable[other]
-            if best.cost.load(best.outstanding, now) > second.cost.load(second.outstanding, now):
+            load = best.cost.load(best.outstanding + best.waiting, now)
+            if load > second.cost.load(second.outstanding + second.waiting, now):
                 best, second = second, best
             if (best.trial or best.record.broken) and best.outstanding and not second.trial:
                 # A process that dies loses one connection after the other while its kernel still accepts new ones.

@@ -118,6 +118,8 @@ class Watch:
         pools = list(self._pools())
         shuffle(pools)  # the bound on probes must not always spare the same ones
         for gate in pools:
+            if gate.engines is not None and gate.calls:
+                gate.engines.read(gate.endpoints.usable, now)
             self._look_after(gate, gate.endpoints, gate.pool.discover)
             self._look_after(gate, gate.grpc, gate.pool.grpc_discover)
         if self._services and self._ticks % COMPARE_EVERY == 0:

@@ -1,5 +1,5 @@
 """Probe an HTTP server beside its calls: whether it is ready, or has a model. Only the status of the answer counts, but
-for the index of its models.
+for the index of its models and the metrics of an engine.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from oriel_policies.upstreams.engines import ENGINES
 from oriel_wire.engine.upstream import Endpoint, UpstreamConnection
 from oriel_wire.errors import UpstreamError, UpstreamHungUp, UpstreamUnreachable, UpstreamUnread
 from oriel_wire.h1.response import ResponseHead
@@ -16,13 +17,15 @@ from oriel_wire.h1.response import ResponseHead
 CONNECTED = 0
 UNREACHABLE = -1
 INDEX: Final = "/v2/repository/index"
+_READ: Final = frozenset({INDEX, *(engine.metrics for engine in ENGINES.values() if engine.metrics)})
 MAX_INDEX_BYTES: Final = 4 * 1024 * 1024  # the index of 10,000 models has 1 MB
 
 
 class HttpProbe:
     """One probe; a ResponseSink.
 
-    path: the path to GET; "" if a connection is enough. For INDEX, which is a POST, the body of the answer is read.
+    path: the path to GET; "" if a connection is enough. For INDEX, which is a POST, and for the paths of metrics
+    the body of the answer is read.
     done: called once with the status, `CONNECTED` or `UNREACHABLE`; or with None if no readable answer came in time.
     attempt_s: without a connection after so long the endpoint is unreachable; 0.0 for no such bound. One attempt goes
     on beside the following probes, which may use its connection.
@@ -43,7 +46,7 @@ class HttpProbe:
         verb, length = ("POST", b"\r\ncontent-length: 0") if path == INDEX else ("GET", b"")
         head = f"{verb} {path} HTTP/1.1\r\n".encode("ascii") + prober.host_line + length + b"\r\n\r\n"
         self._request = head if path else b""
-        self.body = bytearray() if path == INDEX else None
+        self.body = bytearray() if path in _READ else None
         self._timer = asyncio.get_running_loop().call_later(timeout_s, self._end, None)
         self._fresh = not path
         self._attempt: asyncio.TimerHandle | None = None

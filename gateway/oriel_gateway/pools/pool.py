@@ -10,11 +10,13 @@ from oriel_gateway.pools.cold_start import PoolColdStart
 from oriel_gateway.pools.demand import PoolDemand
 from oriel_gateway.pools.endpoint_state import HttpEndpoint
 from oriel_gateway.pools.endpoints import EndpointSet, PoolEndpoint
+from oriel_gateway.pools.engine_load import EngineSteering
 from oriel_gateway.pools.grpc_endpoint import GrpcEndpoint
 from oriel_gateway.pools.stream_slots import StreamSlots
 from oriel_gateway.routing.targets import Target
 from oriel_policies.documents import Pool, Tenant
 from oriel_policies.upstreams.budget import RetryBudget
+from oriel_policies.upstreams.engines import ENGINES
 from oriel_policies.upstreams.fallback import Prospect
 from oriel_policies.waiting.admission import Admission, Charges
 from oriel_policies.waiting.concurrency import LearnedLimit
@@ -61,6 +63,8 @@ class PoolGate:
     streams: the slots of streaming calls whose answer has begun.
     most_s: the longest time in seconds that a call may take for the pool's concurrency to be learned from it.
     demand: counts the demand for a pool that scales; None for others.
+    learned: its concurrency by latency, None if it is fixed. engines: by what engines of others report, None for pools
+    of other servers.
     clock: monotonic seconds; another one than the machine's in simulations.
     """
 
@@ -87,9 +91,10 @@ class PoolGate:
             these.usable_changed = self._usable_changed
             these.retry_after_s = lambda: (self.cold_start and self.cold_start.retry_after_s()) or 1
         self.retries = RetryBudget()
-        self.learned = LearnedLimit(pool.max_inflight, most_s=most_s) if pool.learn_concurrency else None
-        limit = self.learned.limit if self.learned else pool.max_inflight
-        self.admission = Admission(limit=limit, queue=SlaQueue(max_items=pool.max_queue, max_bytes=0))
+        self.learned: LearnedLimit | None = None
+        self.engines: EngineSteering | None = None
+        self.admission = Admission(limit=0, queue=SlaQueue(max_items=pool.max_queue, max_bytes=0))
+        self._learn_anew(most_s)
         self.streams = StreamSlots(self.admission, pool.max_streams)
         self.bytes = Shares(0)
         self._bound_bytes()
@@ -130,14 +135,43 @@ class PoolGate:
             self.endpoints.assign(pool.endpoints)
         if pool.grpc_discover is None:
             self.grpc.assign(pool.grpc_endpoints)
-        if (old.max_inflight, old.learn_concurrency) != (pool.max_inflight, pool.learn_concurrency):
-            self.learned = LearnedLimit(pool.max_inflight, most_s=most_s) if pool.learn_concurrency else None
-            self.admission.limit = self.learned.limit if self.learned else pool.max_inflight
+        if (old.max_inflight, old.learn_concurrency, old.engine) != (
+            pool.max_inflight,
+            pool.learn_concurrency,
+            pool.engine,
+        ):
+            self._learn_anew(most_s)
         self.admission.queue.slots.bound = pool.max_queue
         self.streams.resize(pool.max_streams, self._clock())
         self._bound_bytes()
         self._adopt_cold_start()
         self.pump()
+
+    def _learn_anew(self, most_s: float) -> None:
+        pool = self.pool
+        engine = ENGINES.get(pool.engine)
+        learns = pool.learn_concurrency
+        self.learned = LearnedLimit(pool.max_inflight, most_s=most_s) if learns else None
+        self.engines = None
+        if learns and engine is not None and engine.metrics:
+            self.engines = EngineSteering(engine, pool.name, pool.max_inflight, self.admission, self._engines_read)
+        self._adopt_limit()
+
+    def _engines_read(self) -> None:
+        self._adopt_limit()
+        self.pump()
+
+    def _adopt_limit(self) -> None:
+        """Adopt the number of permits that is in force: the learned or the fixed one."""
+        learned, engines = self.learned, self.engines
+        if engines is not None and engines.readable:
+            self.admission.limit = engines.limit.limit
+        else:
+            self.admission.limit = self.pool.max_inflight if learned is None else learned.limit
+
+    def keeps_permits(self) -> bool:
+        """Return whether streams keep their permits to their end: the limit counts all calls inside the engines."""
+        return self.engines is not None and self.engines.readable
 
     def _adopt_cold_start(self) -> None:
         scaling = self.pool.scaling
@@ -152,7 +186,7 @@ class PoolGate:
     def _usable_changed(self) -> None:
         if self.learned is not None:
             self.learned.keep_at_least(max(len(self.endpoints.usable), len(self.grpc.usable)))
-            self.admission.limit = self.learned.limit
+            self._adopt_limit()
         cold = self.cold_start
         if cold is None:
             self.slow_s = self._slowest_s
@@ -392,8 +426,8 @@ class PoolGate:
         """
         admission, now = self.admission, self._clock()
         admission.release(took_s, model, now)
+        learned = None if self.keeps_permits() else self.learned
         if (queue := admission.queue).items and not queue.aside:  # else permits may be kept free for quicker models
-            learned = self.learned
             if learned is not None:
                 if not self._full:
                     self._full = True
@@ -404,9 +438,9 @@ class PoolGate:
             self.pump()
         else:
             self._full = False
-            if self.learned is not None and self.learned.lowered and not queue.items:
-                self.learned.has_room(now)
-                admission.limit = self.learned.limit
+            if learned is not None and learned.lowered and not queue.items:
+                learned.has_room(now)
+                admission.limit = learned.limit
             if queue.aside:
                 self.pump()
 

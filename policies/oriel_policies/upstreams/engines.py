@@ -136,23 +136,26 @@ class EngineLimit:
     """Learns how many calls keep a pool's engines busy, from the calls that wait inside them. `limit` is between the
     number of engines and `ceiling`.
 
-    One call may wait inside each engine, so that none is idle until the next one comes; more are taken back at the next
-    report, because nobody can reorder them there. Until calls wait there for the first time the limit grows by half at
-    each report, then by one call for each engine.
+    One call may wait inside each engine, so that none is idle until the next one comes. The limit falls by those that
+    wait beyond that in two reports, not only until the next step, because nobody can reorder them there. While none
+    waits and calls are queued, the limit grows at each report: by half until calls have waited for the first time,
+    then by a sixteenth.
     """
 
     def __init__(self, ceiling: int, *, start: int = 8) -> None:
         self.ceiling = ceiling
         self.limit = min(start, ceiling)
         self._met = False
+        self._excess = 0
 
     def note(self, waiting: int, inside: int, *, engines: int, queued: bool) -> None:
         """Note a report. waiting: calls inside the engines that wait there. inside: permits in use. queued: calls wait
         for a permit.
         """
-        if waiting > engines:
+        excess, self._excess = min(self._excess, waiting - engines), waiting - engines
+        if excess > 0:
             self._met = True
-            self.limit = max(engines, min(self.limit, inside) - (waiting - engines))
+            self.limit = min(self.limit, max(engines, inside - excess))
         elif not waiting and queued and inside >= self.limit:
-            self.limit += engines if self._met else max(engines, self.limit // 2)
+            self.limit += max(engines, self.limit // (16 if self._met else 2))
         self.limit = max(1, min(self.limit, self.ceiling))
