@@ -181,6 +181,7 @@ class Run:
         if "seed" in sampling:
             sampling = {**sampling, "seed": (sampling["seed"] + choice) & MAX_SEED}
         inputs: dict[str, ArrayLike] = {"stream": [self._streams], "sampling_parameters": [encode(sampling)]}
+        inputs |= {} if self._streams else {"exclude_input_in_output": [True]}
         inputs |= {"text_input": [prompt]} if isinstance(prompt, str) else {"input_ids": np.array(prompt, np.int64)}
         inputs |= {"return_logprobs": [True]} if has_logprobs else {}
         outputs = ["text_output", "logprobs"] if has_logprobs else ["text_output"]

@@ -28,6 +28,7 @@ SPEC = spec(
         "text_input": ("BYTES", [1]),
         "input_ids": ("INT64", [-1]),
         "stream": ("BOOL", [1]),
+        "exclude_input_in_output": ("BOOL", [1]),
         "sampling_parameters": ("BYTES", [1]),
         "return_logprobs": ("BOOL", [1]),
     },
@@ -67,7 +68,13 @@ class LanguageDouble(FakeModels):
         """Do nothing: there are no connections."""
 
     async def answer(
-        self, sampling_parameters: Any, stream: Any, text_input: Any = None, input_ids: Any = None, **_: Any
+        self,
+        sampling_parameters: Any,
+        stream: Any,
+        text_input: Any = None,
+        input_ids: Any = None,
+        exclude_input_in_output: Any = (False,),
+        **_: Any,
     ) -> AsyncIterator[Outputs]:
         prompt = bytes(input_ids.tolist()).decode() if text_input is None else text_input[0].decode()
         sampling = json.loads(sampling_parameters[0])
@@ -75,9 +82,10 @@ class LanguageDouble(FakeModels):
         self.sampling.append(sampling)
         if len(prompt) >= self.context:
             raise ModelInputWrong(f"the prompt has {len(prompt)} tokens, the model takes {self.context}")
-        return self._pieces(prompt, sampling, bool(stream[0]))
+        shown = "" if stream[0] or exclude_input_in_output[0] else prompt
+        return self._pieces(prompt, sampling, bool(stream[0]), shown)
 
-    async def _pieces(self, prompt: str, sampling: dict[str, Any], streams: bool) -> AsyncIterator[Outputs]:
+    async def _pieces(self, prompt: str, sampling: dict[str, Any], streams: bool, shown: str) -> AsyncIterator[Outputs]:
         text = self.says(prompt)
         for stop in sampling.get("stop", ()):
             text = text.partition(stop)[0]
@@ -87,7 +95,7 @@ class LanguageDouble(FakeModels):
         facts = {"finish_reason": finish, "prompt_tokens": len(prompt), "completion_tokens": len(text)}
         facts |= {"cached_tokens": len(prompt) // 2, "paused": 0, "paused_ms": 0}
         try:
-            for index, piece in enumerate([*text, ""] if streams else [text]):
+            for index, piece in enumerate([*text, ""] if streams else [shown + text]):
                 if index == self.hold_at:
                     await self.hold.wait()
                 last = not streams or index == len(text)
