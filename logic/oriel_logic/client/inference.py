@@ -8,7 +8,6 @@ before an error is raised, because the model may have been replaced meanwhile.
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
 from typing import NamedTuple
 
 from oriel_logic.client.codec import Encoded, ModelCodec, infer_request, outputs_of, path_of, scan_body
@@ -71,7 +70,7 @@ class InferenceServers:
         self._clock = clock
         self._codecs: dict[tuple[str, str], tuple[float, ModelCodec]] = {}
         self._fetching: dict[tuple[str, str], asyncio.Lock] = {}
-        self._parameters: dict[tuple[str, str], tuple[float, Mapping[str, str]]] = {}
+        self.parameters: dict[tuple[str, str], tuple[float, Mapping[str, str]]] = {}
 
     def bind(self, call: CallContext, ledger: Ledger) -> "BoundModels":
         return BoundModels(self, call, ledger)
@@ -119,19 +118,6 @@ class InferenceServers:
         finally:
             if not lock.locked():
                 self._fetching.pop(key, None)
-
-    async def parameters(
-        self, model: str, version: str, call: CallContext, hop: Hop, stage: Stage
-    ) -> Mapping[str, str]:
-        """Return the parameters of a model's configuration, at most CONFIG_S old."""
-        known = self._parameters.get((model, version))
-        if known is None or self._clock() - known[0] > CONFIG_S:
-            ask = Ask("GET", path_of(model, version) + "/config")
-            response = await self.send(model, ask, call, hop, stage.context, stage)
-            if response.status != 200:
-                raise refusal(model, response)
-            known = self._parameters[model, version] = self._clock(), parse_parameters(model, response.body)
-        return known[1]
 
     def forget(self, model: str, version: str) -> None:
         self._codecs.pop((model, version), None)
@@ -280,10 +266,12 @@ class BoundModels:
             except ModelInputWrong as error:
                 codec = await self._newer(codec, model, version, stage, error)
                 request = infer_request(codec.spec, inputs, outputs, version)
-            answers = self._servers.streams.answers(request, self._call, stage, self._ledger)
-            async with aclosing(answers):
-                async for answer in answers:
+            answers = await self._servers.streams.begin(request, self._call, stage, self._ledger)
+            try:
+                while (answer := await answers.next()) is not None:
                     yield outputs_of(answer)
+            finally:
+                answers.close()
 
     async def ready(self, model: str, *, version: str = "") -> bool:
         with self._ledger.stage("ready", kind="client") as stage:
@@ -301,9 +289,17 @@ class BoundModels:
         return known.spec
 
     async def parameters(self, model: str, *, version: str = "") -> Mapping[str, str]:
-        """Return the parameters of the model's configuration, at most 10 s old. Raises as `infer`."""
-        with self._ledger.stage("metadata", kind="client") as stage:
-            return await self._servers.parameters(model, version, self._call, self._hop_of(), stage)
+        """Return the parameters of the model's configuration, at most CONFIG_S old. Raises as `infer`."""
+        known, now = self._servers.parameters.get((model, version)), time.monotonic()
+        if known is None or now > known[0]:
+            with self._ledger.stage("metadata", kind="client") as stage:
+                ask = Ask("GET", path_of(model, version) + "/config")
+                response = await self._servers.send(model, ask, self._call, self._hop_of(), stage.context, stage)
+            if response.status != 200:
+                raise refusal(model, response)
+            known = now + CONFIG_S, parse_parameters(model, response.body)
+            self._servers.parameters[model, version] = known
+        return known[1]
 
     def _hop_of(self) -> Hop:
         hop = self._hop

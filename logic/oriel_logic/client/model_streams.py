@@ -6,14 +6,14 @@ stream.
 """
 
 import asyncio
-import contextlib
 import importlib
 import sys
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import inf
 from time import monotonic
 
-from oriel_logic.client.endpoints import Endpoints
+from oriel_logic.client.endpoints import Endpoint, Endpoints
 from oriel_logic.client.upstream_errors import ELSEWHERE, SPENT, check_ticket, error_of
 from oriel_logic.errors import (
     DeadlineExceeded,
@@ -77,13 +77,11 @@ class StreamServers:
     async def close(self) -> None:
         await self._endpoints.close()
 
-    async def answers(
-        self, request: InferRequest, call: CallContext, stage: Stage, ledger: Ledger
-    ) -> AsyncGenerator[InferResponse]:
-        """Yield every answer to `request` as it arrives. stage: gets the facts of the hop. ledger: gets its cost.
+    async def begin(self, request: InferRequest, call: CallContext, stage: Stage, ledger: Ledger) -> "AnswerStream":
+        """Send `request` and wait for its first answer, or its end. stage, ledger: get facts and cost.
 
         Raises DeadlineExceeded, ModelInputWrong, ModelUnavailable, ModelBusy, ModelFailed or ModelUnreachable.
-        Cancelled or closed: the inference server sees that the caller left.
+        Cancelled: the inference server sees that the caller left.
         """
         if not len(self._endpoints) and not self._endpoints.have_answered:
             raise ModelUnreachable("this server has no gRPC address of an inference server: pass --inference-grpc")
@@ -96,100 +94,138 @@ class StreamServers:
             message = encode_request(request)
         except BadMessage as error:
             raise ModelInputWrong(f"model '{model}': {error.message}") from error
+        if self._through_gateway:
+            check_ticket(call)
         refusal: LogicError | None = None
-        has_begun = False
         attempts, resent = self._endpoints.attempts(model, call.deadline), -1
         async for endpoint in attempts:
             resent += 1
+            now = monotonic()
+            if call.deadline <= now:
+                raise DeadlineExceeded(STAGE)
             stage.hop = HopFacts(*endpoint.address, METHOD, "", -1, resent)
-            endpoint.outstanding += 1
+            most_s = min(call.stream_s or self._max_s, self._max_s)
+            # With a status instead of a text for errors; the stream is ours alone, so it may end with one.
+            metadata = [
+                *Hop(call, through_gateway=self._through_gateway).headers(now, stage.context),
+                ("triton_grpc_error", "true"),
+            ]
+            called = endpoint.client.call(PATH, metadata, message, most_s)
+            ends = now + most_s
+            due = min(call.deadline, ends)
+            stream = AnswerStream(model, endpoint, called, due, ends, self._idle_s, stage, ledger, read_stream_answer)
+            has_begun = False
             try:
-                one = self._one(endpoint.client, message, model, call, stage, ledger)
-                async with contextlib.aclosing(one):
-                    async for data in one:
-                        self._endpoints.have_answered = has_begun = True
-                        if endpoint.failures:
-                            self._endpoints.mark_up(endpoint)
-                        failure, answer = read_stream_answer(data)
-                        if failure:
-                            raise ModelFailed(f"model '{model}' failed: {failure[:300]}")
-                        yield answer
-                return
+                await stream.begin()
+                self._endpoints.have_answered = has_begun = True
+                if endpoint.failures:
+                    self._endpoints.mark_up(endpoint)
+                return stream
             except UpstreamUnreachable:
                 self._endpoints.mark_down(endpoint)
                 attempts.try_again()
             except UpstreamUnread:
                 attempts.try_again()
             except NotServed as news:
-                if has_begun:  # it stops in the middle: its answers would come again
-                    raise news.refusal from None
                 self._endpoints.mark_lacking(endpoint, model)
                 refusal = refusal or news.refusal
                 if news.is_restarting:
                     attempts.try_again(RETRY_S)
-            except TooLarge as error:
-                bound = endpoint.client.max_message_bytes
-                raise ModelFailed(f"an answer of model '{model}' is larger than {bound} bytes") from error
-            except BadMessage as error:
-                raise ModelFailed(f"an answer of model '{model}' cannot be read: {error.message}") from error
             finally:
-                endpoint.outstanding -= 1
+                if not has_begun:
+                    stream.close()
         if refusal is not None:
             raise refusal
         raise ModelUnreachable("no inference server can be reached: try again later", retry_after_s=RETRY_S)
 
-    async def _one(
-        self,
-        client: GrpcClient,
-        message: Sequence[bytes | memoryview],
-        model: str,
-        call: CallContext,
-        stage: Stage,
-        ledger: Ledger,
-    ) -> AsyncGenerator[bytes]:
-        """Yield the messages of one server."""
-        now = monotonic()
-        if call.deadline <= now:
-            raise DeadlineExceeded(STAGE)
-        if self._through_gateway:
-            check_ticket(call)
-        ends = now + self._max_s
-        # With a status instead of a text for errors; the stream is ours alone, so it may end with one.
-        metadata = [
-            *Hop(call, through_gateway=self._through_gateway).headers(now, stage.context),
-            ("triton_grpc_error", "true"),
-        ]
-        stream = client.call(PATH, metadata, message, self._max_s)
+
+@dataclass(slots=True, eq=False, repr=False)
+class AnswerStream:
+    """The answers of one call that was sent; `close` it in any case, so that the server sees a caller that left.
+
+    One timer bounds the time of all waits: the first answer by the request's deadline, later ones by the silence before
+    them, all by the end of the stream.
+
+    due, ends: times at which the next answer is due and the stream ends. idle_s: seconds of silence.
+    decode: reads a message, as error text and answer.
+    """
+
+    model: str
+    endpoint: Endpoint[GrpcClient]
+    call: GrpcCall
+    due: float
+    ends: float
+    idle_s: float
+    stage: Stage
+    ledger: Ledger
+    decode: Callable[[bytes], tuple[str, InferResponse]]
+    _first: bytes | None = None
+    _is_late: bool = False
+    _timer: asyncio.TimerHandle | None = None
+
+    async def begin(self) -> None:
+        """Wait for the first answer. Raises UpstreamUnreachable, UpstreamUnread, NotServed or what `next` raises."""
+        self.endpoint.outstanding += 1
+        self._watch()
+        self._first = await self._read()
+
+    async def next(self) -> InferResponse | None:
+        """Return the next answer, None after the last one. Raises DeadlineExceeded, or a ModelError."""
+        data, self._first = self._first, None
+        if data is None:
+            if not self.call.ready:
+                self.due = min(monotonic() + self.idle_s, self.ends)
+            try:
+                data = await self._read()
+            except NotServed as news:  # it stops in the middle: its answers would come again
+                raise news.refusal from None
+        if data is None:
+            return None
         try:
-            until = min(call.deadline, ends)
-            while (answer := await next_message(stream, until)) is not None:
-                yield answer
-                until = min(monotonic() + self._idle_s, ends)
+            failure, answer = self.decode(data)
+        except BadMessage as error:
+            raise ModelFailed(f"an answer of model '{self.model}' cannot be read: {error.message}") from error
+        if failure:
+            raise ModelFailed(f"model '{self.model}' failed: {failure[:300]}")
+        return answer
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self.call.cancel()
+        self.endpoint.outstanding -= 1
+        self.ledger.reported(*read_cost([b"%b:%b" % field for field in self.call.trailers]))
+
+    async def _read(self) -> bytes | None:
+        call = self.call
+        try:
+            data = await call.read()
         except UpstreamBroken as error:
-            if monotonic() >= ends:  # the server knows as well when it has to end
+            if self._is_late or monotonic() >= self.ends:  # the server knows as well when it has to end
                 raise DeadlineExceeded(STAGE) from error
-            raise cut(model) from error
-        finally:
-            stream.cancel()
-            ledger.reported(*read_cost([b"%b:%b" % field for field in stream.trailers]))
-        if stage.hop is not None:
-            stage.hop = replace(stage.hop, status=stream.code)
-        if stream.code != OK:
-            raise refused(model, stream)
+            raise cut(self.model) from error
+        except TooLarge as error:
+            bound = self.endpoint.client.max_message_bytes
+            raise ModelFailed(f"an answer of model '{self.model}' is larger than {bound} bytes") from error
+        except BadMessage as error:
+            raise ModelFailed(f"an answer of model '{self.model}' cannot be read: {error.message}") from error
+        self.due = inf
+        if data is None:
+            if self.stage.hop is not None:
+                self.stage.hop = replace(self.stage.hop, status=call.code)
+            if call.code != OK:
+                raise refused(self.model, call)
+        return data
 
-
-async def next_message(stream: GrpcCall, until: float) -> bytes | None:
-    """Return the next message, None at the end of the stream. Raises DeadlineExceeded if none has come by `until`."""
-    if stream.ready:
-        return await stream.read()
-    limit = asyncio.timeout(until - monotonic())
-    try:
-        async with limit:
-            return await stream.read()
-    except TimeoutError as error:
-        if limit.expired():
-            raise DeadlineExceeded(STAGE) from error
-        raise
+    def _watch(self) -> None:
+        """End the call if an answer is overdue; while nobody waits for one, none is."""
+        now = monotonic()
+        if now >= self.due:
+            self._is_late = True
+            self.call.cancel()
+        else:
+            delay_s = min(self.due - now, self.idle_s)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._watch)
 
 
 class NotServed(Exception):

@@ -16,7 +16,7 @@ from oriel_logic.errors import HandlerFailed, ModelFailed, ParameterWrong
 from oriel_logic.loading.sources import HandlerFile
 from oriel_logic.openai import tokenizer as tokenizers
 from oriel_logic.openai.pooling import Floats, Pooling, padded, plan, pooled, shortened
-from oriel_logic.openai.schema import MAX_INPUTS, EmbeddingRequest, Usage, texts_or_tokens
+from oriel_logic.openai.schema import MAX_INPUTS, EmbeddingRequest, texts_or_tokens
 from oriel_logic.openai.served import Served, Tools
 from oriel_logic.server.replies import Reply
 
@@ -191,5 +191,5 @@ def written(vectors: Floats, model: str, tokens: int, encoding: Literal["float",
     entries = vectors.astype("<f4", copy=False)
     encoded = [b64encode(row.tobytes()).decode() for row in entries] if encoding == "base64" else entries.tolist()
     data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(encoded)]
-    usage = Usage(prompt_tokens=tokens, total_tokens=tokens)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return msgspec.json.encode({"object": "list", "data": data, "model": model, "usage": usage})

@@ -8,6 +8,7 @@ many tokens it was. Chat template and control tokens are parameters of its confi
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -18,21 +19,10 @@ import numpy as np
 from oriel_logic.bodies.schemas import EVENTS
 from oriel_logic.client.models import ArrayLike
 from oriel_logic.errors import DeadlineExceeded, ModelFailed, ModelInputWrong, ParameterWrong
-from oriel_logic.openai import templates
+from oriel_logic.openai import schema, templates
 from oriel_logic.openai.answers import Answer, Delta, encode
 from oriel_logic.openai.reading import THINK, Reader
 from oriel_logic.openai.responses import ResponseAnswer, chat_of
-from oriel_logic.openai.schema import (
-    MAX_PROMPTS,
-    ChatRequest,
-    CompletionRequest,
-    Generation,
-    NamedTool,
-    ResponseRequest,
-    Usage,
-    stops_of,
-    texts_or_tokens,
-)
 from oriel_logic.openai.served import Served, Tools
 from oriel_logic.server.replies import Reply
 
@@ -52,24 +42,24 @@ class LanguageModel(Served):
         missing = find_spec("jinja2") is None
         return "it needs the package jinja2: pip install 'oriel-serving[embeddings]'" if missing else ""
 
-    async def complete(self, request: CompletionRequest, tools: Tools) -> Reply:
+    async def complete(self, request: schema.CompletionRequest, tools: Tools) -> Reply:
         """Answer `/v1/completions`. Raises ParameterWrong, and what models raise."""
-        prompts = texts_or_tokens(request.prompt, "prompt", most=MAX_PROMPTS)
+        prompts = schema.texts_or_tokens(request.prompt, "prompt", most=schema.MAX_PROMPTS)
         sampling = sampling_of(request, request.max_tokens or COMPLETION_TOKENS)
         run = Run(self, tools, request, prompts, sampling, "prompt")
         return await run.answer(Answer(request, tools.visit.call, self.served_as))
 
-    async def converse(self, request: ChatRequest, tools: Tools) -> Reply:
+    async def converse(self, request: schema.ChatRequest, tools: Tools) -> Reply:
         """Answer `/v1/chat/completions`. Raises the same, and what workers raise."""
         run = await self._chat(request, tools, "messages")
         return await run.answer(Answer(request, tools.visit.call, self.served_as))
 
-    async def respond(self, request: ResponseRequest, tools: Tools) -> Reply:
+    async def respond(self, request: schema.ResponseRequest, tools: Tools) -> Reply:
         """Answer `/v1/responses`. Raises the same."""
         run = await self._chat(chat_of(request), tools, "input")
         return await run.answer(ResponseAnswer(request, tools.visit.call, self.served_as))
 
-    async def _chat(self, request: ChatRequest, tools: Tools, param: str) -> "Run":
+    async def _chat(self, request: schema.ChatRequest, tools: Tools, param: str) -> "Run":
         """Make the prompt of a chat. param: the name of the messages in the request."""
         known = await tools.models.parameters(self.model, version=self.version)
         template = known.get("oriel.chat_template", "")
@@ -102,57 +92,45 @@ class LanguageModel(Served):
         return Run(self, tools, request, [rendered.text], sampling, param, reader)
 
 
+@dataclass(slots=True)
 class Run:
-    """The model calls of one request: each prompt is continued `n` times. Its numbers are tokens.
+    """The model calls of one request: each prompt is continued `n` times.
 
     prompts: texts, or arrays of token ids. param: their name in the request.
     sampling: the parameters as the model takes them.
     reader: makes the reader of one answer.
+    prompt, cached, completion: tokens so far; a prompt counts once, however many answers it has.
     """
 
-    def __init__(
-        self,
-        served: LanguageModel,
-        tools: Tools,
-        request: Generation,
-        prompts: Sequence[str | Sequence[int]],
-        sampling: dict[str, Any],
-        param: str,
-        reader: Callable[[], Reader] = Reader,
-    ) -> None:
-        self._served = served
-        self._tools = tools
-        self._streams = bool(request.stream)
-        self._prompts = prompts
-        self._sampling = sampling
-        self._param = param
-        self._reader = reader
-        self._choices = request.n or 1
-        self._prompt = self._cached = self._completion = 0
+    served: LanguageModel
+    tools: Tools
+    request: schema.Generation
+    prompts: Sequence[str | Sequence[int]]
+    sampling: dict[str, Any]
+    param: str
+    reader: Callable[[], Reader] = Reader
+    prompt: int = 0
+    cached: int = 0
+    completion: int = 0
 
     async def answer(self, form: Answer | ResponseAnswer) -> Reply:
-        if self._streams:
-            return Reply(status=200, content_type=EVENTS, pieces=self._events(form))
-        with self._tools.visit.ledger.stage(STAGE):
+        if self.request.stream:
+            return Reply(status=200, content_type=EVENTS, pieces=self._events(form), is_bounded=True)
+        with self.tools.visit.ledger.stage(STAGE):
             async with aclosing(self._deltas()) as coming:
                 deltas = [each async for each in coming]
         return Reply(status=200, body=encode(form.whole(deltas, self._usage())))
 
-    def _usage(self) -> Usage:
+    def _usage(self) -> schema.Usage:
         """Return the tokens so far; the request is accounted for them. A prompt counts once."""
-        visit = self._tools.visit
-        visit.ledger.tokens_in, visit.ledger.tokens_out = self._prompt, self._completion
-        visit.tokens = visit.target, self._prompt, self._completion
-        return Usage(
-            prompt_tokens=self._prompt,
-            completion_tokens=self._completion,
-            total_tokens=self._prompt + self._completion,
-            prompt_tokens_details={"cached_tokens": self._cached},
-        )
+        visit = self.tools.visit
+        visit.ledger.tokens_in, visit.ledger.tokens_out = self.prompt, self.completion
+        visit.tokens = visit.target, self.prompt, self.completion
+        return schema.usage(self.prompt, self.completion, self.cached)
 
     async def _events(self, form: Answer | ResponseAnswer) -> AsyncGenerator[bytes, None]:
         """Yield the answer as server-sent events; a comment while the first token is awaited for long."""
-        with self._tools.visit.ledger.stage(STAGE):
+        with self.tools.visit.ledger.stage(STAGE):
             async with aclosing(self._deltas()) as deltas:
                 first = asyncio.ensure_future(anext(deltas))
                 try:
@@ -171,36 +149,37 @@ class Run:
 
     def _deltas(self) -> AsyncGenerator[Delta, None]:
         """Return the generator of all that the model says, of several answers as it comes."""
-        count = len(self._prompts) * self._choices
+        count = len(self.prompts) * (self.request.n or 1)
         return merged([self._one(index) for index in range(count)]) if count > 1 else self._one(0)
 
     async def _one(self, index: int) -> AsyncGenerator[Delta, None]:
-        served, sampling, reader, finish = self._served, self._sampling, self._reader(), ""
-        place, choice = divmod(index, self._choices)
-        prompt, has_logprobs = self._prompts[place], "logprobs" in sampling
+        served, sampling, reader, finish = self.served, self.sampling, self.reader(), ""
+        place, choice = divmod(index, self.request.n or 1)
+        prompt, has_logprobs = self.prompts[place], "logprobs" in sampling
         if "seed" in sampling:
             sampling = {**sampling, "seed": (sampling["seed"] + choice) & MAX_SEED}
-        inputs: dict[str, ArrayLike] = {"stream": [self._streams], "sampling_parameters": [encode(sampling)]}
-        inputs |= {} if self._streams else {"exclude_input_in_output": [True]}
+        streams = bool(self.request.stream)
+        inputs: dict[str, ArrayLike] = {"stream": [streams], "sampling_parameters": [encode(sampling)]}
+        inputs |= {} if streams else {"exclude_input_in_output": [True]}
         inputs |= {"text_input": [prompt]} if isinstance(prompt, str) else {"input_ids": np.array(prompt, np.int64)}
         inputs |= {"return_logprobs": [True]} if has_logprobs else {}
         outputs = ["text_output", "logprobs"] if has_logprobs else ["text_output"]
-        stream = self._tools.models.stream(served.model, inputs, outputs=outputs, version=served.version)
+        stream = self.tools.models.stream(served.model, inputs, outputs=outputs, version=served.version)
         try:
             async with aclosing(stream):
                 async for answer in stream:
                     facts = answer.parameters
                     finish = str(facts.get("finish_reason", ""))
                     if finish:
-                        self._completion += int(facts.get("completion_tokens", 0))
-                        self._prompt += 0 if choice else int(facts.get("prompt_tokens", 0))
-                        self._cached += 0 if choice else int(facts.get("cached_tokens", 0))
+                        self.completion += int(facts.get("completion_tokens", 0))
+                        self.prompt += 0 if choice else int(facts.get("prompt_tokens", 0))
+                        self.cached += 0 if choice else int(facts.get("cached_tokens", 0))
                     parts = reader.feed(text_of(answer, "text_output"), last=bool(finish))
                     logprobs = msgspec.json.decode(text_of(answer, "logprobs") or "[]") if has_logprobs else None
                     yield Delta(index, parts, logprobs, finish if finish in ENDS else "")
         except ModelInputWrong as error:
             code = "context_length_exceeded" if "the prompt has" in error.message else None
-            raise ParameterWrong(error.message, param=self._param, code=code) from error
+            raise ParameterWrong(error.message, param=self.param, code=code) from error
         if finish == "deadline":
             raise DeadlineExceeded(STAGE, "the answer was cut at its deadline: allow more time or ask for fewer tokens")
         if finish not in ENDS:
@@ -210,7 +189,7 @@ class Run:
 def text_of(answer: Mapping[str, Any], name: str) -> str:
     """Return the text of an output; "" for one that this answer does not have."""
     found = answer.get(name)
-    return b"".join(found.flat).decode(errors="replace") if found is not None else ""
+    return str(found.item(), "utf-8", "replace") if found is not None and found.size else ""
 
 
 def as_given(message: Any) -> dict[str, Any]:
@@ -230,11 +209,11 @@ def as_given(message: Any) -> dict[str, Any]:
     return found
 
 
-def guide_of(request: ChatRequest) -> tuple[str, dict[str, Any] | None]:
+def guide_of(request: schema.ChatRequest) -> tuple[str, dict[str, Any] | None]:
     """Return the tool that has to be called ("*": any, "": none has to), and the JSON schema of the whole answer."""
     chosen, form = request.tool_choice, request.response_format
     schemas = {each.function.name: each.function.parameters or {"type": "object"} for each in request.tools or ()}
-    if isinstance(chosen, NamedTool):
+    if isinstance(chosen, schema.NamedTool):
         return chosen.function.name, schemas[chosen.function.name]
     if chosen == "required":
         calls = [
@@ -252,12 +231,12 @@ def guide_of(request: ChatRequest) -> tuple[str, dict[str, Any] | None]:
     return "", form.json_schema.schema if form.json_schema is not None else {"type": "object"}
 
 
-def sampling_of(request: ChatRequest | CompletionRequest, most: int) -> dict[str, Any]:
+def sampling_of(request: schema.ChatRequest | schema.CompletionRequest, most: int) -> dict[str, Any]:
     """Return the sampling parameters. most: bound on the tokens of the answer."""
     found = {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
     if request.logprobs is not None and request.logprobs is not False:
         found["logprobs"] = 0
-    return {**found, "max_tokens": min(most, MAX_TOKENS), "stop": stops_of(request.stop)}
+    return {**found, "max_tokens": min(most, MAX_TOKENS), "stop": schema.stops_of(request.stop)}
 
 
 async def merged(streams: Sequence[AsyncGenerator[Delta, None]]) -> AsyncGenerator[Delta, None]:

@@ -45,14 +45,9 @@ class Reader:
         self._marks = ([THINK] if thinks else []) + (["<tool_call>"] if tools else [])
         self._whole = forced or ("?" if tools else "")
 
-    @property
-    def is_plain(self) -> bool:
-        """Return whether all that comes is content as it is."""
-        return not (self._marks or self._whole or self._held) and self._kind == "content"
-
     def feed(self, text: str, *, last: bool = False) -> list[Part]:
         """Add text and return what is known now. last: no more text comes."""
-        if self.is_plain:
+        if not (self._marks or self._whole or self._held) and self._kind == "content":
             return [Part("content", text)] if text else []
         self._held += text
         if self._whole:

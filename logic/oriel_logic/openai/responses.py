@@ -124,16 +124,15 @@ class ResponseAnswer:
         pieces = self._end()
         is_cut = self._finish == "length"
         status = "incomplete" if is_cut else "completed"
-        cached = usage.prompt_tokens_details or {}
         self.response |= {
             "status": status,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "usage": {
-                "input_tokens": usage.prompt_tokens,
-                "input_tokens_details": {**cached, "cache_write_tokens": 0},
-                "output_tokens": usage.completion_tokens,
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+                "output_tokens": usage["completion_tokens"],
                 "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": usage.total_tokens,
+                "total_tokens": usage["total_tokens"],
             },
         }
         return b"".join([*pieces, self._event(f"response.{status}", response=self.response)])

@@ -9,7 +9,7 @@ import re
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from oriel_logic.bodies.json import MAX_JSON_BYTES
 from oriel_logic.errors import InputTooLarge, ParameterWrong
@@ -209,13 +209,14 @@ class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     stream_options: StreamOptions | None = None
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Token counts. Embeddings have no completion_tokens and no details."""
+Usage = dict[str, Any]
 
-    prompt_tokens: int
-    total_tokens: int
-    completion_tokens: int | UnsetType = UNSET
-    prompt_tokens_details: dict[str, int] | UnsetType = UNSET
+
+def usage(prompt: int, completion: int, cached: int) -> Usage:
+    """Return the `usage` of an answer of a language model."""
+    total = prompt + completion
+    tokens = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
+    return {**tokens, "prompt_tokens_details": {"cached_tokens": cached}}
 
 
 def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
@@ -293,13 +294,11 @@ def _decoded(body: bytes, kind: type[T]) -> T:
 
 def _present(fields: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
     """Return the fields that have a value, or need one; a whole number may be written as 2.0."""
-    found = {}
-    for name, raw in fields.items():
-        value = bytes(raw)
-        if value not in _ABSENT or name in _REQUIRED:
-            whole = _WHOLE.match(value)
-            found[name] = raw if whole is None else msgspec.Raw(whole[1])
-    return found
+    return {
+        name: msgspec.Raw(whole[1]) if (whole := _WHOLE.match(value)) is not None else raw
+        for name, raw in fields.items()
+        if (value := bytes(raw)) not in _ABSENT or name in _REQUIRED
+    }
 
 
 def _kept(message: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:

@@ -50,9 +50,8 @@ def render(
         return Rendered(problem=f"a message or tool contains the control token {used}: leave it out")
     if tools and "tools" not in template:
         text = _TOOLS.format(tools="\n".join([json.dumps(each, ensure_ascii=False) for each in tools]))
-        messages = [{"role": "system", "content": text}, *messages]
-        if len(messages) > 1 and messages[1]["role"] == "system":
-            messages[:2] = [{"role": "system", "content": f"{messages[1]['content']}\n\n{text}"}]
+        first = f"{messages[0]['content']}\n\n" if messages[0]["role"] == "system" else ""
+        messages = [{"role": "system", "content": first + text}, *messages[bool(first) :]]
     pieces: list[str] = []
     size = 0
     try:

@@ -16,6 +16,7 @@ from oriel_logic.observe.stages import Ledger
 from oriel_logic.observe.usage import Usage
 from oriel_logic.server.failures import close
 from oriel_logic.server.inbound import Inbound
+from oriel_logic.server.pipeline import Deadline
 from oriel_logic.server.replies import Reply, body_of, error_reply, not_ready, reply_of
 from oriel_logic.server.visit import Visit, keeps_alone, spans_of
 from oriel_wire.context import COST, COST_US, REQUEST_ID, SERVICE_TIER, TICKET, ContextPlan, format_cost, read_headers
@@ -125,7 +126,7 @@ class Envelope:
                 raise Saturated("this server has too many requests under way: try again later", retry_after_s=1.0)
             reply = await self._handle(inbound, visit)
             if reply.pieces is not None:
-                watched = Watched(reply, visit, self._stream_idle_s, self._account)
+                watched = Watched(reply, visit, 0.0 if reply.is_bounded else self._stream_idle_s, self._account)
                 await watched.begin(visit.call.remaining_s(self._clock()))
                 reply = replace(reply, pieces=watched)
             elif visit.outcome is None:
@@ -206,6 +207,7 @@ class Watched:
     """The pieces of an answer that is being sent.
 
     If they fail after the first, one more says why, where the media type has a form for that.
+    idle_s: longest time between two of them; 0 if they bound it themselves.
     account: called exactly once with the visit, after the last piece or by `aclose`.
     """
 
@@ -238,9 +240,11 @@ class Watched:
         try:
             if self._has_failed:
                 raise StopAsyncIteration
-            if piece is None:
-                async with asyncio.timeout(self._idle_s):
+            if piece is None and self._idle_s:
+                with Deadline(self._idle_s):
                     piece = await anext(self._pieces)
+            elif piece is None:
+                piece = await anext(self._pieces)
         except StopAsyncIteration:
             self._end(self._visit.outcome or Outcome.OK)  # a stream that ended with an error piece has recorded it
             raise

@@ -38,7 +38,8 @@ STATUS = {
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """An answer to send; `headers` without content-type and content-length.
 
-    pieces: a streamed answer, instead of `body`; it is closed early if the client leaves.
+    pieces: a streamed answer, instead of `body`; it is closed early if the client leaves. is_bounded: True if it never
+    waits long for its next piece.
     trailers: called for the fields after its last piece; None if there are none.
     """
 
@@ -47,6 +48,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     content_type: str = JSON
     headers: tuple[tuple[str, str], ...] = ()
     pieces: AsyncIterator[bytes] | None = None
+    is_bounded: bool = False
     trailers: Callable[[], tuple[tuple[str, str], ...]] | None = None
 
 

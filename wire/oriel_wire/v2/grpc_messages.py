@@ -10,12 +10,14 @@ and the answers that it gets are treated alike.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from oriel_wire.errors import BadMessage, TooLarge
-from oriel_wire.v2.datatypes import decode_raw, lookup, quoted, raw_view
+from oriel_wire.v2.datatypes import DATATYPES, MAX_DIMENSIONS, decode_raw, lookup, quoted, raw_view
 from oriel_wire.v2.grpc import RawPiece, decode_infer_response, encode_infer_request
 from oriel_wire.v2.grpc_names import write_varint
 from oriel_wire.v2.messages import MAX_TENSORS, Array, InferRequest, InferResponse, Tensor
@@ -29,6 +31,7 @@ MAX_CUT_BYTES = 4 << 20
 MAX_HEAD_BYTES = 4096
 MAX_HEADS = 256
 MAX_SHAPES = 64
+_NO_DATA: Array = np.empty(0)
 _RAW_INPUT, _RAW_OUTPUT = 0x3A, 0x32
 _INFER_RESPONSE = 0x12  # tag of this field in a ModelStreamInferResponse
 # model_name to raw_input_contents, each length-delimited.
@@ -39,16 +42,16 @@ Body = bytes | memoryview
 
 
 class _Input:
-    """An input without its data. described: the message's description in errors."""
+    """An input without its data, or an output. described: the message's description in errors."""
 
     __slots__ = ("datatype", "described", "entry", "name", "parameters", "shape")
 
-    def __init__(self, tensor: Tensor, model: str) -> None:
+    def __init__(self, tensor: Tensor, described: str) -> None:
         self.name = tensor.name
         self.datatype = tensor.datatype
         self.entry = lookup(tensor.datatype, tensor.name)
         self.shape = tensor.shape
-        self.described = f"input {quoted(tensor.name)} for model {quoted(model)}"
+        self.described = described
         self.parameters = tensor.parameters.copy()
 
 
@@ -63,7 +66,8 @@ class RequestHead:
         self.model_version = request.model_version
         self._parameters = request.parameters.copy()
         self._outputs = None if request.outputs is None else request.outputs.copy()
-        self._inputs = [_Input(each, request.model_name) for each in request.inputs]
+        model = quoted(request.model_name)
+        self._inputs = [_Input(each, f"input {quoted(each.name)} for model {model}") for each in request.inputs]
 
     def __len__(self) -> int:
         return len(self._inputs)
@@ -190,12 +194,46 @@ def read_stream_answer(data: bytes) -> tuple[str, InferResponse]:
             size, at = _read_varint(data, 1)
             found = cut(data, MAX_ANY_FIELDS, at, _RAW_OUTPUT) if at and at + size == len(data) else None
             if found is not None and found[1]:
-                raw = [(data, start, size) for start, size in found[1]]
-                return "", decode_infer_response(v2_pb2.ModelInferResponse.FromString(bytes(found[0])), raw)
+                head, pieces = bytes(found[0]), found[1]
+                known = _answer_head(head) if len(head) <= MAX_HEAD_BYTES else None
+                if known is not None and len(known[1]) == len(pieces):
+                    return "", _answer(known, data, pieces)
+                raw = [(data, start, size) for start, size in pieces]
+                return "", decode_infer_response(v2_pb2.ModelInferResponse.FromString(head), raw)
         message = v2_pb2.ModelStreamInferResponse.FromString(data)
     except DecodeError as error:
         raise BadMessage("it is no ModelStreamInferResponse") from error
     return message.error_message, decode_infer_response(message.infer_response)
+
+
+@lru_cache(maxsize=MAX_HEADS)
+def _answer_head(head: bytes) -> tuple[InferResponse, list[_Input]] | None:
+    """Decode an answer without its raw contents, which many answers of a stream share, and its outputs; None for one
+    that needs all checks.
+    """
+    message = v2_pb2.ModelInferResponse.FromString(head)
+    if any(each.parameters or each.HasField("contents") or each.datatype not in DATATYPES for each in message.outputs):
+        return None
+    outputs = [Tensor(each.name, each.datatype, tuple(each.shape), _NO_DATA) for each in message.outputs]
+    if len({each.name for each in outputs}) < len(outputs) or any(len(each.shape) > MAX_DIMENSIONS for each in outputs):
+        return None
+    del message.outputs[:]
+    return decode_infer_response(message), [_Input(each, f"output {quoted(each.name)}") for each in outputs]
+
+
+def _answer(head: tuple[InferResponse, list[_Input]], data: bytes, pieces: Pieces) -> InferResponse:
+    facts, outputs = head
+    tensors = []
+    for each, (start, size) in zip(outputs, pieces, strict=True):
+        array = decode_raw(data, start, size, each.entry, each.shape, each.described)
+        tensors.append(Tensor(each.name, each.datatype, each.shape, array, {}))
+    return InferResponse(
+        model_name=facts.model_name,
+        model_version=facts.model_version,
+        id=facts.id,
+        parameters=facts.parameters.copy(),
+        outputs=tensors,
+    )
 
 
 def cut(data: Body, limit: int = MAX_FIELDS, start: int = 0, raw: int = _RAW_INPUT) -> tuple[Body, Pieces] | None:
