@@ -33,6 +33,7 @@ run: $(or $(DEMO_$(DEMO)),$(error oriel: DEMO is digits or embeddings))
 #   frameworks  files of PyTorch, TensorFlow, XGBoost, LightGBM and scikit-learn against these libraries themselves, in an
 #               environment of its own: 400 MB of wheels, 2 GB installed, and PyTorch (983 MB for a build for CPUs, which
 #               TORCH="torch --index-url https://download.pytorch.org/whl/cpu" gets); `make test` skips these tests
+#   language    the engine of language models on a tiny model, in an environment of its own (80 MB of wheels)
 #   redis62     shared limits against the oldest supported Redis, from build/redis
 #   mutants     one operator, number or truth value changed at a time: which changes no test notices; ARGS="--area limits --sample 60"
 #   embeddings  DEMO=embeddings against the published similarities
@@ -61,6 +62,9 @@ TORCH ?= torch>=2.8
 NEEDS_frameworks := requirements/test-frameworks.txt
 TEST_frameworks = $(MAKE) --no-print-directory VENV=build/frameworks build/frameworks/.frameworks-$(HERE) && \
 	exec build/frameworks/bin/python -m pytest tests/frameworks $(ARGS)
+NEEDS_language := requirements/test-language.txt
+TEST_language = $(MAKE) --no-print-directory VENV=build/language build/language/.test-language-$(HERE) && \
+	exec build/language/bin/python -m pytest tests/language $(ARGS)
 NEEDS_redis62 := $(DEV) build/redis/.made-$(FOLDER)
 TEST_redis62 = ORIEL_TEST_REDIS=6.2 $(PYTEST) tests/conformance/test_ledger.py tests/conformance/test_limiter.py \
 	tests/conformance/test_shared_limits.py tests/conformance/test_redis_server.py $(ARGS)

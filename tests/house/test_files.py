@@ -47,8 +47,18 @@ def test_a_lock_pins_by_hash_and_carries_no_url(lock: Path) -> None:
 
 def test_every_target_has_its_lock() -> None:
     targets = {"base", "cpu", "demo", "demo-embeddings", "dev", "gpu", "language", "minilm", "openvino", "redis"}
-    targets |= {"docs", "judges", "mutants", "smollm2", "stores", "test-frameworks", "test-openvino", "uv"}
-    images = {"build", "gateway", "logic", "extra-forests", "extra-openvino-models"}
+    targets |= {
+        "docs",
+        "judges",
+        "mutants",
+        "smollm2",
+        "stores",
+        "test-frameworks",
+        "test-language",
+        "test-openvino",
+        "uv",
+    }
+    images = {"build", "gateway", "logic", "extra-forests", "extra-language", "extra-openvino-models"}
     images |= {f"inference-{each}" for each in ("cpu", "openvino", "gpu", "tensorrt")}
     assert {path.stem for path in LOCKS} == targets | {f"image-{each}" for each in images}
 

@@ -75,6 +75,7 @@ class OpenVinoGenAi(LanguageEngine):
     def load(self, path: str, options: Options) -> Facts:
         file = Path(path)
         folder = file.parent if file.suffix == ".xml" else file
+        self._context = self._context_of(file)  # before the engine reads the file: it may crash on one that is cut off
         scheduling = genai.SchedulerConfig()
         scheduling.cache_size = -(-options.cache_mb // 1024)  # whole GiB
         scheduling.max_num_seqs = options.max_running
@@ -91,7 +92,6 @@ class OpenVinoGenAi(LanguageEngine):
         vocabulary, control = token_bytes(self._tokenizer)
         self._vocabulary_size = len(vocabulary)
         self._longest_token = max(map(len, [*vocabulary, *control]))
-        self._context = self._context_of(file)
         # The tokenizer cuts longer texts off without a word.
         self._most_encoded = self._tokenizer.encode(" x" * (self._context + 1)).input_ids.shape[1]
         self._blocks = self._warm_up()
