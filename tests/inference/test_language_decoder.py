@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from oriel_inference.errors import LoadFailed
-from oriel_inference.language.engine import Sampling
+from oriel_inference.language.child import TOO_SLOW, SlowSteps
+from oriel_inference.language.engine import Guide, Sampling
 
 from ..waiting import gone
 from .language_process import decoding
@@ -73,12 +74,28 @@ async def test_a_killed_process_is_reported_and_started_again(tmp_path: Path) ->
     assert model.decoder.pid is None
 
 
+async def test_a_guide_that_slows_all_tokens_down_ends_with_a_reason(tmp_path: Path) -> None:
+    async with decoding(tmp_path, settings={"oriel.double.guide_ms": "50"}) as model:
+        model.decoder.add(1, "go on", Sampling(max_tokens=60))
+        model.decoder.add(2, "x", Sampling(max_tokens=60, guide=Guide("regex", "(a*)*")))
+        assert (await model.finished(2)).refused == TOO_SLOW
+        assert (await model.finished(1)).finish == "length"
+
+
 async def test_a_process_whose_step_hangs_is_killed(tmp_path: Path) -> None:
     async with decoding(tmp_path, stall_s=0.2, settings={"oriel.double.step_ms": "600000"}) as model:
         model.decoder.add(1, "go on", LETTERS)
         while not model.ends:
             await model.changed()
         assert model.ends == ["it made no step within 0.2 s"]
+
+
+def test_steps_that_a_guide_makes_slow_are_noticed_after_three() -> None:
+    steps = SlowSteps()
+    assert not any(steps.add(seconds) for seconds in (0.02, 0.04, 0.19, 0.3, 0.3, 0.05, 0.3, 0.3))
+    assert steps.add(0.3)
+    large = SlowSteps()
+    assert not any(large.add(0.5 + 0.1 * (step % 10)) for step in range(100))
 
 
 async def test_a_file_that_cannot_be_read_is_refused_with_its_reason(tmp_path: Path) -> None:

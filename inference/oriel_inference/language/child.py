@@ -36,6 +36,8 @@ from oriel_wire.process.messages import Assembler, receive, send
 from oriel_wire.process.served import offer_to_oom_killer
 from oriel_wire.process.start import end_with_parent
 
+SLOW_S, SLOW_TIMES, SLOW_STEPS = 0.2, 5.0, 3
+TOO_SLOW = "the guide makes each token slower than the one before: send one with fewer ways to match the same text"
 MISSING = "language models need the package openvino-genai: pip install 'oriel-serving[language]'"
 
 
@@ -107,6 +109,24 @@ class _Connection:
         send(self._socket, encode(report))
 
 
+class SlowSteps:
+    """Notices steps that a guide makes slow: some take longer with each token, and everybody's tokens wait for them.
+
+    A step without prompts counts as slow if it takes SLOW_S, and SLOW_TIMES what such steps take.
+    """
+
+    def __init__(self) -> None:
+        self._usual_s = 0.0
+        self._in_a_row = 0
+
+    def add(self, seconds: float) -> bool:
+        """Record a step without prompts; return whether SLOW_STEPS of them in a row were slow."""
+        self._usual_s = min(seconds, self._usual_s * 1.001) if self._usual_s else seconds
+        is_slow = seconds > max(SLOW_S, SLOW_TIMES * self._usual_s)
+        self._in_a_row = self._in_a_row + 1 if is_slow else 0
+        return self._in_a_row >= SLOW_STEPS
+
+
 class _StepLoop:
     """The sequences of an engine. Their numbers and what is left of their prompts, in the order of arrival."""
 
@@ -115,6 +135,8 @@ class _StepLoop:
         self._connection = connection
         self._step_tokens = step_tokens
         self._prompts: dict[int, int] = {}  # number -> tokens of its prompt still to be computed, as far as is known
+        self._guided: list[int] = []  # those with a guide
+        self._slow = SlowSteps()
 
     def run(self) -> None:
         engine, connection, prompts = self._engine, self._connection, self._prompts
@@ -126,7 +148,8 @@ class _StepLoop:
                         news[command.number] = self._add(command)
                     case Cancel():
                         news.pop(command.number, None)
-                        if prompts.pop(command.number, None) is not None:
+                        if command.number in prompts:
+                            self._forget(command.number)
                             engine.cancel(command.number)
                     case Close():
                         return
@@ -137,6 +160,11 @@ class _StepLoop:
                 engine.step()
                 seconds = time.perf_counter() - began
                 self._read(news)
+                if not computed and self._slow.add(seconds) and self._guided:
+                    number = self._guided[-1]
+                    self._forget(number)
+                    engine.cancel(number)
+                    news[number] = Progress(number, refused=TOO_SLOW)
             if news or seconds:
                 connection.send(StepReport(seconds, computed, engine.cache_use(), list(news.values())))
 
@@ -147,6 +175,8 @@ class _StepLoop:
         except PromptRefused as refused:
             return Progress(number, refused=refused.text)
         self._prompts[number] = len(added.ids) - added.cached
+        if command.sampling.guide is not None:
+            self._guided.append(number)
         ids = list(added.ids) if isinstance(prompt, str) else []
         return Progress(number, prompt_tokens=len(added.ids), cached_tokens=added.cached, prompt=ids)
 
@@ -165,7 +195,7 @@ class _StepLoop:
                 piece = self._engine.read(number)
             except PromptRefused as refused:
                 news[number] = Progress(number, refused=refused.text)
-                del self._prompts[number]
+                self._forget(number)
                 continue
             if not (piece.ids or piece.finish):
                 continue
@@ -175,7 +205,12 @@ class _StepLoop:
             progress.ids, progress.logprobs, progress.finish = list(piece.ids), list(piece.logprobs), piece.finish
             self._prompts[number] = 0
             if piece.finish:
-                del self._prompts[number]
+                self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        del self._prompts[number]
+        if number in self._guided:
+            self._guided.remove(number)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ and the control token before it, and ends. Without <|answer|> it is lower-case l
 changes. Misuse raises AssertionError, which ends the process.
 
 Parameters of the configuration: `oriel.double.step_ms` is the time of a step, `oriel.double.prompt_us` that of each
-prompt token in it. `oriel.double.context` is the most tokens.
+prompt token in it, `oriel.double.guide_ms` that of each token of a sequence with a guide, which is not obeyed.
+`oriel.double.context` is the most tokens.
 """
 
 import math
@@ -57,6 +58,7 @@ class Double(LanguageEngine):
         settings = options.settings
         self._step_s = float(settings.get("oriel.double.step_ms", 0)) / 1e3
         self._prompt_s = float(settings.get("oriel.double.prompt_us", 0)) / 1e6
+        self._guide_s = float(settings.get("oriel.double.guide_ms", 0)) / 1e3
         self._options = options
         self._context = int(settings.get("oriel.double.context", 8192))
         self._blocks = max(1, (options.cache_mb << 20) // (BLOCK_TOKENS * TOKEN_BYTES))
@@ -104,7 +106,8 @@ class Double(LanguageEngine):
                 if len(sequence.ids) == sequence.prompt:
                     self._cache.keep(sequence.ids)
                 self._decode(sequence)
-        time.sleep(self._step_s + self._prompt_s * (self._options.step_tokens - left))
+        made = sum(len(each.ids) - each.prompt for each in self._sequences.values() if each.sampling.guide is not None)
+        time.sleep(self._step_s + self._prompt_s * (self._options.step_tokens - left) + self._guide_s * made)
 
     def _decode(self, sequence: _Sequence) -> None:
         sampling, made = sequence.sampling, len(sequence.ids) - sequence.prompt

@@ -15,9 +15,10 @@ from oriel_inference.language.engine import Guide
 
 MAX_BYTES = 16 << 10
 MAX_DEPTH = 32
-MAX_REPETITIONS = 100
+MAX_STATES = 100
 MAX_PROPERTIES = 200
 _COUNTED = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_PATTERNS = ("pattern", "regex", "grammar")
 _QUANTIFIER = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 
 
@@ -26,19 +27,19 @@ def check_guide(guide: Guide) -> None:
     text = guide.text
     if len(text.encode()) > MAX_BYTES:
         raise InvalidRequest(f"the guide has more than {MAX_BYTES} bytes: send a smaller one")
-    values: list[object] = [text]
-    depth, properties = _brackets(text), 0
+    depth, properties, states = _brackets(text), 0, 0
     if guide.kind in ("json_schema", "structural_tag"):
         try:
             schema = msgspec.json.decode(text)
         except (msgspec.DecodeError, RecursionError) as error:
             raise InvalidRequest(f"the guide is no JSON: {str(error)[:200]}") from error
         values = list(_values(schema))
-        properties = sum(map(_properties, values))
-    repetitions = sum(map(_repetitions, values))
+        properties, states = sum(map(_properties, values)), sum(map(_states, values))
+    else:
+        states = _pattern_states(text)
     for what, found, most in (
         ("levels of brackets", depth, MAX_DEPTH),
-        ("repetitions and characters of bounded strings", repetitions, MAX_REPETITIONS),
+        ("classes of characters and bounded repetitions", states, MAX_STATES),
         ("properties", properties, MAX_PROPERTIES),
     ):
         if found > most:
@@ -70,12 +71,27 @@ def _properties(value: object) -> int:
     return len(found) if isinstance(found, dict) else 0
 
 
-def _repetitions(value: object) -> int:
-    """Return the repetitions that a text has as a regular expression, or that a JSON schema itself asks for."""
-    if isinstance(value, dict):
-        counts = [count for key in _COUNTED if isinstance(count := value.get(key), int | float)]
-        return int(max(counts, default=0))
-    if isinstance(value, str):
-        found = _QUANTIFIER.findall("".join(value.split()))
-        return sum(max(int(first[:9] or 0), int(last[:9] or 0)) for first, last in found)
-    return 0
+def _states(value: object) -> int:
+    """Return the repetitions that a part of a JSON schema asks for itself, and those of the patterns in it."""
+    if not isinstance(value, dict):
+        return 0
+    counts = [count for key in _COUNTED if isinstance(count := value.get(key), int | float)]
+    patterns = [text for key in _PATTERNS if isinstance(text := value.get(key), str)]
+    if isinstance(named := value.get("patternProperties"), dict):
+        patterns += named
+    return int(max(counts, default=0)) + sum(map(_pattern_states, patterns))
+
+
+def _pattern_states(text: str) -> int:
+    """Return how often a regular expression or a grammar matches one of many characters, which is what takes time: each
+    class of characters counts as often as it is repeated.
+    """
+    text = "".join(text.split())
+    repeated, times = sum(map(text.count, ".[\\")), 1
+    for found in _QUANTIFIER.finditer(text):
+        count = max(int(number[:9] or 0) for number in (found[1], found[2] or ""))
+        if text[found.start() - 1 : found.start()] == ")":
+            times *= max(1, count)
+        else:
+            repeated += count
+    return max(1, repeated) * times
