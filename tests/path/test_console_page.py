@@ -42,6 +42,7 @@ def facts(name: str) -> dict[str, Any]:
         {
             "tier": f"{name}{n}",
             "target_ms": 50.0,
+            "token_ms": (60.0, None, None)[n],
             "objective": 0.99,
             "waiting": n,
             "oldest_ms": 3.0,
@@ -271,7 +272,7 @@ def test_the_first_screen_takes_four_requests_and_shows_every_part(console: Page
     tables = ["Tiers", "Pools", "Models and services", "Tenants", "Latest misses and refusals"]
     assert [each for each in headings if each in tables] == tables
     gold = console.run("document.querySelector('.area-tiers tbody tr').innerText")
-    for text in ("99.91", "98.00", "99.87", "42", "1.40", "name 78 %"):
+    for text in ("99.91", "98.00", "99.87", "42", "1.40", "name 78 %", "50ms, 60ms a token"):
         assert text in gold
     assert console.run("document.querySelector('.area-pools .dots').getAttribute('aria-label')").startswith(
         "3 ready, 1 not probed"

@@ -28,7 +28,7 @@ const TIERS = [
   {key: "tier", label: "tier", value: (row) => row.tier, text: (row) => row.tier,
     cell: (row) => html`<i class=${`swatch fill-${tierInk(row.tier)}`} aria-hidden="true"></i>${row.tier}`},
   {key: "target", label: "target", number: true, wide: "w2", value: (row) => row.target_ms,
-    cell: (row) => duration(row.target_ms) + (row.token_ms ? ` · ${duration(row.token_ms)}/token` : "")},
+    cell: (row) => row.token_ms ? html`${duration(row.target_ms)}, ${duration(row.token_ms)} a token` : duration(row.target_ms)},
   {key: "rate", label: "calls/s", number: true, wide: "w1", value: (row) => row.rate, cell: (row) => decimal(row.rate)},
   {key: "minute", label: "1 min", number: true, wide: "w4", title: "in time, of the calls of the last minute",
     value: attained, cell: (row) => html`<${Judged} share=${attained(row)} objective=${row.objective} digits=${2}/>`},
