@@ -51,6 +51,18 @@ def test_what_ends_well_is_the_tenants_and_the_rest_is_recorded_with_its_reason(
     assert usage.added("2026-11-24T17:06") == []
 
 
+def test_tokens_that_an_inference_server_has_recorded_are_not_recorded_again() -> None:
+    """An export adds up the lines of all units, so that a language model's tokens were billed twice."""
+    usage, mine = Usage(), ledger(1, 9)
+    mine.tokens_in = 30
+    mine.reported(7, "dev=100;cpu=0;class=h100;tin=30;tout=4")
+    mine.reported(7, "dev=100;cpu=0;class=h100;tin=30;tout=4")
+    usage.account(call("a"), "s", Outcome.OK, mine, *SIZES)
+    (line,) = usage.added("2026-11-24T17:05")
+    assert (line.tokens_in, line.tokens_out) == (0, 1)
+    assert (mine.tokens_in, mine.tokens_out) == (30, 9), "the gateway is told all of them"
+
+
 def test_what_models_report_is_added_to_the_request() -> None:
     mine = ledger(1)
     mine.reported(7, "dev=100;cpu=0;class=h100")

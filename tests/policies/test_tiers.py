@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from oriel_policies.documents import Tier, compile_documents
 from oriel_policies.documents.packed import pack, unpack
-from oriel_policies.documents.promises import ServiceTiers
+from oriel_policies.documents.schema import ServiceTiers
 from oriel_policies.errors import BadDocument
 from oriel_policies.promise.tiers import by_service_tier, lowered, offered, on_route
 

@@ -296,7 +296,8 @@ def resolve(
         line, work = line_of(where), f"{kind}:{where}" if method == "POST" and name else ""
 
         def of(tenant: Tenant, others: tuple[tuple[str, Target | None], ...] = ()) -> Target:
-            found = replace(_target(wanted, tenant, route, side, place.version, others), line=line, work=work)
+            found = replace(_target(wanted, tenant, route, side, place.version), line=line, work=work)
+            found = replace(found, by_service_tier=others, special=True) if others else found
             return _with_fallbacks(found, place.version, other_model, in_body=path in _OPENAI)
 
         served = tenant if tiers is None else tiers.by_route(tenant, route)
@@ -373,14 +374,7 @@ def _target_of(tenant: Tenant, route: Route, kind: Kind, name: str) -> Target:
     return Target(tenant=tenant, kind=kind, name=name, pool=route.pool, plan=route, line=b"", route="", head_only=False)
 
 
-def _target(
-    wanted: Target,
-    tenant: Tenant,
-    route: Route,
-    side: Split | None,
-    version: str,
-    by_service_tier: tuple[tuple[str, Target | None], ...] = (),
-) -> Target:
+def _target(wanted: Target, tenant: Tenant, route: Route, side: Split | None, version: str) -> Target:
     """Return the target of a route and, where it has a split, of one side of it, but for its `line` and `work`.
 
     wanted: the request, as a target without a route. version: the one that is asked for; "" if none is.
@@ -405,10 +399,9 @@ def _target(
         keepable=keepable,
         sought=sought,
         counted=sought or (f"{name} {tenant.name}" if executes else ""),
-        by_service_tier=by_service_tier,
         tokens=tokens,
         stateless=stateless,
-        special=bool(tokens or wanted.names or by_service_tier or keepable or shadowed or side or stateless)
+        special=bool(tokens or wanted.names or keepable or shadowed or side or stateless)
         or (route.sequences and executes)
         or route.sticky not in ("", "stream"),
     )

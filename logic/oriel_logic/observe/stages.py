@@ -90,6 +90,7 @@ class Ledger:
     late: called with the microseconds of a job that ends after the request has been counted.
     device_ns, device_class: the time and class of devices, as inference servers report them.
     tokens_in, tokens_out: the numbers of tokens in calls of the OpenAI API.
+    recorded: those that inference servers have reported (read, written), and so record in the usage ledger themselves.
     """
 
     __slots__ = (
@@ -100,6 +101,7 @@ class Ledger:
         "device_ns",
         "late",
         "lost_ns",
+        "recorded",
         "reported_s",
         "root",
         "stages",
@@ -114,6 +116,7 @@ class Ledger:
         self.upstream = ""
         self.reported_s: dict[str, float] = {}
         self.cost_us = self.cpu_ns = self.lost_ns = self.device_ns = self.tokens_in = self.tokens_out = 0
+        self.recorded = 0, 0
         self.late: Callable[[int], None] | None = None
         self.device_class = ""
         self._clock = clock
@@ -138,6 +141,7 @@ class Ledger:
             self.device_ns += used.device_ns
             self.cpu_ns += used.cpu_ns
             self.device_class = used.device_class
+            self.recorded = self.recorded[0] + used.tokens_in, self.recorded[1] + used.tokens_out
 
     def timed(self, text: str) -> None:
         """Add the `Server-Timing` of an answer of an inference server."""

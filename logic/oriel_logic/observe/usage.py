@@ -42,8 +42,8 @@ class Usage:
             row.requests += 1
             row.bytes_in += bytes_in
             row.bytes_out += bytes_out
-            row.tokens_in += ledger.tokens_in
-            row.tokens_out += ledger.tokens_out
+            row.tokens_in += max(0, ledger.tokens_in - ledger.recorded[0])
+            row.tokens_out += max(0, ledger.tokens_out - ledger.recorded[1])
 
     def added(self, minute: str) -> list[UsageLine]:
         """Return what was used since the last call, as lines of the ledger."""

@@ -29,12 +29,12 @@ from oriel_policies.documents.promises import (
     Pool,
     Route,
     Served,
-    ServiceTiers,
     Snapshot,
     Tenant,
     Tier,
     served_by,
 )
+from oriel_policies.documents.schema import ServiceTiers
 from oriel_policies.metering.prices import Price
 
 MAGIC = b"oriel\0p9"

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Network
-from typing import NamedTuple
 
 from oriel_policies.bounds.kinds import KINDS, Counts
+from oriel_policies.documents.schema import ServiceTiers
 from oriel_policies.metering.budgets import Budget
 from oriel_policies.metering.prices import Price
 from oriel_policies.quality.canary import Rollback
@@ -61,17 +61,6 @@ class Tier:
     def above(self, other: "Tier") -> bool:
         """Return whether this tier is more urgent than `other`: by band, within a band by target."""
         return (self.band, self.target_s) < (other.band, other.target_s)
-
-
-class ServiceTiers(NamedTuple):
-    """The names of the tiers for bodies of the OpenAI API with this `service_tier`; "" where the documents name none.
-
-    strict: True if `priority` is refused where it cannot be had.
-    """
-
-    flex: str = ""
-    priority: str = ""
-    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,12 +37,12 @@ class TierTable(_Table):
     objective: Inside = 0.99
 
 
-class ServiceTiersTable(_Table):
-    """The tiers of calls of the OpenAI API by the `service_tier` of their bodies. strict: refuse `priority` where it
-    cannot be had, instead of serving the call by the tier of its key."""
+class ServiceTiers(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True, omit_defaults=True):
+    """The tiers of calls of the OpenAI API by the `service_tier` of their bodies; "" where the documents name none.
+    strict: refuse `priority` where it cannot be had, instead of serving the call by the tier of its key."""
 
-    flex: str | None = None
-    priority: str | None = None
+    flex: str = ""
+    priority: str = ""
     strict: bool = False
 
 
@@ -55,7 +55,7 @@ class KeyTable(_Table):
     expires: datetime | None = None
     tier: str | None = None
     above_tenant: bool = False
-    service_tiers: ServiceTiersTable | None = None
+    service_tiers: ServiceTiers | None = None
 
 
 class LimitTable(_Table):
@@ -108,7 +108,7 @@ class TenantTable(_Table):
     limit: LimitTable | None = None
     limits: list[ScopedLimitTable] = []
     budgets: list[BudgetTable] = []
-    service_tiers: ServiceTiersTable | None = None
+    service_tiers: ServiceTiers | None = None
 
 
 class TenantLine(TenantTable, kw_only=True):

@@ -16,14 +16,13 @@ from oriel_policies.documents.promises import (
     Limit,
     Selector,
     Served,
-    ServiceTiers,
     Tenant,
     Tier,
     fits,
     served_by,
 )
 from oriel_policies.documents.reading import nearest
-from oriel_policies.documents.schema import KeyTable, LimitTable, ScopedLimitTable, ServiceTiersTable, TenantTable
+from oriel_policies.documents.schema import KeyTable, LimitTable, ScopedLimitTable, ServiceTiers, TenantTable
 from oriel_policies.errors import BadDocument
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
@@ -128,14 +127,12 @@ class Tenants:
             raise BadDocument(file, f"{path}.tier", reason)
         return served_by(tenant, tier, self.served, service_tiers=service_tiers)
 
-    def _service_tiers(self, file: str, path: str, table: ServiceTiersTable | None) -> ServiceTiers | None:
-        """Check the tiers that calls may ask for."""
-        if table is None:
-            return None
-        for name, tier in (("flex", table.flex), ("priority", table.priority)):
-            if tier is not None:
+    def _service_tiers(self, file: str, path: str, table: ServiceTiers | None) -> ServiceTiers | None:
+        """Return the tiers that calls may ask for, checked."""
+        for name in ("flex", "priority"):
+            if table is not None and (tier := getattr(table, name)):
                 self._tier(file, f"{path}.service_tiers.{name}", tier)
-        return ServiceTiers(table.flex or "", table.priority or "", table.strict)
+        return table
 
     def _checked(self, file: str, path: str, patterns: list[str]) -> tuple[str, ...]:
         names = tuple(patterns)

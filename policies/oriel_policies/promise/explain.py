@@ -101,7 +101,7 @@ def explain(
 
 def _tier(tenant: Tenant, decided: str) -> str:
     tier = tenant.tier
-    named = zip(("flex", "priority"), tenant.service_tiers, strict=False)
+    named = [(word, getattr(tenant.service_tiers, word)) for word in ("flex", "priority")]
     others = "".join([f"; service_tier {word} is {each}" for word, each in named if each])
     token = f", {_ms(tier.token_s)} for each token of it" if tier.token_s else ""
     return (

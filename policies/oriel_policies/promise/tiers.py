@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from math import inf
 
 from oriel_policies.documents import Route, Tier
-from oriel_policies.documents.promises import ServiceTiers
+from oriel_policies.documents.schema import ServiceTiers
 
 
 def on_route(own: Tier, route: Route, tiers: Mapping[str, Tier]) -> Tier:
