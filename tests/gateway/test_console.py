@@ -338,6 +338,34 @@ async def test_logic_servers_are_asked_for_the_versions_of_services(described: d
         assert reports.targets == {"service:resize": Report(version=version)}
 
 
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ('{"cache":0.5,"calls":{"0":[2,1,0],"7":[1,1,1],"2":[0,3,4]}}', {"gold": [2, 1, 0], "bronze": [0, 3, 4]}),
+        ('{"cache":0.5,"calls":{"0":[2,1]}}', None),
+        ("", None),
+    ],
+)
+async def test_pools_show_the_calls_of_their_language_models(told: str, shown: dict[str, list[int]] | None) -> None:
+    async def answer(seen: Seen) -> bytes:
+        if seen.head.startswith("GET /v2/health/ready HTTP"):
+            return f"HTTP/1.1 200 OK\r\nx-oriel-language: {told}\r\ncontent-length: 0\r\n\r\n".encode()
+        return b"HTTP/1.1 200 OK\r\nx-oriel-cost: dev=5;cpu=0;class=cpu;tin=30;tout=60\r\ncontent-length: 0\r\n\r\n"
+
+    async with upstream() as up, gateway(documents([up.port])) as (port, core), Client(port) as client:
+        up.answer = answer
+        source = Source(core)
+        source.snapshot()
+        await client.ask("/v1/chat/completions", b"{}")
+        await source._reports.ask([], core.pools)
+        found = json.loads(source.snapshot())
+        (pool,) = found["pools"]
+        assert pool.get("language") == (None if shown is None else {"cache": 0.5, "calls": shown})
+        gold = next(each for each in found["tiers"] if each["tier"] == "gold")
+        assert gold["tokens_s"] == pytest.approx(90 / found["covers_s"], rel=0.01)
+        assert "tokens_s" not in next(each for each in found["tiers"] if each["tier"] == "bronze")
+
+
 PRICES = """
 [prices.base]
 currency = "EUR"

@@ -31,6 +31,7 @@ SERVICES = "x-oriel-services"
 COST_US = "x-oriel-cost-us"
 PROVIDER = "x-oriel-provider"  # with a model's statistics: the execution provider that runs it
 ARTEFACT = "x-oriel-artefact"  # with a model's statistics: the state of its compiled artefact, if it asks for one
+LANGUAGE = "x-oriel-language"  # with an answer that a server is ready: the calls of its language models
 LOOP_US = "x-oriel-loop-us"  # with a model's statistics: how long the server's event loop has had something to do
 COST = "x-oriel-cost"  # an answer's use, `dev=NS;cpu=NS;class=NAME`; streamed answers have it among their trailers
 ANNOUNCED = "trailer"  # the cost of a streamed answer whose server will report it, until it has

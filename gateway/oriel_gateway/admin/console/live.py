@@ -62,7 +62,7 @@ class Source:
         moment = Moment(now=now, wall=time(), since_s=since_s)
         if now >= self._promises_due_s:
             self._promises, self._promises_due_s = promises(gateway, moment.wall), now + PROMISES_S
-        return read(gateway, recent, self._reports.targets, self._promises, moment, self._version)
+        return read(gateway, recent, self._reports, self._promises, moment, self._version)
 
     async def ask(self) -> None:
         """Ask the servers of the busiest models and services every `EVERY_S`, until cancelled."""

@@ -12,7 +12,7 @@ from itertools import islice, zip_longest
 from typing import Any, Final
 
 from oriel_gateway.admin.console.recent import REFUSED, Recent, Tally
-from oriel_gateway.admin.console.reports import Report
+from oriel_gateway.admin.console.reports import Language, Report, Reports
 from oriel_gateway.admin.console.snapshot import SECTIONS, snapshot
 from oriel_gateway.admin.queues import oldest_wait_s, tiers_of
 from oriel_gateway.admin.slo import gateways
@@ -64,7 +64,7 @@ def promises(gateway: Gateway, wall: float) -> Promises:
 def read(
     gateway: Gateway,
     recent: Recent,
-    reports: Mapping[str, Report],
+    reports: Reports,
     kept: Promises,
     moment: Moment,
     version: str,
@@ -90,8 +90,8 @@ def read(
     gates = [*gateway.pools.values(), *gateway.left_pools]
     sections = {
         "tiers": _tiers(gateway, [gate for gate in gates if len(gate.admission.queue)], recent, kept, covers_s),
-        "pools": _pools(gateway, gates, moment.now),
-        "targets": _targets(gateway, recent, reports, covers_s),
+        "pools": _pools(gateway, gates, reports.pools, moment.now),
+        "targets": _targets(gateway, recent, reports.targets, covers_s),
         "tenants": _tenants(recent, covers_s),
         "calls": (_call(decided, moment) for decided in recent.bad),
     }
@@ -139,7 +139,9 @@ def _tiers(
         }
 
 
-def _pools(gateway: Gateway, gates: list[PoolGate], now: float) -> Iterator[dict[str, Any]]:
+def _pools(
+    gateway: Gateway, gates: list[PoolGate], language: Mapping[str, Language], now: float
+) -> Iterator[dict[str, Any]]:
     def urgency(gate: PoolGate) -> tuple[int, int, int]:
         parked = gate.endpoints.parked + gate.grpc.parked
         known = len(gate.endpoints) + len(gate.grpc)
@@ -165,6 +167,12 @@ def _pools(gateway: Gateway, gates: list[PoolGate], now: float) -> Iterator[dict
             "oldest_ms": _ms(oldest_wait_s(gate, seen)),
             "endpoints": _endpoints(gate),
         }
+        if (found := language.get(gate.name)) is not None:
+            calls = {name: found.calls[str(band)] for name, band in tiers[:8] if str(band) in found.calls}
+            row["language"] = {"cache": found.cache, "calls": calls}
+        elif gate.engines is not None and gate.engines.readable:
+            load = gate.engines.load
+            row["language"] = {"cache": load.cache, "calls": {"all": (load.running, load.waiting, 0)}}
         if (cold := gate.cold_start) is not None:
             rest_s, elapsed_s = cold.starts.rest_s(now), cold.starts.elapsed_s(now)
             row["phase"] = cold.phase.value
@@ -252,7 +260,8 @@ def _counts(tally: Tally | None, covers_s: float) -> dict[str, Any]:
     found = tally or Tally()
     names = ("met", "late", "missed", "excused")
     counts = {name: getattr(found, name) for name in names}
-    return {"rate": round(found.calls / covers_s, 2), **counts}
+    tokens = {"tokens_s": _rounded(found.tokens / covers_s)} if found.tokens else {}
+    return {"rate": round(found.calls / covers_s, 2), **counts, **tokens}
 
 
 def _busiest(items: Iterable[tuple[str, Tally]], count: int, key: Any) -> list[tuple[str, Tally]]:

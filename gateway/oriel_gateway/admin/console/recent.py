@@ -36,7 +36,7 @@ REFUSED: Final = frozenset(
 class Tally:
     """Counts of calls. refused: the number of missed and excused calls that found no room or were over a limit.
 
-    used_s: the time for which they held a permit.
+    used_s: the time for which they held a permit. tokens: that they read and wrote.
     durations: counts of answered calls, by `BOUNDS_MS`; None if they are not counted.
     """
 
@@ -46,6 +46,7 @@ class Tally:
     excused: int = 0
     refused: int = 0
     used_s: float = 0.0
+    tokens: int = 0
     durations: list[int] | None = None
 
     @property
@@ -61,6 +62,7 @@ class Tally:
         self.excused += sign * other.excused
         self.refused += sign * other.refused
         self.used_s += sign * other.used_s
+        self.tokens += sign * other.tokens
         if other.durations is not None:
             if self.durations is None:
                 self.durations = [0] * (len(BOUNDS_MS) + 1)
@@ -157,6 +159,7 @@ class Recent:
             route = self._route_of(cell, target)
             tally = Tally(promises.met, promises.late, promises.missed, promises.excused)
             tally.used_s, tally.refused = cell.permit_s, cell.requests if refused else 0
+            tally.tokens = sum(cell.charge.tokens()) if cell.charge is not None else 0
             self._fresh.add(tally)
             names = (tenant.tier.name, tenant.name, route)
             slices = self._slice(cell.second // SLICE_S)

@@ -1,11 +1,13 @@
 """Asks servers, while somebody looks, for what the gateway does not see: batches, providers, artefacts and versions.
 
 One server of each of the busiest models and services of the last minute is asked: for the model's statistics (v2
-protocol), so that unmodified Triton servers answer too, or for the description of the service. Answers are bounded in
-bytes, time and number.
+protocol), so that unmodified Triton servers answer too, or for the description of the service. One server of each pool
+is asked if it is ready: the answer names the calls of its language models. Answers are bounded in bytes, time and
+number.
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Final
@@ -14,8 +16,8 @@ import msgspec
 
 from oriel_gateway.pools.pool import PoolGate
 from oriel_gateway.routing.targets import Target
-from oriel_wire.context import ARTEFACT, PROVIDER
-from oriel_wire.engine.client import HttpClient
+from oriel_wire.context import ARTEFACT, LANGUAGE, PROVIDER
+from oriel_wire.engine.client import HttpClient, HttpResponse
 from oriel_wire.errors import UpstreamError
 
 EVERY_S: Final = 5.0
@@ -64,11 +66,22 @@ class Report:
     rows: float | None = None
 
 
+class Language(msgspec.Struct):
+    """The calls of one server's language models. cache: the part of the cache in use, 0 to 1.
+
+    calls: band -> the numbers of those that run, wait and are paused.
+    """
+
+    cache: float
+    calls: dict[str, tuple[int, int, int]]
+
+
 class Reports:
-    """The latest reports by target. Single writer: the loop."""
+    """The latest reports by target and by pool. Single writer: the loop."""
 
     def __init__(self) -> None:
         self.targets: dict[str, Report] = {}
+        self.pools: dict[str, Language] = {}
         self._counts: dict[str, tuple[int, int]] = {}
 
     async def ask(self, targets: Iterable[Target], pools: Mapping[str, PoolGate]) -> None:
@@ -82,24 +95,25 @@ class Reports:
             usable = gate.endpoints.usable if gate is not None else ()
             if usable:
                 await self._ask(target, *usable[0].address)
+        for name, gate in (*pools.items(),)[:MAX_TARGETS]:
+            self.pools.pop(name, None)
+            if gate.endpoints.usable and (answer := await _get("/v2/health/ready", *gate.endpoints.usable[0].address)):
+                with suppress(ValueError):
+                    self.pools[name] = msgspec.json.decode(answer.get(LANGUAGE) or "", type=Language)
 
     async def _ask(self, target: Target, host: str, port: int) -> None:
-        client = HttpClient(host=host, port=port, max_connections=1, max_response_bytes=MAX_ANSWER_BYTES)
         version = f"/versions/{target.version}" if target.version and target.kind == "model" else ""
+        answer = await _get(_PATHS[target.kind].format(target.name, version), host, port)
+        if answer is None:
+            return  # it is asked again; until then the latest report counts
         try:
-            path = _PATHS[target.kind].format(target.name, version)
-            answer = await client.request("GET", path, (), deadline=monotonic() + ANSWER_S)
-            if answer.status != 200:
-                return
             if target.kind == "service":
                 self.targets[target.route] = _service(msgspec.json.decode(answer.body, type=_Service))
             else:
                 found = msgspec.json.decode(answer.body, type=_Models).model_stats
                 self._report(target.route, found, answer.get(PROVIDER) or "", answer.get(ARTEFACT) or "")
-        except (UpstreamError, ValueError, RecursionError):
-            return  # it is asked again; until then the latest report counts
-        finally:
-            await client.close()
+        except (ValueError, RecursionError):
+            return
 
     def _report(self, route: str, found: list[_Statistics], provider: str, artefact: str) -> None:
         if not found:
@@ -115,6 +129,18 @@ class Reports:
             mean = (rows - rows_before) / (batches - batches_before)
         self._counts[route] = rows, batches
         self.targets[route] = Report(version=latest.version, provider=provider, artefact=artefact, rows=mean)
+
+
+async def _get(path: str, host: str, port: int) -> HttpResponse | None:
+    """Return what a server answers; None if it has no good answer in time."""
+    client = HttpClient(host=host, port=port, max_connections=1, max_response_bytes=MAX_ANSWER_BYTES)
+    try:
+        answer = await client.request("GET", path, (), deadline=monotonic() + ANSWER_S)
+        return answer if answer.status == 200 else None
+    except UpstreamError:
+        return None
+    finally:
+        await client.close()
 
 
 _PATHS: Final = {"model": "/v2/models/{}{}/stats", "service": "/v1/services/{}{}"}

@@ -30,6 +30,8 @@ const TIERS = [
   {key: "target", label: "target", number: true, wide: "w2", value: (row) => row.target_ms,
     cell: (row) => row.token_ms ? html`${duration(row.target_ms)}, ${duration(row.token_ms)} a token` : duration(row.target_ms)},
   {key: "rate", label: "calls/s", number: true, wide: "w1", value: (row) => row.rate, cell: (row) => decimal(row.rate)},
+  {key: "tokens", label: "tokens/s", number: true, wide: "w4", title: "read and written, of the calls that ended in the last minute",
+    value: (row) => row.tokens_s ?? null, cell: (row) => known(row.tokens_s) ? decimal(row.tokens_s) : dash},
   {key: "minute", label: "1 min", number: true, wide: "w4", title: "in time, of the calls of the last minute",
     value: attained, cell: (row) => html`<${Judged} share=${attained(row)} objective=${row.objective} digits=${2}/>`},
   ...[["5m", "5 min", "w0"], ["1h", "1 h", ""], ["30d", "30 d", "w1"]].map(([key, label, wide]) => ({
@@ -61,6 +63,12 @@ const Start = ({row}) => {
   const rest = known(row.expected_ms) && row.phase !== "ready" ? `, about ${durationText(row.expected_ms)}` : "";
   return html`<span class=${row.phase === "ready" ? "soft" : "ink-warn"}>${PHASES[row.phase] || readable(row.phase)}${rest}</span>`;
 };
+const Language = ({row}) => {
+  if (!row.language) return dash;
+  const text = Object.entries(row.language.calls).map(([tier, [run, wait, paused]]) =>
+    `${tier} ${run} / ${wait} / ${paused}`).join(", ");
+  return html`<span class="cell"><${Bar} share=${row.language.cache} ink="accent"/><span class="text">${text}</span></span>`;
+};
 const replicas = (row) => !known(row.wanted) ? dash : row.wanted === row.replicas ? whole(row.replicas)
   : html`<span>${row.replicas}<span class="soft"> → </span>${row.wanted}</span>`;
 const POOLS = (most) => [
@@ -74,6 +82,8 @@ const POOLS = (most) => [
     cell: (row) => waits(row) ? duration(row.oldest_ms) : dash},
   {key: "endpoints", label: "servers", value: (row) => row.endpoints.ready || 0, text: (row) => Object.keys(row.endpoints).join(" "),
     cell: (row) => html`<${Dots} endpoints=${row.endpoints}/>`},
+  {key: "language", label: "decoding", wide: "w4", title: "of one server's language models: cache in use, calls that run / wait / are paused",
+    value: (row) => row.language ? row.language.cache : null, cell: (row) => html`<${Language} row=${row}/>`},
   {key: "start", label: "cold start", wide: "w2", value: (row) => row.phase || null, text: (row) => PHASES[row.phase] || "",
     cell: (row) => html`<${Start} row=${row}/>`},
   {key: "replicas", label: "replicas", number: true, wide: "w1", title: "how many there are, and how many are wanted",
