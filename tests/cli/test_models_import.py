@@ -39,6 +39,23 @@ os._exit(3)
 """
 
 
+# Stands for the Python of an environment that converts language models.
+CONVERTER = """
+import json, sys
+from pathlib import Path
+import numpy as np
+request = json.loads(sys.argv[1])
+assert request["framework"] == "language", request
+out = Path(request["out"])
+Path(request["folder"], "model.gguf").write_bytes(b"GGUF")
+np.savez(out / "inputs.npz", input_ids=[[259, *b"hello", 261]])
+np.savez(out / "expected.npz", tokens=[[104, 101, {token}, -1]], probabilities=np.float32([[{share}] * 3 + [0]]))
+result = {{"config": {config!r}, "notes": [], "original_ms": 1.0}}
+(out / "result.json").write_text(json.dumps(result))
+"""
+DOUBLE = 'backend: "language" parameters { key: "oriel.engine" value { string_value: "double" } }'
+
+
 class Code:
     """Pickles as a call of `exec`."""
 
@@ -176,7 +193,6 @@ def test_file_of_an_engine_is_placed_as_another_version(tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("name", "words", "reason"),
     [
-        ("chat.gguf", (), "(llama.cpp): its engine is a server of its own"),
         ("model.bin", (), "pass --framework, one of sklearn, keras"),
         ("model.keras", (), "-m pip install keras tensorflow (or pass --python"),
         ("weights.pt", (), "weights.pt is a pickle, which is code and never loaded"),
@@ -190,3 +206,34 @@ def test_refusal_says_what_to_do(
     (tmp_path / name).write_bytes(b"\x80nothing")
     assert imported(tmp_path / name, tmp_path / "models", *words) == 1
     assert reason in capsys.readouterr().err
+
+
+def test_gguf_file_is_placed_and_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "models/chat").mkdir(parents=True)
+    (tmp_path / "models/chat/config.pbtxt").write_text(DOUBLE)
+    for file, data, code in (("new.gguf", b"GGUF", 0), ("bad.gguf", b"bad!", 1)):
+        (tmp_path / file).write_bytes(data)
+        assert imported(tmp_path / file, tmp_path / "models", "--name", "chat", "--version", str(1 + code)) == code
+    said = capsys.readouterr()
+    assert "language, runs on double" in said.out and "the file is damaged" in said.err
+    assert sorted(path.name for path in (tmp_path / "models/chat").iterdir()) == ["1", "config.pbtxt"]
+    assert (tmp_path / "models/chat/1/model.gguf").read_bytes() == b"GGUF"
+
+
+@pytest.mark.parametrize(
+    ("token", "share", "reason"),
+    [(108, 0.6, ""), (107, 0.6, "'tokens' differs in 1 of 4"), (108, 0.9, "'probabilities' differs in 3 of 4")],
+)
+def test_language_model_is_converted_and_has_to_go_on_as_the_original(
+    token: int, share: float, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "chat").mkdir()
+    (tmp_path / "chat/config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (tmp_path / "convert.py").write_text(CONVERTER.format(token=token, share=share, config=DOUBLE))
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path / "convert.py"} "$3"\n')
+    python.chmod(0o755)
+    assert imported(tmp_path / "chat", tmp_path / "models", "--python", str(python)) == bool(reason)
+    said = capsys.readouterr()
+    assert "104 101" in said.out and reason in said.err
+    assert (tmp_path / "models").exists() is not bool(reason)

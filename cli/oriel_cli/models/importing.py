@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -24,7 +25,7 @@ import numpy as np
 from oriel_cli.errors import CommandFailed
 from oriel_cli.models import conversion
 from oriel_cli.models.check import Actions
-from oriel_cli.models.conversion import CONVERTERS, LANGUAGE
+from oriel_cli.models.conversion import CONVERTERS
 from oriel_cli.table import columns, printable
 from oriel_policies.artefacts.comparison import OutputError, Tolerance, disagreement, parse_tolerance
 from oriel_policies.artefacts.differences import Array, measure_all
@@ -38,7 +39,13 @@ PLACED = {
     ".onnx": ("onnx", "model.onnx"), ".xml": ("openvino", "model.xml"), ".pb": ("tensorflow", "model.graphdef"),
     ".tflite": ("tflite", "model.tflite"), ".pdmodel": ("paddle", "model.pdmodel"), ".txt": ("lightgbm", "model.txt"),
     ".json": ("xgboost", "xgboost.json"), ".ubj": ("xgboost", "xgboost.ubj"), ".tl": ("treelite", "checkpoint.tl"),
+    ".gguf": ("language", "model.gguf"),
 }  # fmt: skip
+
+
+_Arrays = dict[str, Array]
+# (names and datatypes of outputs; the outputs of the converted model and of the original, by run; milliseconds)
+_Executed = tuple[list[tuple[str, str]], list[tuple[list[Array], list[Array]]], float]
 
 
 def add_action(actions: Actions) -> None:
@@ -114,14 +121,17 @@ def _progress(name: str, text: str) -> None:
 def _recognised(source: Path, framework: str | None) -> tuple[str, str]:
     """Return the framework of a file, and its name in a version's folder; "" if it has to be converted."""
     suffix = source.suffix.lower()
-    if suffix == ".gguf":
-        raise CommandFailed(f"{source.name} holds a language model (llama.cpp): {LANGUAGE}")
     if framework:
         return framework, ""
     if source.is_dir():
+        config = source / "config.json"
+        text = config.read_text(errors="replace") if config.is_file() else ""
+        classes = text.partition('"architectures"')[2].partition("]")[0]
+        generates = "CausalLM" in classes or "LMHead" in classes
         for file, kind in {
             "saved_model.pb": ("tensorflow", "model.savedmodel"),
-            "config.json": ("huggingface", ""),
+            "openvino_tokenizer.xml": ("language", "."),
+            "config.json": ("language" if generates else "huggingface", ""),
         }.items():
             if (source / file).is_file():
                 return kind
@@ -135,7 +145,7 @@ def _recognised(source: Path, framework: str | None) -> tuple[str, str]:
 def _place(source: Path, target: Path) -> None:
     """Copy a model that an engine reads as it is, with the weights beside it."""
     if source.is_dir():
-        shutil.copytree(source, target)
+        shutil.copytree(source, target, dirs_exist_ok=True)
         return
     shutil.copy(source, target)
     for each in source.parent.glob(f"{source.stem}.*"):
@@ -225,14 +235,66 @@ def _check(scratch: Path, found: dict[str, Any]) -> None:
 
 
 def _compare(scratch: Path, found: dict[str, Any], tolerance: Tolerance | None) -> None:
-    """Run the converted model on the samples, all at once and one alone; add the comparison to `found`."""
+    """Run the converted model on the samples; add the comparison to `found`."""
+    inputs, expected = (_arrays(scratch / f"{each}.npz") for each in ("inputs", "expected"))
+    language = found["framework"] == "language"
+    outputs, runs, milliseconds = (_generate if language else _execute)(scratch, found, inputs, expected)
+    found |= {"rows": len(next(iter(inputs.values()))), "converted_ms": milliseconds}
+    # The conversion of a large language model rounds its weights to 8 bits.
+    errors = measure_all(outputs, runs, "INT8" if language else "", tolerance)
+    for measured, mine, its in zip(errors, *runs[0], strict=True):
+        shown = {"original": _values(its), "converted": _values(mine)}
+        found["outputs"].append({"shape": list(mine.shape), **shown, "error": asdict(measured)})
+
+
+def _generate(scratch: Path, found: Mapping[str, Any], inputs: _Arrays, expected: _Arrays) -> _Executed:
+    """Let the converted model answer each prompt with the most likely tokens. Those that the original was not sure of,
+    and all that follow them, are left out.
+    """
+    from oriel_inference.language.backend import ENGINE
+    from oriel_inference.language.child import ENGINES
+    from oriel_inference.language.engine import Options, PromptRefused, Sampling
+    from oriel_inference.repository.config import parameter, read_config
+    from oriel_inference.stores.local import LocalStore
+
+    version, sure = scratch / "models" / found["model"] / str(found["version"]), expected["tokens"] >= 0
+    config = read_config(LocalStore(scratch / "models"), found["model"], "")
+    engine = ENGINES[parameter(config, ENGINE) or "openvino-genai"]()
+    path = next(version.glob("model.gguf"), version / "openvino_model.xml")
+    engine.load(str(path), Options(threads=len(os.sched_getaffinity(0))))
+    sampling = Sampling(max_tokens=sure.shape[1], temperature=0.0, ignore_eos=True, logprobs=0)
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    began = time.perf_counter()
+    for prompt in inputs["input_ids"].tolist():
+        try:
+            engine.add(0, prompt, sampling)
+        except PromptRefused as refused:
+            raise CommandFailed(f"the converted model refuses a prompt of the samples: {refused.text}") from refused
+        finish = ""
+        while not finish:
+            engine.step()
+            piece = engine.read(0)
+            tokens += piece.ids
+            logprobs += piece.logprobs
+            finish = piece.finish
+    taken_ms = (time.perf_counter() - began) * 1e3
+    if len(tokens) != sure.size:
+        raise CommandFailed("the prompts of the samples are too long for the converted model: pass shorter ones")
+    mine = np.where(sure, np.reshape(tokens, sure.shape), -1)
+    shares = np.where(sure, np.exp(np.reshape(logprobs, sure.shape)), 0.0).astype(np.float32)
+    runs = [([mine, shares], [expected["tokens"], expected["probabilities"]])]
+    return [("tokens", "INT64"), ("probabilities", "FP32")], runs, taken_ms
+
+
+def _execute(scratch: Path, found: Mapping[str, Any], inputs: _Arrays, expected: _Arrays) -> _Executed:
+    """Run the converted model on the samples, all at once and one alone."""
     from oriel_inference.artefacts.compare import take_turns
     from oriel_inference.backends import find_backend
     from oriel_inference.errors import InferenceError
     from oriel_inference.repository.load import LoadedVersion, Loading, load_model
     from oriel_inference.stores.local import LocalStore
 
-    inputs, expected = (_arrays(scratch / f"{each}.npz") for each in ("inputs", "expected"))
     cores, store = len(os.sched_getaffinity(0)), LocalStore(scratch / "models")
     (loaded,) = load_model(Loading(store, found["model"], find_backend=find_backend, cores=cores, models=1)).values()
     assert isinstance(loaded, LoadedVersion)  # it was loaded before
@@ -250,10 +312,7 @@ def _compare(scratch: Path, found: dict[str, Any], tolerance: Tolerance | None) 
         raise CommandFailed(f"the converted model does not run on the samples: {error.message}") from error
     finally:
         loaded.close()
-    found |= {"rows": len(next(iter(inputs.values()))), "converted_ms": times[""][0]}
-    for measured, mine, its in zip(measure_all(outputs, runs, own=tolerance), *runs[0], strict=True):
-        shown = {"original": _values(its), "converted": _values(mine)}
-        found["outputs"].append({"shape": list(mine.shape), **shown, "error": asdict(measured)})
+    return outputs, runs, times[""][0]
 
 
 def _arrays(path: Path) -> dict[str, Array]:
