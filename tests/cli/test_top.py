@@ -221,3 +221,13 @@ async def test_what_is_wrong_is_said(status: bytes, says: str) -> None:
 async def test_a_gateway_that_is_not_there_is_named() -> None:
     with pytest.raises(CommandFailed, match="no gateway answers at"):
         await top._print("http://127.0.0.1:1", as_json=True, once=True, sort="i")
+
+
+def test_a_pool_with_language_models_shows_its_calls_by_tier() -> None:
+    language = {"cache": 0.255, "calls": {"gold": [2, 0, 0], "all": [8, 4, 3]}}
+    lines = draw(snapshot(tiers=[tier() | {"tokens_s": 50.0}], pools=[pool() | {"language": language}]))
+    at = next(index for index, line in enumerate(lines) if line.startswith("DECODING IN"))
+    assert [line.split() for line in lines[at + 1 : at + 3]] == [
+        ["vision", "gold", "2", "0", "0", "25%", "50"],
+        ["vision", "all", "8", "4", "3", "25%", "-"],
+    ]

@@ -43,6 +43,7 @@ def draw(
     sections = [
         (_TIERS, snapshot["tiers"], "tiers"),
         (_POOLS, _sorted(snapshot["pools"], sort, "pool"), "pools"),
+        *([(_DECODING, decoding, "")] if (decoding := _decoding(snapshot)) else []),
         (_targets(snapshot, width), _sorted(snapshot["targets"], sort, "name"), "targets"),
         (_TENANTS, _sorted(snapshot["tenants"], sort, "tenant"), "tenants"),
         (_CALLS, snapshot["calls"], "calls"),
@@ -60,7 +61,7 @@ def draw(
         lines.append("")
         lines.append(_painted(_line([_fitted(each.heading, size) for each, size in columns]), SOFT, colour))
         lines += [_row(columns, row, colour) for row in rows[:room]]
-        hidden = len(rows) - room + snapshot["more"][name]
+        hidden = len(rows) - room + snapshot["more"].get(name, 0)
         if not rows and not hidden and not height:
             lines.append(_painted("none", SOFT, colour))
         if hidden > 0 and room > 0 and not height:
@@ -71,6 +72,17 @@ def draw(
 def _targets(snapshot: Row, width: int) -> Sequence[Column]:
     compared = any(row.get("agrees") is not None for row in snapshot["targets"])
     return (*_TARGETS, _AGREES) if compared and width >= WIDER else _TARGETS
+
+
+def _decoding(snapshot: Row) -> list[Row]:
+    """Return one row for each tier of each pool whose servers have language models."""
+    tokens = {row["tier"]: row.get("tokens_s") for row in snapshot["tiers"]}
+    return [
+        {"pool": row["pool"], "tier": tier, "calls": calls, "cache": found["cache"], "tokens_s": tokens.get(tier)}
+        for row in snapshot["pools"]
+        if (found := row.get("language"))
+        for tier, calls in found["calls"].items()
+    ]
 
 
 def _rooms(wanted: Sequence[int], left: int | None) -> list[int]:
@@ -276,6 +288,15 @@ _POOLS: Final[Sequence[Column]] = (
     Column("SERVERS", 17, _servers, most=36, wide=True),
     Column("COLD START", 25, _start, wide=True),
     Column("REPL", -5, _replicas),
+)
+_DECODING: Final[Sequence[Column]] = (
+    Column("DECODING IN", 18, lambda row: row["pool"], most=28),
+    Column("TIER", 10, lambda row: row["tier"], most=20),
+    Column("RUNNING", -7, lambda row: str(row["calls"][0])),
+    Column("WAITING", -7, lambda row: str(row["calls"][1])),
+    Column("PAUSED", -6, lambda row: str(row["calls"][2])),
+    Column("CACHE", -6, lambda row: _share(row["cache"], 0)),
+    Column("TOKENS/S", -8, lambda row: _number(row["tokens_s"])),
 )
 _TARGETS: Final[Sequence[Column]] = (
     Column(
