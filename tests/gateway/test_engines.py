@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -231,11 +233,13 @@ def test_event_that_never_ends_is_passed_on() -> None:
 
 
 async def read_load(core: Gateway) -> None:
-    """Let the gateway read the metrics of its engines once, as `Watch` does."""
+    """Let the gateway read the metrics of its engines once, and not by itself any more."""
     steering = core.pools["p"].engines
     assert steering is not None
+    await until(lambda: not steering.awaited)
     steering.due_s = 0.0
     steering.read(core.pools["p"].endpoints.usable, monotonic())
+    steering.due_s = inf
     await until(lambda: not steering.awaited)
 
 
@@ -246,6 +250,7 @@ async def test_no_more_calls_are_inside_than_keep_the_engine_busy_and_the_order_
         gateway(documents([stand_in.port], pool=pool(kind), extra=TENANT)) as (port, core),
         AsyncExitStack() as stack,
     ):
+        await read_load(core)
         clients = [await stack.enter_async_context(Client(port)) for _ in range(21)]
         for client in clients[:-1]:
             client.send(CHAT, chat(8, stream=True), key=LOW)
@@ -296,3 +301,44 @@ async def test_engine_in_which_calls_wait_is_avoided() -> None:
         await read_load(core)
         assert {gate.endpoints.pick(1.0).address[1] for _ in range(50)} == {free.port}  # type: ignore[union-attr]
         busy.waiting = []
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[tuple[list[Engine], int, Gateway]]:
+    """Two engines, the gateway's port, and the gateway."""
+    async with engine(seats=8) as one, engine(seats=8) as other:
+        async with gateway(documents([one.port, other.port], pool=pool("vllm"))) as (port, core):
+            yield [one, other], port, core
+
+
+async def asked(port: int, engines: list[Engine], text: str) -> Engine:
+    """Let a prompt be answered; returns the engine that it went to."""
+    before = [len(each.seen) for each in engines]
+    async with Client(port) as client:
+        reply = asyncio.ensure_future(client.ask(CHAT, chat(1, text)))
+        await until(lambda: reply.done() or any(each.step() for each in engines))
+        assert reply.result().status == 200
+    return next(each for each, count in zip(engines, before, strict=True) if len(each.seen) > count)
+
+
+async def test_prompts_with_one_beginning_go_to_the_engine_that_has_it(
+    pair: tuple[list[Engine], int, Gateway],
+) -> None:
+    engines, port, _ = pair
+    for talk in "ab":
+        texts = [talk * 700 * turn for turn in range(1, 5)]
+        assert len({(await asked(port, engines, text)).port for text in texts}) == 1
+    assert sum(each.cached for each in engines) > 0.4 * sum(each.asked for each in engines)
+
+
+async def test_prompt_goes_elsewhere_while_it_would_have_to_wait_where_its_beginning_is(
+    pair: tuple[list[Engine], int, Gateway],
+) -> None:
+    engines, port, core = pair
+    await read_load(core)
+    home = await asked(port, engines, "a" * 2000)
+    (endpoint,) = [each for each in core.pools["p"].endpoints if each.address[1] == home.port]
+    endpoint.waiting = 1
+    assert await asked(port, engines, "a" * 2000) is not home
+    endpoint.waiting = 0
+    assert await asked(port, engines, "a" * 2000) is not home  # the other one has it now as well, and got it last

@@ -1,10 +1,12 @@
 """How engines of others are told the urgency of a call, and how their reports are read."""
 
+import json
 from itertools import pairwise
 
 import pytest
 
 from oriel_policies.upstreams.engines import ENGINES, EngineLimit, EngineLoad, read_load
+from oriel_policies.upstreams.prefixes import BOUNDARIES, PrefixHomes, beginnings
 
 URGENT_FIRST = [(0, 0.0), (0, 0.5), (0, 8.0), (0, 100.0), (1, -2.0), (1, 3600.0), (255, 1.0)]
 NOW_S = 1.8e9
@@ -74,3 +76,32 @@ def test_limit_follows_seats_that_become_fewer_and_stays_when_nobody_waits() -> 
     for _ in range(2):
         limit.note(500, 3, engines=2, queued=False)
     assert limit.limit == 2
+
+
+def messages(*texts: str) -> bytes:
+    return json.dumps({"model": "m", "messages": [{"role": "user", "content": text} for text in texts]}).encode()
+
+
+def test_a_conversation_goes_on_where_its_longest_known_beginning_is() -> None:
+    homes = PrefixHomes[str]()
+    first = beginnings("t", messages("a" * 900))
+    assert len(first) == 1
+    homes.note(first, "one")
+    homes.note(beginnings("t", messages("a" * 900, "b" * 900)), "two")
+    assert homes.find(beginnings("t", messages("a" * 900, "b" * 900, "c" * 9000))) == "two"
+    assert homes.find(beginnings("t", messages("a" * 900, "d" * 900))) == "two"  # the shared beginning went there last
+    assert homes.find(beginnings("t", messages("z" * 900))) is None
+
+
+def test_a_tenant_learns_nothing_about_the_prompts_of_another() -> None:
+    one, other = beginnings("a", messages("x" * 5000)), beginnings("b", messages("x" * 5000))
+    assert len(one) == len(other) == 6 and not set(one) & set(other)
+
+
+def test_work_and_memory_of_beginnings_are_bounded() -> None:
+    assert len(beginnings("t", messages("x" * 3_000_000))) == len(BOUNDARIES)
+    assert beginnings("t", b'{"model":"m"}') == beginnings("t", b"") == ()
+    homes = PrefixHomes[int](3)
+    for number in range(5):
+        homes.note((b"%d" % number, b"same"), number)
+    assert [homes.find((each,)) for each in (b"1", b"2", b"3", b"4", b"same")] == [None, None, 3, 4, 4]

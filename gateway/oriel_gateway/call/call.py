@@ -268,6 +268,8 @@ class GatewayCall(Call):
                 gate.retries.requested(now)
             if self.stick is not None:
                 endpoint = sticky_endpoint(self.endpoints, self.stick, target.sought, now)
+            elif self.extras is not None:
+                endpoint = self.extras.pick(self, now)
             else:
                 endpoint = self.endpoints.pick(now, (), target.sought)
             if endpoint is None:

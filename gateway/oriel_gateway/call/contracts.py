@@ -480,6 +480,9 @@ class RouteHooks(Protocol):
     def before_queue(self, call: Call) -> bool:
         """The request is complete. False: the call does not queue, it is answered or waits for something else."""
 
+    def pick(self, call: Call, now: float) -> Any:
+        """Return the endpoint that the call is sent to, None if there is none."""
+
     def response(self, call: Call, head: Any, data: bytes, complete: bool) -> bytes:
         """The upstream's head is about to be passed on, and may be changed. Returns the data that is passed on."""
 

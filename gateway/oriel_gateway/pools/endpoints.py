@@ -27,12 +27,14 @@ from oriel_policies.documents import Tenant
 from oriel_policies.upstreams.assignment import StickyChoice
 from oriel_policies.upstreams.ejection import ERROR_RATE, MIN_ANSWERS, SUSPECT_S, Cause, Record, most_ejected
 from oriel_policies.upstreams.picking import two_of
+from oriel_policies.upstreams.prefixes import PrefixHomes
 from oriel_policies.waiting.shares import Holding, Shares
 from oriel_wire.discovery.discovery import Address
 from oriel_wire.discovery.endpoint_slices import Listed
 
 _log = logging.getLogger(__name__)
 TRIAL_ANSWERS = 5
+SHARE = 1.5  # of an equal share of the calls, for the sake of a prefix cache
 _NOT_LISTED: Final[Mapping[Address, Listed]] = {}
 _SOME = 16
 
@@ -84,6 +86,7 @@ class EndpointSet(Generic[E]):
         self.usable: list[E] = []
         self.sticky = StickyChoice[E](_name)
         self.sequences = Sequences()
+        self.prefixes = PrefixHomes[E]()
         self.leaving: list[E] = []
         self.ejections: dict[Cause, int] = {}
         self.named: Address | None = None  # the name that `health` looked up last
@@ -321,6 +324,23 @@ class EndpointSet(Generic[E]):
         if not best.outstanding:
             best.record.heard_s = now
         return best
+
+    def pick_cached(self, digests: Sequence[bytes], inside: int, now: float, model: str) -> E | None:
+        """Return the endpoint that has the beginning of a prompt in its cache, unless calls wait there or it has much
+        more than its share of them; then, or if none has it, as `pick` does.
+
+        digests: see `prefixes.beginnings`. inside: the calls that have permits.
+        """
+        found, usable = self.prefixes.find(digests), self.usable
+        if found is not None and (found.waiting or found.trial or found not in usable):
+            found = None
+        if found is None or found.outstanding > 1 + SHARE * inside / len(usable):
+            found = self.pick(now, (), model)
+        elif not found.outstanding:
+            found.record.heard_s = now
+        if found is not None:
+            self.prefixes.note(digests, found)
+        return found
 
     def _narrowed(self, now: float, tried: Sequence[E], model: str) -> Sequence[E]:
         usable: Sequence[E] = self.usable

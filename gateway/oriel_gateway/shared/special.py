@@ -26,6 +26,7 @@ from oriel_gateway.shared.state import REPLAY_BYTES, RoutingState
 from oriel_policies.bounds.kinds import Counts
 from oriel_policies.bounds.tokens import MAX_NAME, prompt_tokens, reserved, wanted
 from oriel_policies.upstreams.assignment import unit
+from oriel_policies.upstreams.prefixes import beginnings
 from oriel_wire.context import with_tokens
 
 TIER_BYTES: Final = 4 * 1024 * 1024  # largest body that is read for its `service_tier`
@@ -158,6 +159,7 @@ class Extras:
         self._copied: bytes | None = None  # the body, for a shadow
         self._seen: Fingerprint | None = None
         self._tokens: AnswerTokens | None = None
+        self._prefixes: tuple[bytes, ...] = ()  # of its prompt, see `prefixes.beginnings`
         self._filter: WithoutUsage | None = None  # of a stream whose client has not asked for its usage
 
     def before_queue(self, call: Call) -> bool:
@@ -192,6 +194,8 @@ class Extras:
                 return False
             if call.state == LIMITED:
                 return False
+        if target.plan.engines and target.tokens:
+            self._prefixes = beginnings(call.tenant.name, call.body())
         if target.plan.engines and target.name in _STREAMING and (asks := asking_for_usage(call.body())) is not None:
             call.replace_body(asks, len(asks))
             self._filter = WithoutUsage()
@@ -223,6 +227,12 @@ class Extras:
         self._member = Member(call)
         join(self._member, routing, key, body)
         return False
+
+    def pick(self, call: Call, now: float) -> Any:
+        """Return the endpoint that the call is sent to."""
+        if self._prefixes and call.gate.pool.engine:
+            return call.endpoints.pick_cached(self._prefixes, call.gate.admission.inflight, now, call.target.sought)
+        return call.endpoints.pick(now, (), call.target.sought)
 
     def _change_tier(self, call: Call, word: str) -> bool:
         """Let the call go on by the tier that its body asks for, or by its own; see `changed`. Raises Refused."""
