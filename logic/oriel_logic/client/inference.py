@@ -35,7 +35,7 @@ from oriel_wire.observe.trace import TraceContext
 STAGE = "infer"
 SCAN = "scan"
 REFRESH_S = 1.0
-CONFIG_S = 10.0  # the parameters of a model's configuration are at most so old
+CONFIG_S = 2.0  # the parameters of a model's configuration are at most so old
 MAX_SPECS = 1024
 FOREVER = float("inf")
 
@@ -123,13 +123,7 @@ class InferenceServers:
         self._codecs.pop((model, version), None)
 
     async def send(
-        self,
-        model: str,
-        ask: Ask,
-        call: CallContext,
-        hop: Hop,
-        trace: TraceContext,
-        stage: Stage | None = None,
+        self, model: str, ask: Ask, call: CallContext, hop: Hop, trace: TraceContext, stage: Stage | None = None
     ) -> HttpResponse:
         """Make one exchange about `model`. stage: gets the facts of the hop.
 
@@ -191,12 +185,7 @@ class BoundModels:
         self._hop = None
 
     async def infer(
-        self,
-        model: str,
-        inputs: Mapping[str, ArrayLike],
-        *,
-        outputs: Sequence[str] | None = None,
-        version: str = "",
+        self, model: str, inputs: Mapping[str, ArrayLike], *, outputs: Sequence[str] | None = None, version: str = ""
     ) -> Outputs:
         with self._ledger.stage(STAGE, kind="client") as stage:
             stage.attributes["oriel.model"] = model
@@ -251,12 +240,7 @@ class BoundModels:
         return response
 
     async def stream(
-        self,
-        model: str,
-        inputs: Mapping[str, ArrayLike],
-        *,
-        outputs: Sequence[str] | None = None,
-        version: str = "",
+        self, model: str, inputs: Mapping[str, ArrayLike], *, outputs: Sequence[str] | None = None, version: str = ""
     ) -> AsyncGenerator[Outputs]:
         with self._ledger.stage(STREAM, kind="client") as stage:
             stage.attributes["oriel.model"] = model

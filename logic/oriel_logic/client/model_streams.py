@@ -15,13 +15,7 @@ from time import monotonic
 
 from oriel_logic.client.endpoints import Endpoint, Endpoints
 from oriel_logic.client.upstream_errors import ELSEWHERE, SPENT, check_ticket, error_of
-from oriel_logic.errors import (
-    DeadlineExceeded,
-    LogicError,
-    ModelFailed,
-    ModelInputWrong,
-    ModelUnreachable,
-)
+from oriel_logic.errors import DeadlineExceeded, LogicError, ModelFailed, ModelInputWrong, ModelUnreachable
 from oriel_logic.observe.stages import HopFacts, Ledger, Stage
 from oriel_wire.context import CallContext, Hop
 from oriel_wire.discovery.discovery import Address

@@ -33,14 +33,14 @@ class Outputs(dict[str, Array]):
         self.parameters = parameters
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return restore, (dict(self), self.model, self.model_version, dict(self.parameters))
+        return restore, (dict(self), self.model, self.model_version)
 
     def __missing__(self, name: str) -> Array:
         raise KeyError(f"model '{self.model}' gave no output '{name}': it gave {', '.join(self)}")
 
 
-def restore(arrays: dict[str, Array], model: str, model_version: str, parameters: dict[str, ParameterValue]) -> Outputs:
-    return Outputs(arrays, model=model, model_version=model_version, parameters=parameters)
+def restore(arrays: dict[str, Array], model: str, model_version: str) -> Outputs:
+    return Outputs(arrays, model=model, model_version=model_version)
 
 
 @dataclass(frozen=True, slots=True)

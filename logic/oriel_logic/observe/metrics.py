@@ -6,7 +6,7 @@ loaded, tiers and stages, whose names come from outside or from handlers, become
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
@@ -18,6 +18,15 @@ from oriel_logic.observe.stages import Stage
 from oriel_wire.engine.families import Reading, counter, histogram
 from oriel_wire.observe.telemetry import Histogram
 
+# The buckets that the conventions for generative AI recommend.
+GENERATION = (
+    ("request_duration", (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)),
+    (
+        "time_to_first_token",
+        (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    ),
+    ("time_per_output_token", (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)),
+)
 LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 MAX_STAGES = 64  # stages per service and tier
 MAX_TIERS = 16
@@ -48,6 +57,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._series: dict[tuple[str, str], Series] = {}
         self._tiers: set[str] = {""}
+        self._generations: dict[tuple[str, str, str], tuple[Histogram, ...]] = {}
         self._updates: Counter[str] = Counter()
         self.registry.register(self)
         self.watch(self._counts)
@@ -74,6 +84,16 @@ class Metrics:
                 durations = series.stage(stage.name)
             spent_s = stage.end_s - stage.start_s
             durations.observe(spent_s if spent_s > 0.0 else 0.0)
+
+    def observe_generation(self, operation: str, model: str, tier: str, times_s: Sequence[float], tokens: int) -> None:
+        """One answer of a language model that is served. times_s: when its request, first token and end came."""
+        key = operation, model, tier if tier in self._tiers else OTHER
+        begun_s, first_s, ended_s = times_s
+        found = self._generations.setdefault(key, tuple(Histogram(bounds) for _, bounds in GENERATION))
+        found[0].observe(ended_s - begun_s)
+        found[1].observe(first_s - begun_s)
+        if tokens > 1:
+            found[2].observe((ended_s - first_s) / (tokens - 1))
 
     def count_block(self, service: str) -> None:
         """Something held the event loop; `service`: one that was loaded, or "" for none of them."""
@@ -103,6 +123,10 @@ class Metrics:
         requests = [(of, series.request) for of, series in self._series.items()]
         text = "From the head of a request to its answer"
         yield histogram("oriel_logic_request_seconds", text, "service tier", requests)
+        labels = "gen_ai_operation_name gen_ai_request_model oriel_tier"
+        for index, (name, _) in enumerate(GENERATION):
+            found = [(of, histograms[index]) for of, histograms in self._generations.items()]
+            yield histogram(f"gen_ai_server_{name}_seconds", "Answers of language models", labels, found)
         stages = [
             ((service, stage, tier), durations)
             for (service, tier), series in self._series.items()

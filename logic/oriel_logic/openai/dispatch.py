@@ -142,7 +142,7 @@ class OpenAI:
         if not isinstance(found, kind) or not may_use(visit.call, name):
             raise self._absent(name, visit)
         visit.target = name
-        visit.tokens = name, None, None
+        visit.tokens = name, None, None, None
         if not self._runs(found):
             raise ServiceBroken(f"the model '{name}' cannot run: GET /v1/services on the logic server says why")
         return found

@@ -114,7 +114,7 @@ class Embeddings(Served):
         inputs = texts_or_tokens(request.input, "input", most=MAX_INPUTS)
         rows = await self.encode(tools, inputs)
         total = tools.visit.ledger.tokens_in = self._checked(rows)
-        tools.visit.tokens = tools.visit.target, total, None
+        tools.visit.tokens = tools.visit.target, total, None, None
         vectors = await self._vectors(rows, tools)
         if request.dimensions is not None and request.dimensions > vectors.shape[1]:
             raise ParameterWrong(

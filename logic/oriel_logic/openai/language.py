@@ -6,6 +6,7 @@ many tokens it was. Chat template and control tokens are parameters of its confi
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import numpy as np
 
 from oriel_logic.bodies.schemas import EVENTS
 from oriel_logic.client.models import ArrayLike
-from oriel_logic.errors import DeadlineExceeded, ModelFailed, ModelInputWrong, ParameterWrong
+from oriel_logic.errors import DeadlineExceeded, ModelFailed, ModelInputWrong, ModelUnavailable, ParameterWrong
 from oriel_logic.openai import schema, templates
 from oriel_logic.openai.answers import Answer, Delta, encode
 from oriel_logic.openai.reading import THINK, Reader
@@ -62,16 +63,15 @@ class LanguageModel(Served):
     async def _chat(self, request: schema.ChatRequest, tools: Tools, param: str) -> "Run":
         """Make the prompt of a chat. param: the name of the messages in the request."""
         known = await tools.models.parameters(self.model, version=self.version)
-        template = known.get("oriel.chat_template", "")
+        template = known.get("oriel.chat_template")
+        if template is None:
+            raise ModelUnavailable(f"model '{self.model}' is no language model, or is not loaded", retry_after_s=1.0)
         if not template:
             raise ParameterWrong(f"'{self.served_as}' has no chat template: use /v1/completions", param="model")
         offered = [] if request.tool_choice == "none" else request.tools or []
-        more = {
-            **(request.chat_template_kwargs or {}),
-            **({"reasoning_effort": request.reasoning_effort} if request.reasoning_effort else {}),
-            "bos_token": known.get("oriel.bos_token", ""),
-            "eos_token": known.get("oriel.eos_token", ""),
-        }
+        more = {**(request.chat_template_kwargs or {}), "bos_token": known.get("oriel.bos_token", "")}
+        more |= {"reasoning_effort": request.reasoning_effort} if request.reasoning_effort else {}
+        more |= {"eos_token": known.get("oriel.eos_token", "")}
         control = msgspec.json.decode(known.get("oriel.control_tokens") or "[]", type=list[str])
         messages, functions = [as_given(each) for each in request.messages], msgspec.to_builtins(offered)
         rendered = await tools.bounded.run(templates.render, template, control, messages, functions or None, more)
@@ -82,13 +82,10 @@ class LanguageModel(Served):
         forced, guide = guide_of(request)
         if guide is not None:
             sampling["guide"] = {"kind": "json_schema", "text": encode(guide).decode()}
-        reader = partial(
-            Reader,
-            tools=frozenset(each.function.name for each in offered),
-            forced=forced,
-            thinks=THINK in template and guide is None,
-            in_thought=guide is None and rendered.text.rstrip().endswith(THINK),
-        )
+        names = frozenset(each.function.name for each in offered)
+        begun = guide is None and rendered.text.rstrip().endswith(THINK)
+        thinks = guide is None and THINK in template
+        reader = partial(Reader, tools=names, forced=forced, thinks=thinks, in_thought=begun)
         return Run(self, tools, request, [rendered.text], sampling, param, reader)
 
 
@@ -125,7 +122,7 @@ class Run:
         """Return the tokens so far; the request is accounted for them. A prompt counts once."""
         visit = self.tools.visit
         visit.ledger.tokens_in, visit.ledger.tokens_out = self.prompt, self.completion
-        visit.tokens = visit.target, self.prompt, self.completion
+        visit.tokens = visit.target, self.prompt, self.completion, self.cached
         return schema.usage(self.prompt, self.completion, self.cached)
 
     async def _events(self, form: Answer | ResponseAnswer) -> AsyncGenerator[bytes, None]:
@@ -137,9 +134,9 @@ class Run:
                     while not (await asyncio.wait([first], timeout=KEEP_ALIVE_S))[0]:
                         yield b": the first token is awaited\n\n"
                 finally:
-                    if not first.done():
-                        first.cancel()
-                        await asyncio.wait([first])
+                    first.cancel()
+                    await asyncio.wait([first])
+                    _ = first.cancelled() or first.exception()  # nobody else may ask for it
                 yield form.events(first.result())
                 async for delta in deltas:
                     piece = form.events(delta)
@@ -168,6 +165,7 @@ class Run:
         try:
             async with aclosing(stream):
                 async for answer in stream:
+                    self.tools.visit.first_s = self.tools.visit.first_s or time.monotonic()
                     facts = answer.parameters
                     finish = str(facts.get("finish_reason", ""))
                     if finish:
@@ -195,13 +193,9 @@ def text_of(answer: Mapping[str, Any], name: str) -> str:
 def as_given(message: Any) -> dict[str, Any]:
     """Return a message as chat templates read it: arguments of calls as objects, no field that is absent."""
     role = "system" if message.role == "developer" else message.role
-    found: dict[str, Any] = {"role": role, "content": message.text}
-    for name in ("name", "reasoning_content", "tool_call_id"):
-        if getattr(message, name):
-            found[name] = getattr(message, name)
+    found: dict[str, Any] = {**msgspec.to_builtins(message), "role": role, "content": message.text}
     if message.tool_calls:
-        calls = found["tool_calls"] = msgspec.to_builtins(message.tool_calls)
-        for each in calls:
+        for each in found["tool_calls"]:
             try:
                 each["function"]["arguments"] = msgspec.json.decode(each["function"]["arguments"])
             except msgspec.DecodeError:
@@ -216,15 +210,9 @@ def guide_of(request: schema.ChatRequest) -> tuple[str, dict[str, Any] | None]:
     if isinstance(chosen, schema.NamedTool):
         return chosen.function.name, schemas[chosen.function.name]
     if chosen == "required":
-        calls = [
-            {
-                "type": "object",
-                "properties": {"name": {"const": name}, "arguments": schema},
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-            for name, schema in schemas.items()
-        ]
+        call = {"type": "object", "required": ["name", "arguments"], "additionalProperties": False}
+        called = [{"name": {"const": name}, "arguments": schema} for name, schema in schemas.items()]
+        calls = [{**call, "properties": each} for each in called]
         return "*", calls[0] if len(calls) == 1 else {"anyOf": calls}
     if form is None or form.type == "text":
         return "", None

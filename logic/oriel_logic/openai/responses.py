@@ -25,21 +25,19 @@ _EVENTS = {
 
 def chat_of(request: ResponseRequest) -> ChatRequest:
     """Return the chat that this request means. Raises ParameterWrong."""
-    given = request.input
-    items: list[dict[str, Any]] = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    messages: list[dict[str, Any]] = []
-    if request.instructions:
-        messages.append({"role": "system", "content": request.instructions})
+    given: Any = request.input
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    messages: list[dict[str, Any]] = [{"role": "system", "content": request.instructions}]
     for index, item in enumerate(items):
         message = _message(item, f"input[{index}]")
-        if message and message.get("tool_calls") and messages and messages[-1]["role"] == "assistant":
+        if message and message.get("tool_calls") and messages[-1]["role"] == "assistant":
             messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
         elif message:
             messages.append(message)
     form, chosen = (request.text or {}).get("format"), request.tool_choice
     chat = {
         "model": request.model,
-        "messages": messages,
+        "messages": messages[not request.instructions :],
         "max_completion_tokens": request.max_output_tokens,
         "temperature": request.temperature,
         "top_p": request.top_p,
@@ -115,8 +113,7 @@ class ResponseAnswer:
                 pieces += [*self._end(), *self._begin(kind, part.name)]
             if part.text:
                 self._text.append(part.text)
-                more: dict[str, Any] = {"logprobs": []} if kind == "content" else {}
-                pieces.append(self._event(f"{_EVENTS[kind][0]}.delta", **self._place(), delta=part.text, **more))
+                pieces.append(self._event(f"{_EVENTS[kind][0]}.delta", **self._place(), delta=part.text))
         self._finish = delta.finish or self._finish
         return b"".join(pieces)
 
@@ -147,8 +144,13 @@ class ResponseAnswer:
         self._kind, self._text, number = kind, [], uuid4().hex[:24]
         item: dict[str, Any]
         if kind == "call":
-            item = {"id": f"fc_{number}", "type": "function_call", "call_id": f"call_{number}", "name": name}
-            item |= {"arguments": ""}
+            item = {
+                "id": f"fc_{number}",
+                "type": "function_call",
+                "call_id": f"call_{number}",
+                "name": name,
+                "arguments": "",
+            }
         elif kind == "reasoning":
             item = {"id": f"rs_{number}", "type": "reasoning", "summary": [], "content": []}
         else:
@@ -173,20 +175,18 @@ class ResponseAnswer:
         else:
             part = self._part(text)
             item["content"] = [part]
-            more: dict[str, Any] = {"logprobs": []} if self._kind == "content" else {}
-            pieces = [self._event(f"{prefix}.done", **place, **{name: text}, **more)]
+            pieces = [self._event(f"{prefix}.done", **place, **{name: text})]
             pieces.append(self._event("response.content_part.done", **place, part=part))
         self._kind = ""
         return [*pieces, self._event("response.output_item.done", output_index=len(self._output) - 1, item=item)]
 
     def _part(self, text: str) -> dict[str, Any]:
-        if self._kind == "reasoning":
-            return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        kind = "reasoning_text" if self._kind == "reasoning" else "output_text"
+        return {"type": kind, "text": text, "annotations": [], "logprobs": []}
 
     def _place(self) -> dict[str, Any]:
         place = {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
-        return place if self._kind == "call" else {**place, "content_index": 0}
+        return place if self._kind == "call" else {**place, "content_index": 0, "logprobs": []}
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         self._number += 1

@@ -137,7 +137,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["function"] = "function"
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[Part], Meta(max_length=MAX_MESSAGES)] | None = None
     name: str | None = None

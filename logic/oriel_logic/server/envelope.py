@@ -21,6 +21,7 @@ from oriel_logic.server.replies import Reply, body_of, error_reply, not_ready, r
 from oriel_logic.server.visit import Visit, keeps_alone, spans_of
 from oriel_wire.context import COST, COST_US, REQUEST_ID, SERVICE_TIER, TICKET, ContextPlan, format_cost, read_headers
 from oriel_wire.h1.response import UNBUFFERED
+from oriel_wire.observe.semantics import OPERATIONS
 from oriel_wire.observe.server_timing import bounded, server_timing
 from oriel_wire.observe.trace import SpanSink, child, format_traceparent
 
@@ -171,6 +172,9 @@ class Envelope:
         outcome = visit.outcome = visit.outcome or Outcome.HANDLER_FAILED
         call, ledger, seconds = visit.call, visit.ledger, visit.ended_s - visit.started_s
         self._metrics.observe(visit.service, call.tier, outcome, seconds, ledger.stages)
+        if visit.first_s and visit.tokens is not None and outcome is Outcome.OK:
+            times_s, operation = (visit.started_s, visit.first_s, visit.ended_s), OPERATIONS[visit.request[1]]
+            self._metrics.observe_generation(operation, visit.target, call.tier, times_s, visit.tokens[2] or 0)
         sizes = visit.bytes_in, visit.bytes_out
         self._usage.account(call, visit.target or visit.service, outcome, ledger, *sizes)
         sink = self._sink

@@ -47,7 +47,7 @@ class BoundModels(Models, Protocol):
         """Give later calls another deadline."""
 
     async def parameters(self, model: str, *, version: str = "") -> Mapping[str, str]:
-        """Return the parameters of the model's configuration, at most 10 s old. Raises as `infer`."""
+        """Return the parameters of the model's configuration, at most 2 s old. Raises as `infer`."""
         ...
 
 

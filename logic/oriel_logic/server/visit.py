@@ -13,6 +13,7 @@ from oriel_wire.context import CallContext
 from oriel_wire.observe.semantics import GRPC_SERVICE, Attributes, gen_ai_use, grpc_code, http_server
 from oriel_wire.observe.trace import Span, TraceContext, server_span
 
+PROVIDER = "oriel"  # as the conventions for generative AI name who serves the model
 STREAM = f"{GRPC_SERVICE}/ModelStreamInfer"
 
 
@@ -25,7 +26,8 @@ class Visit:
     parent_id: the caller's span, 0 if there is none.
     target: the name that usage is recorded for; "" for the service. bytes_in, bytes_out: sizes of the bodies.
     request: method and path.
-    tokens: requested model, tokens read and written as far as they are known, of a call of the OpenAI API.
+    tokens: requested model, tokens read, written and found in a cache as far as they are known, of a call of the OpenAI
+    API. first_s: monotonic seconds at which the first token came, 0 if none has.
     """
 
     call: CallContext
@@ -41,7 +43,8 @@ class Visit:
     bytes_in: int = 0
     bytes_out: int = 0
     request: tuple[str, str] = ("", "")
-    tokens: tuple[str, int | None, int | None] | None = None
+    tokens: tuple[str, int | None, int | None, int | None] | None = None
+    first_s: float = 0.0
 
     def begin(self, release: Release) -> None:
         """Record the release that answers the request; it counts as in use until the visit is finished."""
@@ -67,7 +70,7 @@ def spans_of(visit: Visit) -> list[Span]:
     if call.tier:
         attributes["oriel.tier"] = call.tier
     if visit.tokens is not None:
-        attributes |= gen_ai_use(*visit.tokens)
+        attributes |= gen_ai_use(*visit.tokens) | {"gen_ai.provider.name": PROVIDER}
     failed = status >= 500 or (outcome is Outcome.HANDLER_FAILED)
     if outcome is not None and outcome is not Outcome.OK:
         attributes["oriel.outcome"] = outcome.value

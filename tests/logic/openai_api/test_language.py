@@ -231,10 +231,14 @@ async def test_what_cannot_be_answered_is_refused_by_name(chat: Chat, double: La
 
 async def test_a_model_without_a_template_is_for_completions(chat: Chat, double: LanguageDouble) -> None:
     client, _ = chat
-    double.configured["double"] = {}
+    double.configured["double"] = {"oriel.chat_template": ""}
     assert (await client.completions.create(model="chat", prompt="a")).choices
     with pytest.raises(openai.BadRequestError, match="no chat template: use /v1/completions"):
         await client.chat.completions.create(**asked())
+    double.configured["double"] = {}
+    with pytest.raises(openai.InternalServerError, match="is no language model, or is not loaded") as absent:
+        await client.chat.completions.create(**asked())
+    assert absent.value.status_code == 503
 
 
 async def test_a_deadline_in_mid_stream_is_said_in_the_last_event(chat: Chat, double: LanguageDouble) -> None:
@@ -353,13 +357,18 @@ async def test_a_template_that_never_ends_is_ended(
         await client.chat.completions.create(**asked())
 
 
-async def test_the_trace_names_model_and_tokens(chat: Chat) -> None:
+async def test_trace_and_metrics_name_model_and_tokens(chat: Chat) -> None:
     client, stack = chat
     await client.chat.completions.create(**asked(stream=False))
     server, *_ = stack.sink.spans
     found = {name: value for name, value in server.attributes.items() if name.startswith("gen_ai.")}
     assert found["gen_ai.operation.name"] == "chat" and found["gen_ai.request.model"] == "chat"
-    assert found["gen_ai.usage.output_tokens"] == 5
+    assert found["gen_ai.usage.output_tokens"] == 5 and found["gen_ai.provider.name"] == "oriel"
+    assert found["gen_ai.usage.cache_read.input_tokens"] == found["gen_ai.usage.input_tokens"] // 2
+    labels = {"gen_ai_operation_name": "chat", "gen_ai_request_model": "chat", "oriel_tier": ""}
+    for name in ("request_duration", "time_to_first_token", "time_per_output_token"):
+        metric = f"gen_ai_server_{name}_seconds_count"
+        assert stack.unit.metrics.registry.get_sample_value(metric, labels) == 1
 
 
 def test_an_event_is_one_line_of_json() -> None:

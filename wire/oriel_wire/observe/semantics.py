@@ -14,6 +14,7 @@ __all__ = [
     "GEN_AI",
     "GRPC_SERVICE",
     "NOWHERE",
+    "OPERATIONS",
     "Attributes",
     "gen_ai_use",
     "grpc_code",
@@ -40,8 +41,9 @@ GEN_AI = {
     "model": "gen_ai.request.model",
     "input_tokens": "gen_ai.usage.input_tokens",
     "output_tokens": "gen_ai.usage.output_tokens",
+    "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
 }
-_OPERATIONS = {
+OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
     "/v1/completions": "text_completion",
@@ -94,7 +96,7 @@ def http_server(
         found["http.route"] = route
     if version:
         found["network.protocol.version"] = version
-    operation = _OPERATIONS.get(path)
+    operation = OPERATIONS.get(path)
     if operation is not None:
         found[GEN_AI["operation"]] = operation
     if status:
@@ -103,13 +105,18 @@ def http_server(
     return f"{name} {route}" if route else name, found
 
 
-def gen_ai_use(model: str, tokens_in: int | None, tokens_out: int | None) -> Attributes:
-    """Return the attributes of a call of generative AI: its model, "" if it is not, and its tokens, None likewise."""
+def gen_ai_use(model: str, tokens_in: int | None, tokens_out: int | None, cached: int | None = None) -> Attributes:
+    """Return the attributes of a call of generative AI: its model, "" if it is not, and its tokens, None likewise.
+
+    cached: tokens of the prompt that were found in a cache.
+    """
     found: Attributes = {GEN_AI["model"]: model} if model else {}
     if tokens_in is not None:
         found[GEN_AI["input_tokens"]] = tokens_in
     if tokens_out is not None:
         found[GEN_AI["output_tokens"]] = tokens_out
+    if cached is not None:
+        found[GEN_AI["cached_tokens"]] = cached
     return found
 
 
