@@ -33,7 +33,8 @@ run: $(or $(DEMO_$(DEMO)),$(error oriel: DEMO is digits or embeddings))
 #   frameworks  files of PyTorch, TensorFlow, XGBoost, LightGBM and scikit-learn against these libraries themselves, in an
 #               environment of its own: 400 MB of wheels, 2 GB installed, and PyTorch (983 MB for a build for CPUs, which
 #               TORCH="torch --index-url https://download.pytorch.org/whl/cpu" gets); `make test` skips these tests
-#   language    the engine of language models on a tiny model, in an environment of its own (80 MB of wheels)
+#   language    the engine of language models on a tiny model, in an environment of its own (80 MB of wheels); with a Python that has
+#               PyTorch and optimum-intel[openvino] in ORIEL_TEST_OPTIMUM also the conversion of a Hugging Face folder
 #   redis62     shared limits against the oldest supported Redis, from build/redis
 #   mutants     one operator, number or truth value changed at a time: which changes no test notices; ARGS="--area limits --sample 60"
 #   embeddings  DEMO=embeddings against the published similarities
