@@ -15,9 +15,11 @@ from oriel_policies.documents import Tier
 from oriel_wire.observe.trace import ListSink
 
 from ..waiting import until
+from .openai_answers import CHAT, chat
 from .operators import admin
 from .records import record, target
 from .stack import BRONZE, GOLD, Client, documents, gateway
+from .stand_in import engine
 
 EVENTS = b"data: {}\n\ndata: {}\n\n: waiting\n\ndata: {}\n\ndata: [DONE]\n\n"
 HEAD = (
@@ -111,3 +113,19 @@ async def test_a_stream_is_answered_by_its_first_event_and_not_by_its_head(key: 
             page = (await admins.get("/metrics")).text
             for name in ("first_token", "time_per_token"):
                 assert f'oriel_gateway_{name}_seconds_count{{pool="p",tier="gold"}} 1.0' in page
+
+
+async def test_a_stream_that_keeps_its_permit_is_measured_too() -> None:
+    async with engine() as stand_in:
+        text = documents([stand_in.port], pool='engine = "vllm"\nprobe = ""')["all.toml"]
+        text = text.replace(b"[tiers.gold]", b"[tiers.gold]\nstream_idle_ms = 90000\ntoken_ms = 90000")
+        async with gateway({"all.toml": text}) as (port, core), Client(port) as client:
+            gate = core.pools["p"]
+            assert gate.engines is not None
+            gate.engines.readable = True
+            client.send(CHAT, chat(3, stream=True))
+            await until(lambda: stand_in.waiting)
+            reply = asyncio.create_task(client.reply())
+            await until(lambda: reply.done() or stand_in.step())
+            (ended,) = core.records.decisions.where(limit=9)
+            assert ended.token_s >= 0.0 and ended.judged is None

@@ -435,8 +435,9 @@ class GatewayCall(Call):
             self.life.finish(self, _ANSWERED, "", now)
             client.answered(close=close, now=now)
             return
-        if (stream := self.stream) is not None and stream.unbounded and not self.gate.keeps_permits():
-            self.as_stream().begin_answer(now)
+        if (stream := self.stream) is not None and stream.unbounded:
+            if not self.gate.keeps_permits():
+                self.as_stream().begin_answer(now)
             if self.tenant.tier.token_s and stream.events is not None:
                 stream.pace = pace = Pace()
                 pace.sent(data)
