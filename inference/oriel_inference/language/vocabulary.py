@@ -20,7 +20,7 @@ def token_bytes(tokenizer: Any) -> tuple[list[bytes], dict[bytes, int]]:
     pieces = b"<0x0A>" in found
     vocabulary = [b""] * size
     control: dict[bytes, int] = {}
-    for token, number in found.items():
+    for token, number in sorted(found.items(), key=lambda entry: entry[1]):
         if shown[number] != whole[number]:
             control[token] = number
         elif pieces:
