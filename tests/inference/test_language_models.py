@@ -56,7 +56,7 @@ async def test_a_gguf_file_makes_a_language_model(tmp_path: Path, backend: Langu
         True,
         1,
     )
-    assert [each.name for each in spec.inputs][:3] == ["text_input", "input_ids", "stream"]
+    assert [each.name for each in spec.inputs][:3] == ["text_input", "sampling_parameters", "input_ids"]
     assert all(each.optional for each in spec.inputs)
     shown = {key: value.string_value for key, value in config.parameters.items()}
     assert (shown["oriel.chat_template"], shown["oriel.context"]) == (TEMPLATE, "8192")

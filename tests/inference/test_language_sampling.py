@@ -28,6 +28,7 @@ def test_request_parameters_with_other_names_are_ignored() -> None:
         ({"max_tokens": 1 << 40}, "'max_tokens'"),
         ({"seed": 1 << 90}, "'seed'"),
         ({"stop": ["x"] * 17}, "'stop'"),
+        ({"stop_token_ids": [1 << 70]}, r"'stop_token_ids\[0\]'"),
         ({"stop": [""]}, r"'stop\[0\]'"),
         ({"logprobs": 5}, "'logprobs'"),
         ({"n": 2}, "'n' is not served"),

@@ -135,3 +135,25 @@ def test_a_guide_is_obeyed_and_a_broken_one_disturbs_nobody(tiny: Engine) -> Non
     assert tiny.ids[3] == guided and tiny.ids[4] == free
     assert tiny.ends[5].startswith("the guide cannot be used: Regex parsing error") and tiny.ids[5] == []
     assert tiny.text(6) in (b"yes", b"no")
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(max_tokens=30, guide=Guide("regex", "yes|no"), ignore_eos=True, min_tokens=30),
+        Sampling(max_tokens=30, guide=Guide("regex", ""), ignore_eos=True),
+        Sampling(guide=Guide("json_schema", "false")),
+        Sampling(guide=Guide("json_schema", '{"type": "integer", "minimum": 9, "maximum": 3}')),
+        Sampling(guide=Guide("json_schema", '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}')),
+        Sampling(guide=Guide("grammar", 'root ::= root "a" | root root | ""')),
+        Sampling(guide=Guide("structural_tag", "{}")),
+        Sampling(guide=Guide("regex", "a\0b")),
+        Sampling(temperature=1e-300, top_p=1e-30, repetition_penalty=0.01),
+        Sampling(temperature=100.0, top_k=1 << 20, presence_penalty=-2.0, stop_token_ids=((1 << 31) - 1,)),
+    ],
+)
+def test_hostile_parameters_end_their_own_call_at_most(tiny: Engine, sampling: Sampling) -> None:
+    tiny.add(1, "the", Sampling(max_tokens=40, temperature=0.0, ignore_eos=True))
+    tiny.add(2, "the", sampling)
+    tiny.run()
+    assert (len(tiny.ids[1]), tiny.ends[1]) == (40, "length")

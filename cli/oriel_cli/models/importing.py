@@ -252,14 +252,14 @@ def _generate(scratch: Path, found: Mapping[str, Any], inputs: _Arrays, expected
     and all that follow them, are left out.
     """
     from oriel_inference.language.backend import ENGINE
-    from oriel_inference.language.child import ENGINES
+    from oriel_inference.language.child import make_engine
     from oriel_inference.language.engine import Options, PromptRefused, Sampling
     from oriel_inference.repository.config import parameter, read_config
     from oriel_inference.stores.local import LocalStore
 
     version, sure = scratch / "models" / found["model"] / str(found["version"]), expected["tokens"] >= 0
     config = read_config(LocalStore(scratch / "models"), found["model"], "")
-    engine = ENGINES[parameter(config, ENGINE) or "openvino-genai"]()
+    engine = make_engine(parameter(config, ENGINE) or "openvino-genai")
     path = next(version.glob("model.gguf"), version / "openvino_model.xml")
     engine.load(str(path), Options(threads=len(os.sched_getaffinity(0))))
     sampling = Sampling(max_tokens=sure.shape[1], temperature=0.0, ignore_eos=True, logprobs=0)

@@ -12,26 +12,15 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 
 from oriel_inference.backends import without_folders
 from oriel_inference.backends.python.frames import encode
 from oriel_inference.errors import LoadFailed
+from oriel_inference.language import messages
 from oriel_inference.language.engine import LanguageEngine, PromptRefused
-from oriel_inference.language.messages import (
-    Add,
-    Cancel,
-    Close,
-    Command,
-    Failed,
-    Load,
-    Loaded,
-    Progress,
-    Report,
-    StepReport,
-    read_command,
-)
+from oriel_inference.language.messages import Progress, StepReport
 from oriel_wire.process.messages import Assembler, receive, send
 from oriel_wire.process.served import offer_to_oom_killer
 from oriel_wire.process.start import end_with_parent
@@ -41,21 +30,21 @@ TOO_SLOW = "the guide makes each token slower than the one before: send one with
 MISSING = "language models need the package openvino-genai: pip install 'oriel-serving[language]'"
 
 
-def _openvino() -> LanguageEngine:
+# name of an engine -> its module and class
+ENGINES = {
+    "openvino-genai": "oriel_inference.language.openvino:OpenVinoGenAi",
+    "double": "oriel_inference.language.double:Double",
+}
+
+
+def make_engine(name: str) -> LanguageEngine:
+    """Return the engine that configurations call `name`. Raises LoadFailed if its package is missing."""
+    module, _, attribute = ENGINES[name].partition(":")
     try:
-        from oriel_inference.language.openvino import OpenVinoGenAi
+        engine: LanguageEngine = getattr(import_module(module), attribute)()
     except ImportError as error:
         raise LoadFailed(MISSING) from error
-    return OpenVinoGenAi()
-
-
-def _double() -> LanguageEngine:
-    from oriel_inference.language.double import Double
-
-    return Double()
-
-
-ENGINES: dict[str, Callable[[], LanguageEngine]] = {"openvino-genai": _openvino, "double": _double}
+    return engine
 
 
 def main() -> None:
@@ -69,18 +58,18 @@ def main() -> None:
     connection = _Connection(socket.socket(fileno=work))
     with suppress(ConnectionError):  # the server is gone
         (load,) = connection.take(wait=True)
-        assert isinstance(load, Load)
+        assert isinstance(load, messages.Load)
         try:
-            engine = ENGINES[load.engine]()
+            engine = make_engine(load.engine)
             facts = engine.load(load.path, load.options)
         except Exception as error:
             # The readers of model files have no common base class for their exceptions.
             reason = error.reason if isinstance(error, LoadFailed) else f"{type(error).__name__}: {error}"
-            connection.send(Failed(without_folders(reason)[:400]))
+            connection.send(messages.Failed(without_folders(reason)[:400]))
             return
         gc.collect()
         gc.freeze()
-        connection.send(Loaded(facts))
+        connection.send(messages.Loaded(facts))
         try:
             _StepLoop(engine, connection, load.options.step_tokens).run()
         except Exception:
@@ -98,14 +87,14 @@ class _Connection:
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
 
-    def take(self, *, wait: bool) -> list[Command]:
+    def take(self, *, wait: bool) -> list[messages.Command]:
         """Return the commands that have come. wait: wait for the first one. Raises ConnectionError."""
-        found: list[Command] = []
+        found: list[messages.Command] = []
         while self._poll.poll(None if wait and not found else 0):
-            found += [read_command(head) for head, _ in receive(self._socket, self._assembler)]
+            found += [messages.read_command(head) for head, _ in receive(self._socket, self._assembler)]
         return found
 
-    def send(self, report: Report) -> None:
+    def send(self, report: messages.Report) -> None:
         send(self._socket, encode(report))
 
 
@@ -144,14 +133,13 @@ class _StepLoop:
             news: dict[int, Progress] = {}
             for command in connection.take(wait=not prompts):
                 match command:
-                    case Add():
+                    case messages.Add():
                         news[command.number] = self._add(command)
-                    case Cancel():
+                    case messages.Cancel():
                         news.pop(command.number, None)
                         if command.number in prompts:
-                            self._forget(command.number)
-                            engine.cancel(command.number)
-                    case Close():
+                            engine.cancel(self._forget(command.number))
+                    case messages.Close():
                         return
             seconds, computed = 0.0, 0
             if prompts:
@@ -161,14 +149,13 @@ class _StepLoop:
                 seconds = time.perf_counter() - began
                 self._read(news)
                 if not computed and self._slow.add(seconds) and self._guided:
-                    number = self._guided[-1]
-                    self._forget(number)
+                    number = self._forget(self._guided[-1])
                     engine.cancel(number)
                     news[number] = Progress(number, refused=TOO_SLOW)
             if news or seconds:
                 connection.send(StepReport(seconds, computed, engine.cache_use(), list(news.values())))
 
-    def _add(self, command: Add) -> Progress:
+    def _add(self, command: messages.Add) -> Progress:
         number, prompt = command.number, command.prompt
         try:
             added = self._engine.add(number, prompt, command.sampling)
@@ -194,23 +181,20 @@ class _StepLoop:
             try:
                 piece = self._engine.read(number)
             except PromptRefused as refused:
-                news[number] = Progress(number, refused=refused.text)
-                self._forget(number)
+                news[self._forget(number)] = Progress(number, refused=refused.text)
                 continue
             if not (piece.ids or piece.finish):
                 continue
-            progress = news.get(number)
-            if progress is None:
-                progress = news[number] = Progress(number)
+            progress = news.setdefault(number, Progress(number))
             progress.ids, progress.logprobs, progress.finish = list(piece.ids), list(piece.logprobs), piece.finish
             self._prompts[number] = 0
             if piece.finish:
                 self._forget(number)
 
-    def _forget(self, number: int) -> None:
+    def _forget(self, number: int) -> int:
         del self._prompts[number]
-        if number in self._guided:
-            self._guided.remove(number)
+        self._guided = [each for each in self._guided if each != number]
+        return number
 
 
 if __name__ == "__main__":

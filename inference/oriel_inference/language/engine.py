@@ -21,7 +21,7 @@ Finish = Literal["", "stop", "length"]
 GuideKind = Literal["json_schema", "regex", "grammar", "structural_tag"]
 _Count = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 _Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
-_Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+_Id = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
 class PromptRefused(Exception):
@@ -57,18 +57,21 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 1.0
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     top_k: Annotated[int, Meta(ge=-1, le=MAX_TOKENS)] = 0
-    min_p: _Share = 0.0
+    min_p: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
     presence_penalty: _Penalty = 0.0
     frequency_penalty: _Penalty = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] = 1.0
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10.0)] = 1.0
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
     stop: Annotated[
         tuple[Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)], ...], Meta(max_length=MAX_STOPS)
     ] = ()
-    stop_token_ids: Annotated[tuple[int, ...], Meta(max_length=MAX_STOP_IDS)] = ()
+    stop_token_ids: Annotated[tuple[_Id, ...], Meta(max_length=MAX_STOP_IDS)] = ()
     ignore_eos: bool = False
     logprobs: Annotated[int, Meta(ge=0, le=1)] | None = None
     guide: Guide | None = None
+
+
+WARM_UP = Sampling(max_tokens=2, guide=Guide("regex", "a"))  # of the token that an engine makes at its start
 
 
 class Options(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ MAX_BYTES = 16 << 10
 MAX_DEPTH = 32
 MAX_STATES = 100
 MAX_PROPERTIES = 200
+CLASSES = "classes of characters and bounded repetitions"
 _COUNTED = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _PATTERNS = ("pattern", "regex", "grammar")
 _QUANTIFIER = re.compile(r"\{(\d*)(?:,(\d*))?\}")
@@ -37,16 +38,11 @@ def check_guide(guide: Guide) -> None:
         properties, states = sum(map(_properties, values)), sum(map(_states, values))
     else:
         states = _pattern_states(text)
-    for what, found, most in (
-        ("levels of brackets", depth, MAX_DEPTH),
-        ("classes of characters and bounded repetitions", states, MAX_STATES),
-        ("properties", properties, MAX_PROPERTIES),
-    ):
-        if found > most:
-            raise InvalidRequest(
-                f"the guide has {found} {what}, at most {most} are compiled while other calls wait: leave some out, "
-                f"and check the answer instead"
-            )
+    most = {"levels of brackets": MAX_DEPTH, "properties": MAX_PROPERTIES, CLASSES: MAX_STATES}
+    for (what, bound), found in zip(most.items(), (depth, properties, states), strict=True):
+        if found > bound:
+            reason = f"the guide has {found} {what}, at most {bound} are compiled while other calls wait"
+            raise InvalidRequest(f"{reason}: leave some out, and check the answer instead")
 
 
 def _brackets(text: str) -> int:

@@ -22,10 +22,10 @@ from openvino import Tensor
 
 from oriel_inference.errors import LoadFailed
 from oriel_inference.language.engine import (
+    WARM_UP,
     Added,
     Facts,
     Finish,
-    Guide,
     LanguageEngine,
     Options,
     Piece,
@@ -37,7 +37,7 @@ from oriel_inference.language.prefixes import PrefixCache
 from oriel_inference.language.vocabulary import token_bytes
 
 BLOCK_TOKENS = 32  # of the CPU plugin
-SMALLEST_GUIDE = Guide("regex", "a")
+COLD = 0.01  # below this temperature the most likely token is taken, as in vLLM: the engine divides by it
 _FINISHES: dict[Any, Finish] = {
     genai.GenerationFinishReason.STOP: "stop",
     genai.GenerationFinishReason.LENGTH: "length",
@@ -122,7 +122,7 @@ class OpenVinoGenAi(LanguageEngine):
 
     def _warm_up(self) -> int:
         """Make one token with a guide, so that no call waits for what is done once; return the blocks of the cache."""
-        sequence = _Sequence([0], 1, self._config(Sampling(max_tokens=2, guide=SMALLEST_GUIDE), 2), guided=True)
+        sequence = _Sequence([0], 1, self._config(WARM_UP, 2), guided=True)
         self._begin(sequence)
         self._pipeline.step()
         used = float(self._pipeline.get_metrics().cache_usage)
@@ -170,7 +170,7 @@ class OpenVinoGenAi(LanguageEngine):
         config = genai.GenerationConfig()
         config.max_new_tokens = min(sampling.max_tokens, room)
         config.min_new_tokens = min(sampling.min_tokens, config.max_new_tokens)
-        config.do_sample = sampling.temperature > 0.0
+        config.do_sample = sampling.temperature >= COLD
         if config.do_sample:
             config.temperature = sampling.temperature
             config.top_p = sampling.top_p

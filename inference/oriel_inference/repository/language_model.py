@@ -22,24 +22,17 @@ _PARAMETERS: dict[str, Callable[[str], str]] = {
     STEP_TOKENS: number(16, 1 << 16),
 }
 # The names are those of Triton's backend for vLLM, and ids beside the texts.
+_FLAGS = ("stream", "exclude_input_in_output", "return_finish_reason", "return_logprobs")
+_COUNTS = ("num_input_tokens", "num_output_tokens")
 _INPUTS = {
-    "text_input": (pb.TYPE_STRING, 1),
+    **dict.fromkeys(("text_input", "sampling_parameters"), (pb.TYPE_STRING, 1)),
     "input_ids": (pb.TYPE_INT64, -1),
-    "stream": (pb.TYPE_BOOL, 1),
-    "sampling_parameters": (pb.TYPE_STRING, 1),
-    "exclude_input_in_output": (pb.TYPE_BOOL, 1),
-    "return_finish_reason": (pb.TYPE_BOOL, 1),
-    "return_logprobs": (pb.TYPE_BOOL, 1),
-    "return_num_input_tokens": (pb.TYPE_BOOL, 1),
-    "return_num_output_tokens": (pb.TYPE_BOOL, 1),
+    **dict.fromkeys((*_FLAGS, *(f"return_{each}" for each in _COUNTS)), (pb.TYPE_BOOL, 1)),
 }
 _OUTPUTS = {
-    "text_output": (pb.TYPE_STRING, 1),
+    **dict.fromkeys(("text_output", "finish_reason", "logprobs"), (pb.TYPE_STRING, 1)),
     "output_ids": (pb.TYPE_INT64, -1),
-    "finish_reason": (pb.TYPE_STRING, 1),
-    "logprobs": (pb.TYPE_STRING, 1),
-    "num_input_tokens": (pb.TYPE_UINT32, 1),
-    "num_output_tokens": (pb.TYPE_UINT32, 1),
+    **dict.fromkeys(_COUNTS, (pb.TYPE_UINT32, 1)),
 }
 
 
