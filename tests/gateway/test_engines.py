@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from math import inf
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.shared.hidden_usage import WithoutUsage
+from oriel_policies.documents import compile_documents
 
 from ..waiting import until
 from .openai_answers import CHAT, chat
@@ -342,3 +345,10 @@ async def test_prompt_goes_elsewhere_while_it_would_have_to_wait_where_its_begin
     assert await asked(port, engines, "a" * 2000) is not home
     endpoint.waiting = 0
     assert await asked(port, engines, "a" * 2000) is not home  # the other one has it now as well, and got it last
+
+
+def test_documents_of_the_page_describe_pools_of_engines() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
+    (block,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    pools = compile_documents({"engines.toml": block.encode()}).pools
+    assert [(each.engine, each.probe, each.max_inflight) for each in pools.values()] == [("vllm", "/health", 1024)]

@@ -78,9 +78,30 @@ def test_servers_that_run_elsewhere_are_pools_whose_routes_come_before_those_of_
     assert routed[3:] == [("*", "inference-cpu"), ("*", "logic")] and read.pools["language"].idle_timeout_s == 4.0
 
 
+def test_group_with_an_engine_runs_its_command_and_is_a_pool_of_its_services(shared: Shared) -> None:
+    command = ["vllm", "serve", "some/model", "--port", "8000", "--scheduling-policy", "priority"]
+    groups = {
+        "chat": {"accelerator": "gpu", "engine": {"kind": "vllm", "image": "vllm/vllm-openai:v1", "command": command}}
+    }
+    found = objects.objects(shared, keda={"enabled": True}, model_groups=groups | {"rest": {"accelerator": "cpu"}})
+    (container,) = objects.pods(found)["inference-chat"]["spec"]["containers"]
+    assert (container["image"], container["command"], container.get("args")) == ("vllm/vllm-openai:v1", command, None)
+    assert container["readinessProbe"]["httpGet"]["path"] == "/health"
+    read = snapshot(found)
+    pool = read.pools["inference-chat"]
+    assert (pool.engine, pool.probe, pool.grpc_discover) == ("vllm", "/health", None) and pool.scaling is not None
+    routed = {route.service or route.model: route.pool for route in read.routes}
+    assert routed["chat.completions"] == routed["completions"] == "inference-chat" and routed["*"] == "logic"
+
+
+ENGINE = {"accelerator": "cpu", "engine": {"kind": "vllm", "image": "a/b", "command": ["x"]}}
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
+        ({"model_groups": {"a": ENGINE, "b": {"accelerator": "cpu"}}}, "an engine needs keda.enabled"),
+        ({"model_groups": {"a": ENGINE | {"models": ["x"]}}}, "its group has no models"),
         (
             {"model_groups": {"a": PLACED["small"] | {"models": []}, "b": {"accelerator": "cpu"}}},
             "a pool for this group alone",

@@ -28,6 +28,7 @@ locals {
       load_grace_s = try(group.load_grace_s, 900)
       place_models = try(group.place_models, false)
       args         = try(group.args, [])
+      engine       = try(group.engine, null)
     }
   }
 
@@ -47,6 +48,11 @@ locals {
       group.args,
     )
   }
+  # What starts a container: arguments of Oriel's server, or the command of an engine of others.
+  started_by = { for name, group in local.model_groups : name => merge(
+    { for key, value in { args = local.inference_args[name] } : key => value if group.engine == null },
+    { for key, value in { command = try(group.engine.command, []) } : key => value if group.engine != null },
+  ) }
   # Fetched models. A claim is a disk of its own for each pod, made and deleted with it; else a share of the node's.
   cache_volume = {
     for name, group in local.model_groups : name => merge(
@@ -134,13 +140,13 @@ locals {
               topologySpreadConstraints     = local.group_spread[name]
               volumes                       = concat(local.scratch_volumes, [local.cache_volume[name]])
               containers = [
-                {
+                merge(local.started_by[name], {
                   name            = "inference"
-                  image           = "${local.image_registry}/oriel-inference:${var.images.tag}-${group.accelerator}"
+                  image           = group.engine == null ? "${local.image_registry}/oriel-inference:${var.images.tag}-${group.accelerator}" : group.engine.image
                   imagePullPolicy = var.images.pull_policy
-                  args            = local.inference_args[name]
-                  env             = local.unit_env
-                  envFrom         = [for name in compact([group.credentials]) : { secretRef = { name = name } }]
+                  # Engines fetch their models where this says, which is the only large disk that they may write to.
+                  env     = concat(local.unit_env, [for path in ["/var/lib/oriel/models"] : { name = "HF_HOME", value = path } if group.engine != null])
+                  envFrom = [for name in compact([group.credentials]) : { secretRef = { name = name } }]
                   ports = [
                     for port in ["http", "grpc", "metrics"] :
                     { name = port, containerPort = local.ports.inference[port], protocol = "TCP" }
@@ -149,19 +155,19 @@ locals {
                   # Models are fetched and loaded before it is ready; the port answers meanwhile. What is not ready after the
                   # grace is begun anew, with what was fetched still there.
                   startupProbe = {
-                    httpGet          = { path = "/v2/health/ready", port = "http" }
+                    httpGet          = { path = group.engine == null ? "/v2/health/ready" : group.engine.health, port = "http" }
                     periodSeconds    = 5
                     timeoutSeconds   = 2
                     failureThreshold = ceil(group.load_grace_s / 5)
                   }
                   readinessProbe = {
-                    httpGet          = { path = "/v2/health/ready", port = "http" }
+                    httpGet          = { path = group.engine == null ? "/v2/health/ready" : group.engine.health, port = "http" }
                     periodSeconds    = 2
                     timeoutSeconds   = 2
                     failureThreshold = 2
                   }
                   livenessProbe = {
-                    httpGet          = { path = "/v2/health/live", port = "http" }
+                    httpGet          = { path = group.engine == null ? "/v2/health/live" : group.engine.health, port = "http" }
                     periodSeconds    = 10
                     timeoutSeconds   = 5
                     failureThreshold = 6
@@ -179,7 +185,7 @@ locals {
                     )
                   }
                   securityContext = local.container_security
-                }
+                })
               ]
             })
           }

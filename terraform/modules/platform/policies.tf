@@ -34,11 +34,13 @@ locals {
   placed_pools = [
     for name, group in local.model_groups : contains(keys(local.pool_discovery), "inference-${name}") ? "inference-${name}" : "inference" if group.place_models
   ]
+  engines = { for name, group in local.model_groups : "inference-${name}" => group.engine if group.engine != null }
   # [] if every group names its models: calls for others are answered 404 and wake nobody.
-  pool_of_the_rest = var.keda.enabled ? [for name, group in local.model_groups : "inference-${name}" if length(group.models) == 0] : ["inference"]
+  pool_of_the_rest = var.keda.enabled ? [for name, group in local.model_groups : "inference-${name}" if length(group.models) == 0 && group.engine == null] : ["inference"]
   # Calls with a pool of their own: for the models of one group, or for servers that run elsewhere.
   named = concat(
     flatten([for name, group in local.model_groups : [for model in group.models : { kind = "model", pattern = model, pool = "inference-${name}" }]]),
+    flatten([for name, group in local.model_groups : [for service in group.engine.services : { kind = "service", pattern = service, pool = "inference-${name}" }] if group.engine != null]),
     flatten([for name, pool in var.policies.pools : [for model in pool.models : { kind = "model", pattern = model, pool = name }]]),
     flatten([for name, pool in var.policies.pools : [for service in pool.services : { kind = "service", pattern = service, pool = name }]]),
   )
@@ -70,7 +72,7 @@ locals {
       for pool in sort(keys(local.pool_discovery)) : [
         "[pools.${pool}]",
         "discover = \"kubernetes:${local.pool_discovery[pool]}:${local.ports.inference.http}\"",
-        "grpc_discover = \"kubernetes:${local.pool_discovery[pool]}:${local.ports.inference.grpc}\"",
+        try("engine = \"${local.engines[pool].kind}\"\nprobe = \"${local.engines[pool].health}\"", "grpc_discover = \"kubernetes:${local.pool_discovery[pool]}:${local.ports.inference.grpc}\""),
         "max_queue_bytes = ${local.pool_bytes}",
         contains(local.placed_pools, pool) ? "place_models = true\n" : "",
       ]
@@ -81,6 +83,7 @@ locals {
         discover        = "dns:${pool.address}:${pool.port}"
         grpc_discover   = pool.grpc_port == null ? null : "dns:${pool.address}:${pool.grpc_port}"
         probe           = pool.probe == null && length(pool.services) > 0 ? "/health" : pool.probe
+        engine          = pool.engine
         max_inflight    = pool.max_inflight
         idle_timeout_ms = pool.idle_timeout_ms
       } : "${key} = ${jsonencode(value)}" if value != null

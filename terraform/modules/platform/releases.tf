@@ -166,12 +166,16 @@ resource "helm_release" "platform" {
   lifecycle {
     # Nobody could say which of two groups without a pod to start for a model that neither names.
     precondition {
-      condition     = !var.keda.enabled || (var.model_groups == null ? !var.gpu_enabled : length([for group in values(coalesce(var.model_groups, {})) : group if length(group.models) == 0]) <= 1)
+      condition     = !var.keda.enabled || (var.model_groups == null ? !var.gpu_enabled : length([for group in values(coalesce(var.model_groups, {})) : group if length(group.models) == 0 && group.engine == null]) <= 1)
       error_message = "keda.enabled: several model groups name no models, so that a call could not tell which one to start: give all groups but one `models` (names, or patterns such as \"gpu-*\"), for example model_groups = { cpu = { accelerator = \"cpu\" }, gpu = { accelerator = \"gpu\", models = [\"gpu-*\"] } }."
     }
     precondition {
       condition     = var.keda.enabled || alltrue([for group in values(coalesce(var.model_groups, {})) : coalesce(group.replicas.min, 1) != 0])
       error_message = "model_groups: replicas.min is 0 only with keda.enabled: nothing else would start the first pod."
+    }
+    precondition {
+      condition     = var.keda.enabled || length(local.engines) == 0
+      error_message = "model_groups: an engine needs keda.enabled: without it, all groups are servers of one pool, for models."
     }
     precondition {
       condition     = length(local.named) == length(local.named_routes)

@@ -173,7 +173,7 @@ variable "logic" {
 }
 
 variable "model_groups" {
-  description = "The model servers by group, with one Deployment per group. null: one group cpu and, with GPUs, one group gpu. accelerator: cpu, openvino, gpu or tensorrt; it also selects the image. repository: URL of the models; null for model_repository_url/GROUP. credentials: name of the Secret whose environment variables open the repository (such as AWS_ACCESS_KEY_ID), if workload identity does not. models: names and patterns of models that only this group serves; with keda.enabled one group at most has none, and gets calls for all other models. cache: local disk for fetched models. load_grace_s: the longest time that models may take to load at the start. replicas.min: 0 only with keda.enabled; null for 1, with keda.enabled and scale_to_zero for 0. start_s, for keda.enabled: in how many seconds 95 of 100 new pods serve, with the start of a node; null for 300 on GPUs, else 120. place_models: the servers load models at their first call, and the gateway decides which of them has which; needs a pool for this group alone (models, keda.enabled, or no other group)."
+  description = "The model servers by group, with one Deployment per group. null: one group cpu and, with GPUs, one group gpu. accelerator: cpu, openvino, gpu or tensorrt; it also selects the image. repository: URL of the models; null for model_repository_url/GROUP. credentials: name of the Secret whose environment variables open the repository (such as AWS_ACCESS_KEY_ID), if workload identity does not. models: names and patterns of models that only this group serves; with keda.enabled one group at most has none, and gets calls for all other models. cache: local disk for fetched models. load_grace_s: the longest time that models may take to load at the start. replicas.min: 0 only with keda.enabled; null for 1, with keda.enabled and scale_to_zero for 0. start_s, for keda.enabled: in how many seconds 95 of 100 new pods serve, with the start of a node; null for 300 on GPUs, else 120. place_models: the servers load models at their first call, and the gateway decides which of them has which; needs a pool for this group alone (models, keda.enabled, or no other group). engine, for keda.enabled: the group's pods run an engine of others (docs/engines.md). Of these: kind: as in a pool's document; image and command start it, and it listens on port 8000; services: the paths that it serves, such as chat.completions; health: path that says whether it is ready. It gets cache.gb of disk at /var/lib/oriel/models."
   type = map(object({
     accelerator  = string
     repository   = optional(string)
@@ -187,8 +187,19 @@ variable "model_groups" {
     start_s      = optional(number)
     place_models = optional(bool, false)
     args         = optional(list(string), [])
+    engine = optional(object({
+      kind     = string
+      image    = string
+      command  = list(string)
+      services = optional(list(string), ["chat.completions", "completions"])
+      health   = optional(string, "/health")
+    }))
   }))
   default = null
+  validation {
+    condition     = alltrue([for group in values(coalesce(var.model_groups, {})) : group.engine == null ? true : contains(["vllm", "sglang", "trtllm", "openai"], group.engine.kind) && length(group.engine.command) > 0 && length(group.engine.services) > 0 && length(group.models) == 0 && !group.place_models && can(regex("^/[!-~]*$", group.engine.health))])
+    error_message = "model_groups: an engine is vllm, sglang, trtllm or openai, with a command, services and a path for health; its group has no models and no place_models."
+  }
   validation {
     condition     = alltrue([for name in keys(coalesce(var.model_groups, {})) : can(regex("^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$", name))])
     error_message = "model_groups: names of 1 to 40 small letters, digits and dashes, beginning with a letter."
@@ -233,7 +244,7 @@ variable "model_groups" {
 }
 
 variable "policies" {
-  description = "The policies of the gateway. tenants: the short form, with keys as SHA-256 (`oriel keys new` prints it). pools: servers that run elsewhere, such as a maker's own on another accelerator, by the name of their pool. Of these: address: DNS name of the servers; port, grpc_port: those of their pods, for HTTP and gRPC; models: names and patterns, for servers of the v2 protocol; services: paths such as chat.completions, for servers of the OpenAI API; pod_labels: of their pods, if address is SERVICE.NAMESPACE.svc; networks: where they are otherwise; probe (with services /health), max_inflight, idle_timeout_ms: null for the gateway's own defaults. documents: file name -> text of further documents; one named tiers.toml, routes.toml or tenants.toml replaces that file. store: s3://, gs:// or az:// URL of a folder of documents that is read instead of all these."
+  description = "The policies of the gateway. tenants: the short form, with keys as SHA-256 (`oriel keys new` prints it). pools: servers that run elsewhere, such as a maker's own on another accelerator, by the name of their pool. Of these: address: DNS name of the servers; port, grpc_port: those of their pods, for HTTP and gRPC; models: names and patterns, for servers of the v2 protocol; services: paths such as chat.completions, for servers of the OpenAI API; pod_labels: of their pods, if address is SERVICE.NAMESPACE.svc; networks: where they are otherwise; engine: vllm, sglang, trtllm, openai, triton or v2 (docs/engines.md); probe (with services /health), max_inflight, idle_timeout_ms: null for the gateway's own defaults. documents: file name -> text of further documents; one named tiers.toml, routes.toml or tenants.toml replaces that file. store: s3://, gs:// or az:// URL of a folder of documents that is read instead of all these."
   type = object({
     tenants = optional(map(object({
       tier        = string
@@ -250,6 +261,7 @@ variable "policies" {
       networks        = optional(list(string), [])
       pod_labels      = optional(map(string), {})
       probe           = optional(string)
+      engine          = optional(string)
       max_inflight    = optional(number)
       idle_timeout_ms = optional(number)
     })), {})
