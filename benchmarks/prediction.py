@@ -14,8 +14,8 @@ times at most, and then judges nothing.
 
 The model `image` can be tried as well: its time goes into reading requests, which the simulation does not know.
 
-Exit status 1 if more than a tenth was missed anywhere. The generator and the server share the machine, as in
-`goodput.py servers`: on one that others use the profile and the loads see different machines, and the errors say so.
+Exit status 1 if more than a tenth was missed anywhere. The generator and the server share the machine: on
+one that others use the profile and the loads see different machines, and the errors say so.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from typing import Any
 import msgspec
 from harness.load import open_loop
 from inference_bench.goodput_cells import TIERS, Deadlines, Served
-from inference_bench.goodput_servers import running
+from inference_bench.goodput_server import running
 from inference_bench.models import MODELS, write
 
 from oriel_cli.table import columns
@@ -161,8 +161,7 @@ def measure(name: str, args: argparse.Namespace, folder: Path) -> tuple[Profile,
     """Measure all loads of one model, with a profile between any two. Returns the first profile too."""
     model, found = MODELS[name], defaultdict[int, list[list[Compared]]](list)
     file = write(model, folder / "model.onnx")
-    with running(model, file, args.threads, folder, fifo_delays=(), triton_delays=()) as servers:
-        served = servers.served["oriel"][0]
+    with running(model, file, args.threads, folder) as (served, _):
 
         def profiled() -> Profile:
             return asyncio.run(

@@ -17,7 +17,6 @@ __all__ = ["CONTENDERS", "Contender", "oriel", "repository", "triton"]
 
 FILES = PEERS / "inference"
 KINDS = {"FP32": "TYPE_FP32", "INT64": "TYPE_INT64"}
-BATCHING = "dynamic_batching { }"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,23 +31,20 @@ class Contender:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def repository(
-    folder: Path, model: Model, file: Path, backend: str, threads: int, batching: Mapping[str, str] | None = None
-) -> Path:
-    """A Triton model repository. batching: name of a copy of the model -> its batching, for several at once."""
-    for name, scheduling in (batching or {model.name: BATCHING}).items():
-        version = folder / name / "1"
-        version.mkdir(parents=True)
-        (folder / name / "config.pbtxt").write_text(
-            f'name: "{name}"\nbackend: "{backend}"\nmax_batch_size: {model.max_batch}\n'
-            f'input [ {{ name: "x" data_type: {KINDS[model.datatype]} dims: {list(model.dims)} }} ]\n'
-            f'output [ {{ name: "y" data_type: TYPE_FP32 dims: {list(model.outputs)} }} ]\n'
-            f"{scheduling}\ninstance_group [ {{ count: 1 kind: KIND_CPU }} ]\n"
-            f'parameters {{ key: "intra_op_thread_count" value: {{ string_value: "{threads}" }} }}\n'
-        )
-        shutil.copy(file, version / "model.onnx")
-        if backend == "python":
-            shutil.copy(FILES / "triton_model.py", version / "model.py")
+def repository(folder: Path, model: Model, file: Path, backend: str, threads: int) -> Path:
+    """A Triton model repository with this model."""
+    version = folder / model.name / "1"
+    version.mkdir(parents=True)
+    (version.parent / "config.pbtxt").write_text(
+        f'name: "{model.name}"\nbackend: "{backend}"\nmax_batch_size: {model.max_batch}\n'
+        f'input [ {{ name: "x" data_type: {KINDS[model.datatype]} dims: {list(model.dims)} }} ]\n'
+        f'output [ {{ name: "y" data_type: TYPE_FP32 dims: {list(model.outputs)} }} ]\n'
+        f"dynamic_batching {{ }}\ninstance_group [ {{ count: 1 kind: KIND_CPU }} ]\n"
+        f'parameters {{ key: "intra_op_thread_count" value: {{ string_value: "{threads}" }} }}\n'
+    )
+    shutil.copy(file, version / "model.onnx")
+    if backend == "python":
+        shutil.copy(FILES / "triton_model.py", version / "model.py")
     return folder
 
 
@@ -66,9 +62,7 @@ def compiled(folder: Path, model: Model, file: Path, threads: int) -> Contender:
     return replace(made, command=[str(compiled_python()), *made.command[1:]])
 
 
-def triton(
-    folder: Path, model: Model, file: Path, threads: int, batching: Mapping[str, str] | None = None
-) -> Contender:
+def triton(folder: Path, model: Model, file: Path, threads: int) -> Contender:
     """The server binary inside the nvidia-pytriton wheel, with its Python backend and dynamic batching."""
     python = python_of("triton-python")
     (site,) = (python.parents[1] / "lib").glob("python3.*/site-packages")
@@ -77,7 +71,7 @@ def triton(
     if not stub.exists():
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         shutil.copy(server / "python_backend_stubs" / version / stub.name, stub)
-    models = repository(folder / "triton", model, file, "python", threads, batching)
+    models = repository(folder / "triton", model, file, "python", threads)
     http_port, grpc_port = free_ports(2)
     command = [str(server / "bin" / "tritonserver"), "--model-repository", str(models), "--allow-metrics=false"]
     command += ["--backend-directory", str(server / "backends"), "--exit-timeout-secs", "3"]

@@ -1,4 +1,4 @@
-"""One cell of the goodput table: `oriel load` offers one load to one contender, in a process of its own."""
+"""One phase: `oriel load` offers one load to an inference server, in a process of its own."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from harness.load import open_loop
 
 from inference_bench.models import Model
 
-__all__ = ["TIERS", "Cell", "Deadlines", "Load", "Served", "offer", "write_bodies"]
+__all__ = ["TIERS", "Cell", "Deadlines", "Load", "Served", "offer", "write_body"]
 
 TIERS = {"gold": 0.3, "bronze": 0.7}  # share of the arrivals
 WARM_UP_S = 1.0
@@ -29,9 +29,8 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """arrivals: poisson or bursty. factor: of the capacity. rate: per second, both tiers."""
+    """factor: of the capacity. rate: per second, both tiers."""
 
-    arrivals: str
     factor: float
     rate: float
     seconds: float
@@ -40,11 +39,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """A model behind a port. name: its name there. parameters: deadlines are v2 parameters, not headers."""
+    """A model behind a port. name: its name there."""
 
     port: int
     name: str
-    parameters: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,21 +55,14 @@ class Cell:
     goodput: float | None
     by_tier: Mapping[str, float | None]
     objection: str | None
-    p99_ms: Mapping[str, float | None]
-    refused: Mapping[str, int]
     refused_ms: Mapping[str, Mapping[str, Any]]
-    generator_busy: float
-    lag_p99_ms: float | None
 
 
-def write_bodies(folder: Path, model: Model, deadlines: Deadlines) -> None:
-    """v2 requests as JSON, plain and per tier with Triton's `priority` and `timeout`."""
+def write_body(folder: Path, model: Model) -> None:
+    """A v2 request as JSON."""
     row = model.row()
     tensor = {"name": "x", "shape": list(row.shape), "datatype": model.datatype, "data": row.ravel().tolist()}
     (folder / "plain.json").write_text(json.dumps({"inputs": [tensor]}))
-    for level, tier in enumerate(TIERS, 1):
-        parameters = {"priority": level, "timeout": deadlines.of(tier) * 1000}
-        (folder / f"{tier}.json").write_text(json.dumps({"inputs": [tensor], "parameters": parameters}))
 
 
 def offer(served: Served, load: Load, deadlines: Deadlines, folder: Path) -> Cell:
@@ -83,45 +74,32 @@ def offer(served: Served, load: Load, deadlines: Deadlines, folder: Path) -> Cel
 def _scenario(served: Served, load: Load, deadlines: Deadlines, folder: Path) -> list[str]:
     lines = [f"seed = {load.seed}", "max_in_flight = 8192"]
     for level, tier in enumerate(TIERS):
-        body = folder / (f"{tier}.json" if served.parameters else "plain.json")
-        headers = "" if served.parameters else (
-            f'"x-oriel-timeout-ms" = "{deadlines.of(tier)}", "x-oriel-priority" = "{level}"'
-        )  # fmt: skip
+        headers = f'"x-oriel-timeout-ms" = "{deadlines.of(tier)}", "x-oriel-priority" = "{level}"'
         lines += [
             "[[stream]]",
             f'name = "{tier}"',
             f'url = "http://127.0.0.1:{served.port}/v2/models/{served.name}/infer"',
-            f'body = "{body}"',
+            f'body = "{folder / "plain.json"}"',
             'encoding = "binary"',
             f"headers = {{ {headers} }}",
             f"target_ms = {deadlines.of(tier)}",
             f"timeout_s = {deadlines.of(tier) / 1000 + 1}",
         ]
-    for name, arrivals, seconds, rate in (
-        ("warm-up", "poisson", WARM_UP_S, load.rate / load.factor * 0.3),
-        ("measured", load.arrivals, load.seconds, load.rate),
+    for name, seconds, rate in (
+        ("warm-up", WARM_UP_S, load.rate / load.factor * 0.3),
+        ("measured", load.seconds, load.rate),
     ):
         rates = ", ".join(f"{tier} = {rate * share:.3f}" for tier, share in TIERS.items())
-        lines += ["[[phase]]", f'name = "{name}"', f"seconds = {seconds}", f'arrivals = "{arrivals}"']
+        lines += ["[[phase]]", f'name = "{name}"', f"seconds = {seconds}", 'arrivals = "poisson"']
         lines += [f"rates = {{ {rates} }}", f"warm_up = {'true' if name == 'warm-up' else 'false'}"]
-        lines += ["burst_factor = 3", "burst_s = 0.3"]
     return lines
 
 
 def _cell(phase: Mapping[str, Any]) -> Cell:
     tiers = phase["tiers"]
-    refused: dict[str, int] = {}
-    for found in tiers.values():
-        for kind in ("refused", "failed"):
-            for reason, count in found[kind].items():
-                refused[reason] = refused.get(reason, 0) + count
     return Cell(
         goodput=phase["all"]["goodput_per_s"],
         by_tier={tier: found["goodput_per_s"] for tier, found in tiers.items()},
         objection=phase["objection"],
-        p99_ms={tier: (found["latency_ms"] or {}).get("p99") for tier, found in tiers.items()},
-        refused=refused,
         refused_ms={tier: found["refused_ms"] or {} for tier, found in tiers.items()},
-        generator_busy=phase["generator_busy"],
-        lag_p99_ms=phase["lag"].get("p99"),
     )

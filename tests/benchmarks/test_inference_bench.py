@@ -8,27 +8,14 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
-from fake_backend import FakeSession, Gate
 from harness.load import Failed, read_wrk
-from inference_bench import goodput_report, report
+from inference_bench import report
 from inference_bench.closed_loop import read_h2load, variants
-from inference_bench.contenders import BATCHING, repository
-from inference_bench.goodput import Outcome, as_document
-from inference_bench.goodput_cells import Cell, Deadlines
 from inference_bench.models import MODELS, write
-from inference_bench.serve import FifoBatcher
 from inference_bench.targets import grpc_target, http_target
 from inference_bench.workloads import IN_PROCESS, Measured
 
-from oriel_inference.batching.call import Answer, Call
-from oriel_inference.batching.cores import Cores
-from oriel_inference.batching.machine import Machine
-from oriel_inference.clock import VirtualClock
-from oriel_inference.model import ModelSpec, QueueRules, TensorInfo, TensorSpec
-from oriel_policies.waiting.batch import BatchBounds
 from oriel_wire.v2.http import decode_request
-
-from ..inference.manual_workers import ManualWorkers
 
 WRK = """Running 1s test @ http://127.0.0.1:1/
   Latency Distribution
@@ -89,14 +76,6 @@ def test_requests_hold_the_row() -> None:
     assert model.row().tobytes() in grpc_target("x", 1, model).body
 
 
-def test_copies_of_a_model_differ_in_their_batching_alone(tmp_path: Path) -> None:
-    file = write(MODELS["tiny"], tmp_path / "m.onnx")
-    folder = repository(tmp_path / "r", MODELS["tiny"], file, "onnxruntime", 2, {"a": BATCHING, "b": "other {}"})
-    texts = [(folder / name / "config.pbtxt").read_text() for name in ("a", "b")]
-    assert texts[0].replace('"a"', '"b"').replace(BATCHING, "other {}") == texts[1]
-    assert (folder / "b" / "1" / "model.onnx").read_bytes() == file.read_bytes()
-
-
 def test_targets_are_ratios_of_medians() -> None:
     measured = Measured("tiny-http")
     measured.runs = {
@@ -113,41 +92,6 @@ def test_targets_are_ratios_of_medians() -> None:
     assert by_text["tiny over HTTP, 1 connection: p50 beside Triton: at most 1 x"] == ("not measured", None)
 
 
-def cell(goodput: float | None) -> Cell:
-    tiers = {"gold": goodput, "bronze": goodput}
-    return Cell(
-        goodput=goodput,
-        by_tier=tiers,
-        objection=None,
-        p99_ms=tiers,
-        refused={},
-        refused_ms={},
-        generator_busy=0.1,
-        lag_p99_ms=1.0,
-    )
-
-
-def outcome(own: float | None, expired: int = 0) -> Outcome:
-    made = Outcome("mlp", 1000.0, 37.0, Deadlines(gold=74, bronze=222), executed=10, expired_executed=expired)
-    made.cells[("poisson", 1.5)] = {
-        "oriel": {0: [cell(own)]},
-        "fifo": {5000: [cell(200.0)]},
-        "triton-python": {0: [cell(300.0)], 5000: [cell(450.0)]},
-    }
-    return made
-
-
-def test_goodput_is_held_against_the_fifo_and_tritons_best_delay() -> None:
-    document = json.loads(json.dumps(as_document([outcome(401.0, expired=1)])))
-    assert [(found, met) for _, found, met in goodput_report.verdicts(document)] == [
-        ("2.00 x", True),
-        ("0.89 x", False),
-        ("1 of 10", False),
-    ]
-    unknown = json.loads(json.dumps(as_document([outcome(None)])))
-    assert [met for _, _, met in goodput_report.verdicts(unknown)] == [None, None, True]
-
-
 def test_the_page_names_misses_as_misses() -> None:
     measured = Measured("encoder-grpc", {"oriel": "raw"}, pss_mb={"oriel": 99.4}, left_out={"mlserver": "no package"})
     turn = {"cpu_us": 10.0, "p50_ms": 1.0, "p99_ms": 2.0}
@@ -157,48 +101,6 @@ def test_the_page_names_misses_as_misses() -> None:
     assert "| 5 ms model over gRPC: rate beside in-process: at least 0.95 x | 0.90 x | MISSED |" in text
     assert "in-process ONNX Runtime, batches of 64" in text
     assert "Left out: mlserver: no package" in text
-
-
-def test_the_fifo_knows_neither_deadlines_nor_tiers() -> None:
-    x = TensorInfo(name="x", datatype="INT64", shape=(-1, 1))
-    spec = ModelSpec(
-        name="double",
-        version=1,
-        platform="",
-        backend="fake",
-        max_batch_size=2,
-        inputs=(TensorSpec(name="x", datatype="INT64", dims=(1,)),),
-        outputs=(TensorSpec(name="y", datatype="INT64", dims=(1,)),),
-        bounds=BatchBounds(max_rows=2, max_delay_s=0.005),
-        queue=QueueRules(),
-        instances=1,
-    )
-    clock, workers = VirtualClock(), ManualWorkers()
-    session = FakeSession((x,), (TensorInfo(name="y", datatype="INT64", shape=(-1, 1)),), gate=Gate())
-    fifo = FifoBatcher(spec, [session], Machine(clock=clock, cores=Cores(1), workers=workers, inline_s=0.0))
-    answered: list[int] = []
-
-    def arrive(number: int, band: int, timeout_s: float) -> None:
-        fifo.submit(
-            Call(
-                inputs={"x": np.full((1, 1), number)},
-                rows=1,
-                signature=None,
-                arrived_s=clock.now(),
-                deadline=clock.now() + timeout_s,
-                band=band,
-                reply=lambda result: answered.append(number if isinstance(result, Answer) else -number),
-            )
-        )
-
-    for number, (band, timeout_s) in enumerate([(1, 9.0), (0, 0.01), (1, 0.02), (0, 1.0), (1, 0.001)], 1):
-        arrive(number, band, timeout_s)
-    for _ in range(3):
-        clock.advance(1.0)
-        workers.run_all()
-    clock.advance(1.0)
-    assert answered == [1, 2, 3, 4, 5]
-    assert session.batches == [2, 2, 1]
 
 
 def test_variants_are_requests_of_the_same_kind() -> None:

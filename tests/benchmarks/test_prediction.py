@@ -36,7 +36,7 @@ def test_what_was_not_quoted_judges_nothing() -> None:
 
 
 def test_the_scenario_can_be_read(tmp_path: Path) -> None:
-    served = Served(port=1, name="m", parameters=False)
+    served = Served(port=1, name="m")
     lines = scenario(served, Deadlines(gold=10, bronze=30), arrivals="bursty", rate=100.0, seconds=5.0, seed=3)
     (tmp_path / "scenario.toml").write_text("\n".join(lines))
     found = read(tmp_path / "scenario.toml")
