@@ -1,5 +1,6 @@
 """Environments of the peers under build/, made on first use, and the versions that were measured."""
 
+import json
 import os
 import platform
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 from harness.processes import ROOT
 from oriel_wire.distribution import installed_version
 
-__all__ = ["PACKAGES", "TRITON", "UVICORN", "compiled_python", "machine", "python_of", "versions"]
+__all__ = ["PACKAGES", "TRITON", "UVICORN", "compiled_python", "machine", "node_package", "python_of", "versions"]
 
 # The same runtime everywhere: the one this project's own environment has.
 RUNTIME = f"onnxruntime=={version('onnxruntime')}"
@@ -32,7 +33,11 @@ PACKAGES = {
     "logic-asgi": [*UVICORN, *TRITON],
     "logic-litserve": ["litserve==0.2.19", *UVICORN, *TRITON],
     "logic-bentoml": ["bentoml==1.4.39", *UVICORN, *TRITON],
+    "litellm": ["litellm[proxy]==1.108.7"],
 }
+# The gateway of Portkey answers every stream with 500 beside the newer @hono/node-server that npm would choose (its
+# issue 1389).
+NODE = {"dependencies": {"@portkey-ai/gateway": "1.15.2"}, "overrides": {"@hono/node-server": "1.13.7"}}
 
 
 def python_of(name: str) -> Path:
@@ -49,6 +54,17 @@ def python_of(name: str) -> Path:
         stamp.write_text(wanted)
         print(f"    took {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     return python
+
+
+def node_package(name: str) -> Path:
+    """The folder of one of NODE under build/, installed on first use; no script of a package is run."""
+    prefix = ROOT / "build" / "bench-node"
+    if not (prefix / "node_modules" / name).exists():
+        prefix.mkdir(parents=True, exist_ok=True)
+        (prefix / "package.json").write_text(json.dumps(NODE))
+        command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(prefix)]
+        subprocess.run(command, check=True, stdout=sys.stderr)
+    return prefix / "node_modules" / name
 
 
 def compiled_python() -> Path:

@@ -1,0 +1,1 @@
+"""Measurements of language models, for the entry point one folder up."""
