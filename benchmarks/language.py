@@ -4,13 +4,12 @@ python benchmarks/language.py CASE [options]
 
 speed      tokens per second through the inference server, beside its bare engine
 tiers      gold's first token and time per token beside 1, 2 and 5 times as many bronze streams as the engine runs
-ends       tokens made after a caller left or a deadline passed, and what a killed engine does to 50 streams
 hop        CPU of one streamed token in gateway and logic, beside Envoy, LiteLLM and Portkey
 """
 
 from harness.cases import run
 
-CASES = {name: f"language_bench.{name}" for name in ("speed", "tiers", "ends", "hop")}
+CASES = {name: f"language_bench.{name}" for name in ("speed", "tiers", "hop")}
 
 if __name__ == "__main__":
     run(__doc__, CASES)
