@@ -69,12 +69,12 @@ class LanguageModel(Served):
         if not template:
             raise ParameterWrong(f"'{self.served_as}' has no chat template: use /v1/completions", param="model")
         offered = [] if request.tool_choice == "none" else request.tools or []
-        more = {**(request.chat_template_kwargs or {}), "bos_token": known.get("oriel.bos_token", "")}
+        more = {**(request.chat_template_kwargs or {})}
         more |= {"reasoning_effort": request.reasoning_effort} if request.reasoning_effort else {}
-        more |= {"eos_token": known.get("oriel.eos_token", "")}
+        own = {f"{name}_token": known.get(f"oriel.{name}_token", "") for name in ("bos", "eos")}
         control = msgspec.json.decode(known.get("oriel.control_tokens") or "[]", type=list[str])
-        messages, functions = [as_given(each) for each in request.messages], msgspec.to_builtins(offered)
-        rendered = await tools.bounded.run(templates.render, template, control, messages, functions or None, more)
+        given = [as_given(each) for each in request.messages], msgspec.to_builtins(offered) or None, more
+        rendered = await tools.bounded.run(templates.render, template, control, own, *given)
         if rendered.problem:
             raise ParameterWrong(rendered.problem, param=param)
         most = request.max_completion_tokens or request.max_tokens or int(known.get("oriel.context", MAX_TOKENS))
@@ -198,7 +198,7 @@ def as_given(message: Any) -> dict[str, Any]:
         for each in found["tool_calls"]:
             try:
                 each["function"]["arguments"] = msgspec.json.decode(each["function"]["arguments"])
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 continue  # it stays the text that the model wrote
     return found
 

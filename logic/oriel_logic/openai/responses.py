@@ -43,7 +43,9 @@ def chat_of(request: ResponseRequest) -> ChatRequest:
         "top_p": request.top_p,
         "tools": [{"type": each.get("type"), "function": each} for each in request.tools or ()],
         "tool_choice": {"type": chosen.get("type"), "function": chosen} if isinstance(chosen, dict) else chosen,
-        "response_format": form and {"type": form.get("type"), "json_schema": {"schema": form.get("schema") or {}}},
+        "response_format": {**form, "json_schema": {"schema": form.get("schema") or {}}}
+        if isinstance(form, dict)
+        else form,
         "reasoning_effort": (request.reasoning or {}).get("effort"),
         "stream": request.stream,
     }
@@ -75,7 +77,7 @@ def _text(content: Any, where: str) -> Any:
     if not isinstance(content, list):
         return content
     for part in content:
-        if not isinstance(part, dict) or part.get("type") not in _PARTS:
+        if not isinstance(part, dict) or str(part.get("type")) not in _PARTS:
             raise ParameterWrong(f"'{where}' has a part that is not text: send text", param=where)
     return [{"type": "text", "text": part.get("text")} for part in content]
 

@@ -34,18 +34,19 @@ class Rendered:
 def render(
     template: str,
     control: Sequence[str],
+    own: Mapping[str, str],
     messages: list[dict[str, Any]],
     tools: list[dict[str, Any]] | None,
     more: Mapping[str, Any],
 ) -> Rendered:
     """Render a conversation, up to where the assistant's answer begins.
 
-    control: texts of control tokens. more: further values for the template, such as `bos_token`.
+    control: texts of control tokens. own: the model's values for the template, such as `bos_token`. more: the caller's.
     """
     from jinja2.exceptions import TemplateError
 
-    given = json.dumps([messages, tools], ensure_ascii=False)
-    used = next((each for each in control if each in given), None)
+    given = json.dumps([messages, tools, more], ensure_ascii=False)
+    used = next((each for each in control if json.dumps(each, ensure_ascii=False)[1:-1] in given), None)
     if used is not None:
         return Rendered(problem=f"a message or tool contains the control token {used}: leave it out")
     if tools and "tools" not in template:
@@ -55,7 +56,7 @@ def render(
     pieces: list[str] = []
     size = 0
     try:
-        values = {**more, "messages": messages, "tools": tools, "add_generation_prompt": True}
+        values = {**more, **own, "messages": messages, "tools": tools, "add_generation_prompt": True}
         for piece in compiled(template).generate(values):
             size += len(piece)
             if size > MAX_PROMPT:

@@ -4,10 +4,11 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oriel_logic.errors import LogicError, ParameterWrong, Refused
+from oriel_logic.openai.responses import chat_of
 from oriel_logic.openai.schema import (
     MAX_MARKS,
     ChatRequest,
@@ -24,7 +25,21 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
     max_leaves=6,
 )
-FIELDS = ["input", "prompt", "messages", "stop", "n", "logit_bias", "stream_options", "temperature", "tools", "seed"]
+FIELDS = [
+    "text",
+    "reasoning",
+    "tool_choice",
+    "input",
+    "prompt",
+    "messages",
+    "stop",
+    "n",
+    "logit_bias",
+    "stream_options",
+    "temperature",
+    "tools",
+    "seed",
+]
 
 
 @given(st.dictionaries(st.sampled_from(["model", *FIELDS]) | st.text(max_size=4), JSON, max_size=6) | JSON)
@@ -33,6 +48,8 @@ def test_no_body_is_more_than_refused(value: Any) -> None:
     for kind in (EmbeddingRequest, CompletionRequest, ChatRequest, ResponseRequest):
         try:
             request: Any = parse(body, kind)
+            if isinstance(request, ResponseRequest):
+                chat_of(request)
             texts_or_tokens(getattr(request, "input", getattr(request, "prompt", "a")), "input", most=3)
         except LogicError as error:
             assert isinstance(error, Refused) and 0 < len(error.message) <= 500
@@ -100,3 +117,17 @@ def test_a_body_of_very_many_fields_gets_no_second_try() -> None:
 def test_an_empty_body_is_called_empty() -> None:
     with pytest.raises(ParameterWrong, match="^the body is empty$"):
         parse(b"", ChatRequest)
+
+
+ITEMS = st.fixed_dictionaries({}, optional=dict.fromkeys(("type", "role", "content", "output", "arguments"), JSON))
+
+
+@example([{"content": [{"type": []}]}], {})
+@example([{"content": "a"}], {"format": 5})
+@given(st.lists(ITEMS, min_size=1, max_size=3), st.dictionaries(st.sampled_from(["format", "effort", "type"]), JSON))
+def test_no_response_is_more_than_refused(items: list[Any], more: dict[str, Any]) -> None:
+    body = {"model": "m", "input": items, "text": more, "reasoning": more, "tool_choice": more, "tools": [more]}
+    try:
+        chat_of(parse(json.dumps(body).encode(), ResponseRequest))
+    except LogicError as error:
+        assert isinstance(error, Refused)

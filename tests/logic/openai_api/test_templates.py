@@ -17,11 +17,11 @@ TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "é<b>"
 
 
 def rendered(template: str, messages: list[dict[str, Any]] = SAID, **more: Any) -> templates.Rendered:
-    return render(template, ["<|end|>"], messages, more.pop("tools", None), more)
+    return render(template, ["<|end|>", 'a"b'], {"bos_token": "<|end|>"}, messages, more.pop("tools", None), more)
 
 
 def test_a_template_has_what_it_has_in_transformers() -> None:
-    assert rendered(USUAL, bos_token="<s>").text == "<s>[user] a[assistant]"
+    assert rendered(USUAL, bos_token="<s>").text == "<|end|>[user] a[assistant]", "the model's own token counts"
     assert rendered("{{ tools | tojson }}{{ tools }}", tools=TOOLS).text.startswith(
         '[{"type": "function", "function": {"name": "é<b>"}}]'
     )
@@ -46,6 +46,8 @@ def test_a_refusal_of_the_template_is_the_callers_to_read() -> None:
 def test_nobody_speaks_in_anothers_role_by_writing_control_tokens(message: dict[str, Any]) -> None:
     found = rendered(USUAL, [*SAID, message])
     assert found.problem == "a message or tool contains the control token <|end|>: leave it out"
+    assert rendered(USUAL, effort="<|end|>").problem == found.problem
+    assert "control token" in rendered(USUAL, [{"role": "user", "content": 'a"b'}]).problem
 
 
 @pytest.mark.parametrize(
