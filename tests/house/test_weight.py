@@ -15,7 +15,7 @@ CODE_LINES = {
     "policies": 6_700,
     "gateway": 18_115,
     "logic": 11_000,
-    "inference": 25_600,
+    "inference": 26_150,
     "cli": 5_330,
     "tools": 4_450,
     "benchmarks": 5_250,
