@@ -69,6 +69,13 @@ def test_the_use_of_each_tier_has_its_own_price() -> None:
     assert len(group(lines, ["tenant"])) == 1, "without such prices the output is one line"
 
 
+def test_tokens_have_the_price_without_a_class_whatever_device_made_them() -> None:
+    """Servers of language models record them with the time of their device."""
+    groups = group([line(ns=3600 * 10**9, tokens_out=10**6)], ["tenant", "class"])
+    assert [each.keys["class"] for each in groups] == ["", "h100"]
+    assert [each.priced([GPU, BASE])[1].total for each in groups] == [2 * 10**9, 4 * 10**9]  # type: ignore[index]
+
+
 def test_a_group_in_which_nothing_was_used_is_left_out() -> None:
     """Such as a server's own count of requests, where the gateway counts those of the tenant."""
     lines = [line(requests=3), line(unit="gateway", target="n", requests=3)]

@@ -43,8 +43,8 @@ class Group:
 
 
 def group(lines: Iterable[UsageLine], by: Sequence[str], *, idle: str = "", by_tier: bool = False) -> list[Group]:
-    """Add up the lines of use. Groups of different classes or days are never one, because their prices differ. One
-    in which nothing was used is left out.
+    """Add up the lines of use. Groups of different classes or days are never one, because their prices differ. Tokens
+    have no class, whatever device made them: so budgets price them too. One in which nothing was used is left out.
 
     by_tier: the prices differ by tier too.
     idle: "show" adds a group of each class for the time in which devices were idle, "spread" charges that time to the
@@ -56,16 +56,19 @@ def group(lines: Iterable[UsageLine], by: Sequence[str], *, idle: str = "", by_t
     for line in lines:
         if line.kind != "use":
             continue
-        keys = {name: _value(line, name) for name in by}
-        day = line.minute[:10]
-        tier = line.tier if by_tier else ""
-        at = (*keys.values(), line.device_class, day, tier)
-        known = found.get(at)
-        if known is None:
-            known = found[at] = Group(keys, line.device_class, day, tier=tier)
-        known.estimated |= line.estimated
-        for name, value in counted(line, outer).items():
-            known.sums[name] += value
+        day, tier, counts = line.minute[:10], line.tier if by_tier else "", counted(line, outer)
+        tokens = {name: counts.pop(name) for name in ("tokens_in", "tokens_out")}
+        for device_class, part in ((line.device_class, counts), ("", tokens)):
+            if not any(part.values()):
+                continue
+            keys = {name: device_class if name == "class" else _value(line, name) for name in by}
+            at = (*keys.values(), device_class, day, tier)
+            known = found.get(at)
+            if known is None:
+                known = found[at] = Group(keys, device_class, day, tier=tier)
+            known.estimated |= line.estimated
+            for name, value in part.items():
+                known.sums[name] += value
     groups = [each for each in found.values() if any(each.sums.values())]
     if idle:
         _idle(groups, lines, by, idle)
@@ -110,8 +113,6 @@ def billed_twice(lines: Sequence[UsageLine]) -> list[tuple[str, str, int]]:
 def _value(line: UsageLine, name: str) -> str:
     if name in _LENGTHS:
         return line.minute[: _LENGTHS[name]]
-    if name == "class":
-        return line.device_class
     if name == "tenant":
         return line.tenant or UNBILLED
     value: str = getattr(line, name)
