@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
+from msgspec import structs
 
 from oriel_logic.client import model_streams
 from oriel_logic.client.endpoints import Endpoints
@@ -142,10 +143,12 @@ async def test_what_the_request_carries_goes_along(connect: Connect, fake: FakeS
     context = call(deadline=monotonic() + 5, band=1, sampled=True)
     models = connect(fake.port, context=context)
     await everything(models)
-    (said,) = fake.metadata
+    (said,) = fake.metadata[:1]
     assert [said[f"x-oriel-{name}"] for name in ("tier", "priority", "tenant")] == ["gold", "1", "acme"]
     assert 4000 < int(said["x-oriel-timeout-ms"]) <= 5000 and said["x-request-id"] == "req-1"
     assert fake.left_s is not None and MAX_S / 2 < fake.left_s <= MAX_S
+    await everything(connect(fake.port, context=structs.replace(context, stream_s=4000.0)))
+    assert 3000 < fake.left_s <= 4000, "a tier may let streams last longer"
     parent = parse_traceparent(said["traceparent"])
     (span,) = [stage_span(each, models._ledger.root, 0.0) for each in models._ledger.stages]
     assert parent is not None and (parent.trace_id, parent.span_id) == (context.trace.trace_id, span.context.span_id)

@@ -51,7 +51,7 @@ def stream_client(address: Address, *, max_answer_bytes: int = MAX_ANSWER_BYTES)
 class StreamServers:
     """The gRPC ports of the inference servers, the one with the fewest outstanding calls first.
 
-    idle_s, max_s: the time between two answers, and the total time of one stream.
+    idle_s, max_s: the time between two answers, and the total time of a stream whose request names none.
     through_gateway: see `InferenceServers`.
     """
 
@@ -98,7 +98,7 @@ class StreamServers:
             if call.deadline <= now:
                 raise DeadlineExceeded(STAGE)
             stage.hop = HopFacts(*endpoint.address, METHOD, "", -1, resent)
-            most_s = min(call.stream_s or self._max_s, self._max_s)
+            most_s = call.stream_s or self._max_s
             # With a status instead of a text for errors; the stream is ours alone, so it may end with one.
             metadata = [
                 *Hop(call, through_gateway=self._through_gateway).headers(now, stage.context),
