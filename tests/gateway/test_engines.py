@@ -327,7 +327,8 @@ async def asked(port: int, engines: list[Engine], text: str) -> Engine:
 async def test_prompts_with_one_beginning_go_to_the_engine_that_has_it(
     pair: tuple[list[Engine], int, Gateway],
 ) -> None:
-    engines, port, _ = pair
+    engines, port, core = pair
+    await read_load(core)
     for talk in "ab":
         texts = [talk * 700 * turn for turn in range(1, 5)]
         assert len({(await asked(port, engines, text)).port for text in texts}) == 1
@@ -352,3 +353,14 @@ def test_documents_of_the_page_describe_pools_of_engines() -> None:
     (block,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     pools = compile_documents({"engines.toml": block.encode()}).pools
     assert [(each.engine, each.probe, each.max_inflight) for each in pools.values()] == [("vllm", "/health", 1024)]
+
+
+async def test_metrics_are_read_at_the_port_that_the_documents_name_now() -> None:
+    async with engine() as calls, engine() as metrics:
+        files = documents([calls.port], pool=pool("vllm", f"metrics_port = {metrics.port}"))
+        async with gateway(files) as (_, core):
+            await read_load(core)
+            assert (calls.scraped, metrics.scraped) == (0, 1)
+            core.adopt(compile_documents(documents([calls.port], pool=pool("vllm"))))
+            await read_load(core)
+            assert (calls.scraped, metrics.scraped) == (1, 1)

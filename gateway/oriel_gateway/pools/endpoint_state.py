@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from copy import copy
 from enum import StrEnum
+from math import inf
 from time import monotonic
 
 from oriel_gateway.pools.http_probe import CONNECTED, INDEX, MAX_INDEX_BYTES, UNREACHABLE, HttpProbe, states_in
@@ -130,9 +131,7 @@ class HttpEndpoint(Endpoint, EndpointState):
         self.prober = Endpoint(
             *address, connect_timeout_s=pool.connect_timeout_s, max_response_bytes=MAX_INDEX_BYTES, memo=self.memo
         )
-        self.meter = self.prober
-        if pool.metrics_port:
-            self.meter = Endpoint(address[0], pool.metrics_port, max_response_bytes=MAX_INDEX_BYTES, memo=self.memo)
+        self.meter = self._meter(pool)
 
     def probe(
         self, timeout_s: float, path: str, done: Callable[[Reach | None], None], *, attempt_s: float = 0.0
@@ -155,8 +154,16 @@ class HttpEndpoint(Endpoint, EndpointState):
 
         HttpProbe(self.prober, path, timeout_s, probed, attempt_s=attempt_s)
 
+    def _meter(self, pool: Pool) -> Endpoint:
+        if not pool.metrics_port:
+            return self.prober
+        return Endpoint(self.host, pool.metrics_port, max_response_bytes=MAX_INDEX_BYTES, memo=self.memo)
+
     def adopt(self, pool: Pool) -> None:
         """Adopt the new bounds of the pool."""
+        if self.meter.port != (pool.metrics_port or self.port):
+            self.meter.close_stale(inf)
+            self.meter = self._meter(pool)
         self.connect_timeout_s = self.prober.connect_timeout_s = pool.connect_timeout_s
         self.max_idle_s = pool.idle_timeout_s
         self.max_response_bytes = pool.max_response_bytes

@@ -118,7 +118,8 @@ class Watch:
         pools = list(self._pools())
         shuffle(pools)  # the bound on probes must not always spare the same ones
         for gate in pools:
-            if gate.engines is not None and gate.calls:
+            # until none waits, or the next call would find an engine busy that is not
+            if gate.engines is not None and (gate.calls or gate.engines.load.waiting):
                 gate.engines.read(gate.endpoints.usable, now)
             self._look_after(gate, gate.endpoints, gate.pool.discover)
             self._look_after(gate, gate.grpc, gate.pool.grpc_discover)
