@@ -30,7 +30,8 @@ from oriel_inference.dataplane.dataplane import Dataplane
 from oriel_inference.dataplane.scripting import Scripting
 from oriel_inference.ensembles.scheduler import Ensemble
 from oriel_inference.errors import LoadFailed
-from oriel_inference.language.backend import Language
+from oriel_inference.language.backend import Language, LanguageSession
+from oriel_inference.language.scheduler import LanguageScheduler
 from oriel_inference.models.control import ModelControl
 from oriel_inference.models.rollout import LoadTools
 from oriel_inference.quality.sampler import Quality
@@ -183,8 +184,11 @@ def _schedulers(machine: Machine, ledger: Ledger, quality: Quality) -> Callable[
         statistics.first_response_buckets(first_response_buckets(loaded.config) or FIRST_RESPONSE_MS)
         if loaded.spec.steps:
             return Ensemble(loaded.spec, machine, statistics)
+        first = loaded.sessions[0]
+        if isinstance(first, LanguageSession):
+            return LanguageScheduler(loaded.spec, first.decoder, first.options, machine, statistics)
         # Sessions that take requests compute elsewhere, or wait for their reader: they take no cores from the others.
-        apart = isinstance(loaded.sessions[0], RequestSession)
+        apart = isinstance(first, RequestSession)
         of_model = replace(machine, cores=Cores(loaded.spec.instances)) if apart else machine
         units = 1 if apart else loaded.units
         if loaded.spec.cached and machine.answers is None:

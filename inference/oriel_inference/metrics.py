@@ -18,6 +18,7 @@ from oriel_inference.batching.summaries import TEXTS
 from oriel_inference.catalog import ServingModel
 from oriel_inference.errors import Outcome
 from oriel_inference.host import HostLoad
+from oriel_inference.language.scheduler import STATES, LanguageScheduler
 from oriel_inference.quality.sampler import SAMPLE_RESULTS, VersionQuality
 from oriel_inference.quality.tensor import ODD_KINDS
 from oriel_inference.sequences.scheduler import SequenceScheduler
@@ -215,6 +216,30 @@ def _sequences(source: Source) -> Samples:
     return _by("state", (("holding", sum(t.holding for t in tables)), ("waiting", sum(t.waiting for t in tables))))
 
 
+def _language(source: Source) -> Samples:
+    counts: Counter[tuple[int, str]] = Counter()
+    for each in source.queues:
+        if isinstance(each.batcher, LanguageScheduler):
+            for band, found in each.batcher.states().items():
+                counts.update({(band, state): count for state, count in zip(STATES, found, strict=True)})
+    return (({"priority": str(band), "state": state}, count) for (band, state), count in sorted(counts.items()))
+
+
+def _cache_use(source: Source) -> Samples:
+    scheduler = source.serving.batcher
+    return [({}, scheduler.cache_use)] if isinstance(scheduler, LanguageScheduler) else ()
+
+
+def _tokens(source: Source) -> Samples:
+    counts = source.statistics.language
+    return _by("kind", ((kind, counts[kind]) for kind in ("cached", "generated", "prompt") if counts))
+
+
+def _pauses(source: Source) -> Samples:
+    counts = source.statistics.language
+    return [({}, counts["pauses"])] if counts else ()
+
+
 def _artefact(source: Source) -> Samples:
     life = source.serving.artefact
     return [] if life is None else [({"compiler": life.compiler, "state": life.state.value}, 1)]
@@ -319,6 +344,10 @@ FAMILIES = (
         "Sequences by how they ended",
         lambda s: _by("how", sorted(s.statistics.sequences.items())),
     ),
+    Family("oriel_language_calls", "gauge", "Calls of a language model that run, wait or are paused", _language),
+    Family("oriel_language_cache_use_ratio", "gauge", "Share of a language model's cache in use", _cache_use),
+    Family("oriel_language_tokens_total", "counter", "Tokens of a language model by kind", _tokens),
+    Family("oriel_language_pauses_total", "counter", "Pauses of calls for more urgent ones", _pauses),
     Family("oriel_artefact_state", "gauge", "1 for the state of a model's compiled artefact", _artefact),
     Family("oriel_model_drift_psi", "gauge", "Distance of the latest sampled rows from the reference", _drift(0)),
     Family("oriel_model_drift_noise", "gauge", "The distance that chance alone makes on average", _drift(1)),

@@ -38,6 +38,7 @@ from .ensembles import infer as infer_ensemble
 from .ensembles import put as put_ensemble
 from .exposed import Read, families, read, scrape
 from .gated import batcher_of, gated
+from .language_bench import LanguageBench
 from .management_library import BUS_IDS, UUIDS, ManagementLibrary
 from .sequence_bench import SequenceBench
 from .streams import WORDS, Fakes, streaming
@@ -106,7 +107,11 @@ async def test_documentation_names_every_metric_with_its_type_and_labels(
         unit.catalog.publish("half", [replace(broken, name="half")])
         sequences = SequenceBench().scheduler
         sequences.statistics.sequences["end"] += 1
-        unit.catalog.leaving.append(ServingModel(sequences.spec, pb.ModelConfig(), sequences, (), 0.0))
+        language = LanguageBench()
+        language.ask()
+        language.run(0.1)
+        for each in (sequences, language.served):
+            unit.catalog.leaving.append(ServingModel(each.spec, pb.ModelConfig(), each, (), 0.0))
         formats = [await families(unit, openmetrics=each) for each in (False, True)]
     for found in formats:
         assert exposed_in(found) == documented()

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -32,6 +33,20 @@ class BatchTimes:
     steps: int = 1
 
 
+class Decoding(NamedTuple):
+    """How a language model made an answer.
+
+    first_token_s: from the arrival to its first token. paused_s: in `pauses` pauses for more urgent calls.
+    tokens_in, tokens_out: of the prompt, and of the answer.
+    """
+
+    first_token_s: float
+    pauses: int
+    paused_s: float
+    tokens_in: int
+    tokens_out: int
+
+
 class Answer(msgspec.Struct, frozen=True, gc=False):
     """The rows of one call.
 
@@ -40,6 +55,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     device_ns: the call's share of the device time that the batch is charged.
     usage: the row of its caller; None if nobody accounts for it.
     steps: the steps that an ensemble ran for it, in the order in which they ended.
+    decoding: set for an answer of a language model.
     """
 
     outputs: Sequence[Array]
@@ -48,6 +64,12 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     device_ns: int = 0
     usage: UsageRow | None = None
     steps: "Sequence[StepRun]" = ()
+    decoding: Decoding | None = None
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Return the tokens that a language model read and wrote."""
+        return (0, 0) if self.decoding is None else (self.decoding.tokens_in, self.decoding.tokens_out)
 
 
 @dataclass(frozen=True, slots=True)

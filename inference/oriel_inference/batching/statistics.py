@@ -101,6 +101,7 @@ class Statistics:
     responses, first_response: the number of responses and the time to the first one, for a decoupled model; the latter
     in milliseconds.
     sequences: how sequences ended -> their number.
+    language: tokens of a language model by kind ("prompt", "cached" ones among them, "generated"), and its "pauses".
     cache_hit, cache_miss: requests by whether the response cache had their answer; the times of looking, and of keeping
     the answer.
     summaries: quantiles of latencies; None if they are not shown.
@@ -116,6 +117,7 @@ class Statistics:
         "failures",
         "first_response",
         "inferences",
+        "language",
         "last_ms",
         "offer",
         "queue",
@@ -145,6 +147,7 @@ class Statistics:
         self.responses: list[Response] = []
         self.first_response = Histogram(FIRST_RESPONSE_MS)
         self.sequences: Counter[str] = Counter()
+        self.language: Counter[str] = Counter()
         self.summaries: Summaries | None = None
         self.offer: Offer | None = None
         self.sample_at = inf

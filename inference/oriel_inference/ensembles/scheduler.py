@@ -409,7 +409,8 @@ class Ensemble:
         self.statistics.executed(stages, 1)
         self.statistics.succeeded(queue_s=began - call.arrived_s, total_s=now - call.arrived_s)
         times = BatchTimes(began, began, now, now, call.rows)
-        self._reply(call, Answer(outputs, times, state.cost_us, state.device_ns, call.usage, state.steps))
+        decoding = next((each.answer.decoding for each in state.steps if each.answer.decoding is not None), None)
+        self._reply(call, Answer(outputs, times, state.cost_us, state.device_ns, call.usage, state.steps, decoding))
 
     def _found(self, state: CallState) -> list[Array]:
         """Return the outputs, None for those that were not requested. Raises InferenceError."""

@@ -25,7 +25,7 @@ from oriel_inference.servers.request_record import keep_traces
 from oriel_inference.servers.restrictions import NOT_RESTRICTED, Restriction
 from oriel_inference.servers.statuses import as_inference_error, head_outcome, head_refusal, http_status, identity
 from oriel_inference.servers.surface import SERVER_VERSION, Surface
-from oriel_wire.context import ARTEFACT, LOOP_US, PROVIDER, TENANT
+from oriel_wire.context import ARTEFACT, LANGUAGE, LOOP_US, PROVIDER, TENANT
 from oriel_wire.engine.buffered import Body, Exchange, Refusal
 from oriel_wire.engine.kernel import thread_busy_s
 from oriel_wire.engine.peers import page_refusal
@@ -195,7 +195,8 @@ class HttpFrontend:
     def _ready(self, exchange: Exchange, _: _Route) -> None:
         ready, reason = self._surface.readiness()
         if ready:
-            answer(exchange, b'{"ready":true}')
+            load = self._surface.language_load()
+            answer(exchange, b'{"ready":true}', more=[(LANGUAGE, load)] if load else ())
         else:
             outcome = Outcome.SERVER_STOPPING if self._surface.stopping else Outcome.MODEL_NOT_READY
             name = identity(exchange.head)

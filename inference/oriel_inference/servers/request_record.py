@@ -28,14 +28,15 @@ _TRACE = field_prefix(b"traceresponse") + b"\x37"
 _TIMING = field_prefix(b"server-timing")
 
 
-def cost_text(device_ns: int, usage: UsageRow | None) -> str:
+def cost_text(device_ns: int, usage: UsageRow | None, tokens: tuple[int, int] = (0, 0)) -> str:
     """Return the value of `x-oriel-cost`: what a call used of which class of device.
 
     usage: the row that counts it; None if nothing was executed. A copy that nobody is charged for costs nothing.
+    tokens: those that a language model read and wrote.
     """
     if usage is None:
         return format_cost(0, 0, "")
-    return format_cost(0 if usage.key.why in ("shadow", "repeat") else device_ns, 0, usage.key.device_class)
+    return format_cost(0 if usage.key.why in ("shadow", "repeat") else device_ns, 0, usage.key.device_class, *tokens)
 
 
 class RequestRecord:
@@ -135,10 +136,12 @@ class RequestRecord:
         else:
             times = answer.times
             stages = [("queue", times.started_s - completion.queued_s), ("compute", times.split_s - times.started_s)]
+            if (decoding := answer.decoding) is not None:
+                stages += [("first_token", decoding.first_token_s), ("paused", decoding.paused_s)]
             headers.append(("server-timing", server_timing(stages)))
             if self._ctx.trusted:
                 headers.append((COST_US, str(answer.cost_us)))
-                headers.append((COST, cost_text(answer.device_ns, answer.usage)))
+                headers.append((COST, cost_text(answer.device_ns, answer.usage, answer.tokens)))
         if self.load_form:
             load = self._meter.load_header(completion.serving, self._ctx.band, self.load_form)
             headers.append((LOAD_METRICS, load))

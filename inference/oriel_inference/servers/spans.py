@@ -4,11 +4,12 @@ requests whose trace is kept.
 
 from typing import NamedTuple
 
-from oriel_inference.batching.call import Answer, BatchTimes
+from oriel_inference.batching.call import Answer, BatchTimes, Decoding
 from oriel_inference.errors import Outcome
 from oriel_inference.servers.statuses import status_number
 from oriel_wire.context import CallContext
 from oriel_wire.observe.semantics import (
+    GEN_AI,
     GRPC_SERVICE,
     NOWHERE,
     Attributes,
@@ -50,12 +51,13 @@ class Run(NamedTuple):
     times: BatchTimes
     device_us: int
     steps: tuple[Step, ...]
+    decoding: Decoding | None = None
 
 
 def run_of(answer: Answer) -> Run:
     """Return what is needed of an answer to trace it."""
     steps = tuple([Step(step.model, step.version, step.queued_s, run_of(step.answer)) for step in answer.steps])
-    return Run(answer.times, answer.device_ns // 1000, steps)
+    return Run(answer.times, answer.device_ns // 1000, steps, answer.decoding)
 
 
 def keeps_alone(outcome: Outcome) -> bool:
@@ -147,4 +149,12 @@ def _add_steps(spans: list[Span], steps: tuple[Step, ...], parent: TraceContext)
 
 
 def _batch(run: Run) -> Attributes:
-    return {"oriel.batch.rows": run.times.rows, "oriel.device_us": run.device_us}
+    attributes: Attributes = {"oriel.batch.rows": run.times.rows, "oriel.device_us": run.device_us}
+    if (decoding := run.decoding) is not None:
+        attributes[GEN_AI["input_tokens"]], attributes[GEN_AI["output_tokens"]] = (
+            decoding.tokens_in,
+            decoding.tokens_out,
+        )
+        attributes["oriel.first_token_us"] = int(decoding.first_token_s * 1e6)
+        attributes["oriel.pauses"], attributes["oriel.paused_us"] = decoding.pauses, int(decoding.paused_s * 1e6)
+    return attributes

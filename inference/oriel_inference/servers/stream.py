@@ -126,7 +126,7 @@ class _Stream:
         self._heard_s = time.monotonic()
         self._last_s = inf  # no message is accepted after that; finite once the server stops
         self._timer: asyncio.TimerHandle | None = None
-        self._cost_us = self._device_ns = 0
+        self._cost_us = self._device_ns = self._tokens_in = self._tokens_out = 0
         self._usage: UsageRow | None = None
         open_.add(self)
         call.on_client_left = self._cancel_all
@@ -190,7 +190,8 @@ class _Stream:
         self._cancel_all()
         fields = [(REQUEST_ID, self._ctx.request_id)]
         if self._ctx.trusted:
-            fields += [(COST_US, str(self._cost_us)), (COST, cost_text(self._device_ns, self._usage))]
+            cost = cost_text(self._device_ns, self._usage, (self._tokens_in, self._tokens_out))
+            fields += [(COST_US, str(self._cost_us)), (COST, cost)]
         if error is None:
             self._call.finish(fields)
         else:
@@ -302,6 +303,8 @@ class _Stream:
         if answer is not None:
             self._cost_us += answer.cost_us
             self._device_ns += answer.device_ns
+            self._tokens_in += answer.tokens[0]
+            self._tokens_out += answer.tokens[1]
             self._usage = answer.usage or self._usage
 
     # Responses ----------------------------------------------------------------------------------------------------

@@ -4,11 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from oriel_inference.backends.python.model_metrics import ModelMetrics
 from oriel_inference.batching.device import Devices
 from oriel_inference.catalog import Catalog
 from oriel_inference.dataplane.dataplane import Dataplane
 from oriel_inference.errors import ModelNotReady, UnknownModel
+from oriel_inference.language.scheduler import LanguageScheduler
 from oriel_inference.log_settings import LogSettings
 from oriel_inference.metrics_choice import MetricsChoice
 from oriel_inference.models.control import ModelControl
@@ -127,6 +130,17 @@ class Surface:
             return "", ""
         life = found[-1].artefact
         return found[-1].provider, life.state.value if life is not None else ""
+
+    def language_load(self) -> str:
+        """Return the calls of the language models as `x-oriel-language` has them; "" without such a model."""
+        calls: dict[str, list[int]] = {}
+        cache_use = 0.0
+        for scheduler in [each.batcher for each in self.catalog.serving()]:
+            if isinstance(scheduler, LanguageScheduler):
+                cache_use = max(cache_use, scheduler.cache_use)
+                for band, found in scheduler.states().items():
+                    calls[str(band)] = [a + b for a, b in zip(calls.get(str(band), (0, 0, 0)), found, strict=True)]
+        return msgspec.json.encode({"cache": round(cache_use, 3), "calls": calls}).decode() if calls else ""
 
     def statistics(self, name: str, version: str) -> v2_pb2.ModelStatisticsResponse:
         """Return statistics of one version, of all versions of a model, or of everything if no name is given. Raises

@@ -1,0 +1,293 @@
+"""The order of one language model: which generations are in its next step, which pause, and which go on. Pure.
+
+Theory. The engine has a number of slots; a turn is a slice of SLICE tokens in one of them. A generation whose slice is
+over goes back to the queue while anything waits there, and `SlaQueue` decides whose turn is next: band, tenant by
+tokens, then what is due first. Mostly that is the same generation again, which then goes on in the engine without
+noticing. So all rules of the queue hold for tokens: a band that is passed over gets its floor in turns, and tenants
+share a band by tokens.
+
+Rules.
+1. A more urgent newcomer does not wait for the end of a slice: the least urgent generation pauses at once if there is
+   no slot, no room in the cache, or too much of a prompt before it.
+2. Among the generations of one tenant and band, those that have begun go first, in turns. The others go in the order in
+   which they have to begin to be in time. So a tenant never has more than all slots in progress.
+3. Less urgent ones pause while a step would take longer than a more urgent one wants for a token, or needs to have its
+   whole answer in time. Their prompts wait until it is far enough ahead of its wanted times.
+4. A turn by the floor is shielded: nothing interrupts it. It counts only while none of its band has a slot, so that it
+   never takes one from its own kind.
+5. Never paused: what ends sooner than a resume costs, and what a resume would change (`Generation.is_bound`). Less
+   urgent bands than the first have at most one of BOUND_SHARE slots for such generations; others wait aside.
+
+Silence. A paused stream with P paused ones of its band before it waits for at most P + 1 turns of its band, which gets
+`floor_share` of all turns, and `slots` turns take SLICE steps: (P + 1) x SLICE / (floor_share x slots) steps.
+
+Owner and single writer: the scheduler.
+"""
+
+from oriel_inference.language.generation import Generation
+from oriel_inference.language.step_times import StepTimes
+from oriel_policies.waiting.feasibility import PROBE
+from oriel_policies.waiting.flows import Ticket
+from oriel_policies.waiting.queue import SlaQueue
+
+SLICE = 32
+BOUND_SHARE = 4
+PROMPT_STEPS = 4  # the most steps of prompt tokens that the engine has, unless a single prompt is longer
+_BOUND = "bound"
+_BEGUN_S = 1e8  # the rank of those that have begun, before all others of their tenant
+
+
+class StepOrder:
+    """The generations of one model, waiting and running. paused: those among the waiting ones that have begun.
+
+    slots: sequences that the engine takes at once.
+    cache_tokens: tokens that its cache holds.
+    step_tokens: prompt tokens of one step.
+    max_items, max_bytes: bounds of the calls that wait and have not begun, and of their bytes.
+    """
+
+    def __init__(self, *, slots: int, cache_tokens: int, step_tokens: int, max_items: int, max_bytes: int) -> None:
+        self.waiting = SlaQueue(max_items=max_items, max_bytes=max_bytes)
+        self.running: dict[Generation, None] = {}
+        self.paused: dict[Generation, None] = {}
+        self.times = StepTimes()
+        self.slots = slots
+        self._cache_tokens = cache_tokens
+        self._prompt_tokens = PROMPT_STEPS * step_tokens
+        self._most: dict[Generation, int] = {}  # how many may run at once for the sake of this one
+        self._refused = 0
+
+    def join(self, generation: Generation, now: float) -> list[Generation] | None:
+        """Queue a new generation. Returns those that it displaced; None if the queue is full."""
+        displaced = self._push(generation, now, admitted=generation.call.admitted)
+        return None if displaced is None else [_unwrap(ticket) for ticket in displaced]
+
+    def remove(self, generation: Generation) -> None:
+        """Remove a generation that has ended, if it is still here."""
+        self.paused.pop(generation, None)
+        if generation.ticket is not None:
+            self.waiting.remove(generation.ticket)
+            _unwrap(generation.ticket)
+        elif generation in self.running:
+            self._release(generation)
+            if generation.is_bound and _BOUND in self.waiting.aside:
+                self.waiting.bring_back(_BOUND)
+
+    def expired(self, now: float) -> list[Generation]:
+        """Remove and return what waited until its deadline, and return what runs beyond its own."""
+        waited = [_unwrap(ticket) for ticket in self.waiting.expire(now)]
+        return waited + [each for each in self.running if each.deadline <= now]
+
+    def next_expiry(self) -> float | None:
+        """Return when `expired` has to be called next; None if nothing is there."""
+        waiting = self.waiting.next_deadline()
+        found = [each.deadline for each in self.running] + ([] if waiting is None else [waiting])
+        return min(found, default=None)
+
+    def progressed(self, generation: Generation, tokens: int, now: float) -> None:
+        """Count new tokens of a generation."""
+        generation.used += tokens
+        generation.cost += tokens
+        if not generation.first_s:
+            generation.first_s = now
+            generation.cost += generation.prompt_tokens
+            if generation.ticket is not None:  # it paused during the step that made it, and has another deadline now
+                self.waiting.remove(generation.ticket)
+                self._push(_unwrap(generation.ticket), now, admitted=True)
+                self._paused(generation, now)
+        elif generation.added_s:
+            self.times.resumed(now - generation.added_s)
+        generation.added_s = 0.0
+
+    # Choosing ---------------------------------------------------------------------------------------------------
+
+    def choose(self, now: float) -> tuple[list[Generation], list[Generation]]:
+        """Decide about the next step; return the generations that pause and those that get a slot."""
+        before = dict(self.running)
+        self._most = {each: self._most_with(each, now) for each in before}
+        for each in before if len(self.waiting) else ():
+            if each.used >= SLICE:
+                each.is_shielded = False
+                self._put_back(each, now)
+        held = sum([each.tokens + 1 for each in self.running])
+        for each in sorted(self.running, key=_urgency, reverse=True):
+            too_many = len(self.running) > self._most_beside(each.band)
+            if (too_many or held > self._cache_tokens) and self._put_back(each, now):
+                held -= each.tokens + 1
+        self._fill(now)
+        for each in before:  # what gave its slot up in vain, because the head of the queue cannot use it now
+            if each.ticket is not None and self._fits(each, now):
+                self._keep(each, each.ticket)
+        paused = [each for each in before if each not in self.running]
+        added = [each for each in self.running if each not in before]
+        for each in paused:
+            if each.has_begun:
+                self._paused(each, now)
+        for each in added:
+            each.added_s = now
+            each.resumed(now)
+            self.paused.pop(each, None)
+        return paused, added
+
+    def _fill(self, now: float) -> None:
+        """Give slots in the order of the queue, as long as its head has one or can make one free."""
+        while (ticket := self.waiting.peek(now)) is not None:
+            head: Generation = ticket.payload
+            by_floor = self.waiting.rows_ahead(head.band - 1) > 0
+            bound = [each for each in self.running if each.is_bound and each.band]
+            if by_floor and any(each.band == head.band for each in self.running):  # the turn is void
+                self._take(head, now)
+                self._release(head)
+                self._push(head, now, admitted=ticket.admitted)
+            elif head.is_bound and head.band and len(bound) >= max(1, self.slots // BOUND_SHARE):
+                self.waiting.set_aside(now)
+            elif self._fits(head, now, by_floor=by_floor):
+                self._take(head, now)
+                head.is_shielded = by_floor
+                self._most[head] = self._most_with(head, now)
+            elif not any(
+                each.band > head.band and self._put_back(each, now)
+                for each in sorted(self.running, key=_urgency, reverse=True)
+            ):
+                return
+
+    def _fits(self, head: Generation, now: float, *, by_floor: bool = False) -> bool:
+        """Return whether a generation can have a slot beside those that run."""
+        if not self.running:
+            return True
+        if len(self.running) >= (self.slots if by_floor else self._most_beside(head.band)):
+            return False
+        if sum([each.tokens + self._left(each) // 2 for each in (*self.running, head)]) > self._cache_tokens:
+            return False
+        if head.has_begun:
+            return True
+        prompts = [each for each in self.running if not each.has_begun]
+        pending = sum([each.prompt_tokens for each in prompts])
+        if pending and pending + head.prompt_tokens > self._prompt_tokens:
+            return False
+        if by_floor:
+            return True
+        # The engine computes prompts in the order in which they came: it has those of one band at a time.
+        if any(each.band < head.band or (each.band > head.band and self._may_pause(each)) for each in prompts):
+            return False
+        takes_s = head.prompt_tokens * self.times.prompt_s
+        return all(
+            len(each.ids) * each.token_s - (now - each.first_s) >= takes_s
+            for each in self.running
+            if each.band < head.band and each.token_s and each.first_s
+        )
+
+    def _may_pause(self, each: Generation) -> bool:
+        ends = each.most - len(each.ids) <= self.times.resume_tokens(len(self.running))
+        return not (each.is_bound or each.is_shielded or ends)
+
+    def _most_beside(self, band: int) -> int:
+        """Return how many generations may run together if one of `band` is the least urgent of them."""
+        wanted = [self._most[each] for each in self.running if each.band < band and each in self._most]
+        return min(wanted, default=self.slots)
+
+    def _most_with(self, each: Generation, now: float) -> int:
+        """Return how many may run so that this one has its tokens in time; all, if even alone it would not."""
+        token_s = each.token_s if each.is_stream else (each.deadline - now) / self._left(each)
+        return (self.times.sequences_within(token_s, self.slots) if token_s > 0.0 else 0) or self.slots
+
+    # Slots and tickets ------------------------------------------------------------------------------------------
+
+    def _take(self, head: Generation, now: float) -> None:
+        """Give the head of the queue a slot."""
+        ticket = self.waiting.pop(now)
+        assert ticket is not None
+        head.turn, head.used, head.cost = ticket, 0, 0
+        self.running[_unwrap(ticket)] = None
+
+    def _paused(self, each: Generation, now: float) -> None:
+        each.paused_at, self.paused[each] = now, None
+        each.pauses += 1
+
+    def _keep(self, each: Generation, ticket: Ticket) -> None:
+        """Return a slot to one that waits for its next turn. Nobody was charged for that: its tokens come on top."""
+        self.waiting.remove(ticket)
+        each.turn, each.cost = ticket, int(ticket.cost)
+        self.running[_unwrap(ticket)] = None
+
+    def _release(self, each: Generation) -> None:
+        """Take a generation out of its slot, and charge its tenant what it had there."""
+        del self.running[each]
+        if each.turn is not None:
+            self.waiting.settle(each.turn, each.cost)
+            each.turn = None
+
+    def _put_back(self, each: Generation, now: float) -> bool:
+        """Return a running generation to the queue, if it may pause."""
+        if may_pause := self._may_pause(each):
+            self._release(each)
+            self._push(each, now, admitted=True)
+        return may_pause
+
+    def _push(self, each: Generation, now: float, *, admitted: bool) -> list[Ticket] | None:
+        prompt, left = 0 if each.has_begun else each.prompt_tokens, self._left(each)
+        prompt_s, step_s = prompt * self.times.prompt_s, self.times.step_s(self.slots)
+        ticket = Ticket(
+            band=each.band,
+            tenant=each.tenant,
+            deadline=each.deadline,
+            cost=SLICE + prompt,
+            size_bytes=0 if admitted else each.call.ticket.size_bytes,
+            rows=max(1, int((prompt_s + left * step_s / self.slots) * 1e6)),  # microseconds of the engine
+            payload=each,
+        )
+        due_s = each.deadline - prompt_s - (0.0 if each.is_stream else left * step_s)
+        if each.has_begun:
+            due_s = (each.paused_at or now if each.is_stream else due_s) - _BEGUN_S
+        ticket.order, ticket.admitted = due_s, admitted
+        ticket.model = _BOUND if each.is_bound and each.band else ""
+        displaced = self.waiting.push(ticket)
+        each.ticket = None if displaced is None else ticket
+        return displaced
+
+    # Predictions ------------------------------------------------------------------------------------------------
+
+    def _left(self, each: Generation) -> int:
+        """Return the expected number of tokens until its end."""
+        usual = max(int(self.times.answer), each.least - len(each.ids))
+        return max(1, min(each.most - len(each.ids), usual or each.most))
+
+    def _staying(self, band: int) -> list[Generation]:
+        """Return those that would not pause for a generation of `band`."""
+        return [each for each in self.running if each.band <= band or not self._may_pause(each)]
+
+    def wait_s(self, band: int) -> float:
+        """Return how long a new generation of `band` would wait for a slot; 0.0 also while nothing is known."""
+        ahead_s, staying = self.waiting.rows_ahead(band) / 1e6, self._staying(band)
+        if len(staying) < self._most_beside(band):
+            return ahead_s
+        return ahead_s + min([self._left(each) for each in staying]) * self.times.step_s(len(staying))
+
+    def too_late_s(self, new: Generation, now: float) -> float | None:
+        """Return None if a new generation may be in time, else the seconds after which one like it would be; 0.0 if it
+        would never be. One in PROBE that will probably be late may be in time: it shows whether that is still true.
+        """
+        times, left_s = self.times, new.deadline - now
+        if not times.known:
+            return None
+        tokens = 1 if new.is_stream else max(new.least, min(new.most, int(times.quick.value)))
+        prompt_s, together = new.prompt_tokens * times.prompt_s, min(self.slots, len(self._staying(new.band)) + 1)
+        late_s = self.wait_s(new.band) + prompt_s + tokens * times.step_s(together) - left_s
+        if late_s <= 0.0:
+            return None
+        self._refused += 1
+        if self._refused % PROBE == 0:
+            return None
+        return late_s if prompt_s + tokens * times.step_s(1) <= left_s else 0.0
+
+
+def _urgency(each: Generation) -> tuple[int, bool, float]:
+    """Return the key by which generations pause: the largest first."""
+    return each.band, not each.has_begun, each.call.arrived_s
+
+
+def _unwrap(ticket: Ticket) -> Generation:
+    """Return the generation of a ticket that has left the queue."""
+    generation: Generation = ticket.payload
+    ticket.payload = generation.ticket = None
+    return generation
