@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from oriel_inference.batching.call import Answer
 from oriel_inference.errors import CallerLeft, DeadlineExceeded, DeadlineTooShort, QueueFull
+from oriel_inference.language.double import next_token
+from oriel_inference.language.generation import NEXT_SEED
 from oriel_inference.language.order import SLICE
 from oriel_policies.waiting.shares import FLOOR_SHARE
 
@@ -34,6 +36,26 @@ def test_a_more_urgent_newcomer_joins_the_next_step_and_the_newest_of_the_others
     assert all(whole(each) for each in (gold, *bronze))
     paused_s = bronze[3].ending["paused_ms"] / 1e3
     assert max(gaps(bronze[3])) == pytest.approx(paused_s, abs=0.03) and paused_s < 0.3
+
+
+def test_a_seed_goes_on_after_a_pause_with_one_made_of_it_and_the_position() -> None:
+    bench = LanguageBench(max_running=1)
+    bronze = bench.ask("bronze", band=1, max_tokens=60, seed=7)
+    bench.run(0.2)
+    bench.ask("gold")
+    bench.settle()
+    before = gaps(bronze).index(max(gaps(bronze))) + 1
+    ids = list(bronze.prompt)
+    for each in range(60):
+        ids.append(next_token(ids, 7 if each < before else (7 + before * NEXT_SEED) % (1 << 63)))
+    assert bronze.ending["paused"] == 1 and bronze.ids == ids[len(bronze.prompt) :]
+
+
+def test_nothing_pauses_while_there_are_places() -> None:
+    bench = LanguageBench()
+    calls = [bench.ask(f"call {each}", band=each % 3, max_tokens=100) for each in range(4)]
+    bench.settle()
+    assert all(whole(each) and not each.ending["paused"] for each in calls)
 
 
 def test_wanted_times_per_token_are_kept_by_pausing_the_less_urgent() -> None:
@@ -141,6 +163,18 @@ def test_tenants_share_a_band_by_tokens_also_with_those_that_run() -> None:
     assert of_one == pytest.approx(of_many, rel=0.2)
     bench.settle()
     assert all(whole(each) for each in bench.asked)
+
+
+def test_a_tenant_is_charged_the_tokens_that_it_had() -> None:
+    bench = LanguageBench(max_running=1)
+    for each in range(60):
+        bench.ask(f"short {each}", tenant="short", max_tokens=4)
+        bench.ask(f"long {each}", tenant="long", max_tokens=200)
+    bench.run(4.0)
+    tokens = {"short": 0, "long": 0}
+    for one in bench.asked:
+        tokens[one.call.ticket.tenant] += len(one.ids) + len(one.prompt) * bool(one.ids)
+    assert tokens["short"] == pytest.approx(tokens["long"], rel=0.25)
 
 
 def test_a_call_that_is_late_already_does_not_interrupt_one_that_has_begun() -> None:
