@@ -87,7 +87,7 @@ class Options(msgspec.Struct, frozen=True):
     threads: int = 1
     cache_mb: int = 1024
     max_running: int = 16
-    step_tokens: int = 256
+    step_tokens: int = 64
     settings: Mapping[str, str] = {}
 
 

@@ -15,8 +15,8 @@ from oriel_inference.language.engine import Guide
 
 MAX_BYTES = 16 << 10
 MAX_DEPTH = 32
-MAX_STATES = 100
-MAX_PROPERTIES = 200
+MAX_STATES = 48
+MAX_PROPERTIES = 100
 CLASSES = "classes of characters and bounded repetitions"
 _COUNTED = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _PATTERNS = ("pattern", "regex", "grammar")

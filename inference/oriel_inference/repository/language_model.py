@@ -14,7 +14,7 @@ from oriel_wire.v2.proto import model_config_pb2 as pb
 
 BACKEND = "language"
 TOKENIZER = "openvino_tokenizer.xml"
-_DEFAULTS = {ENGINE: "openvino-genai", CACHE: "1024", RUNNING: "16", STEP_TOKENS: "256"}
+_DEFAULTS = {ENGINE: "openvino-genai", CACHE: "1024", RUNNING: "16", STEP_TOKENS: "64"}
 _PARAMETERS: dict[str, Callable[[str], str]] = {
     ENGINE: one_of("openvino-genai", "double"),
     CACHE: number(1, 1 << 20),
