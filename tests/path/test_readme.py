@@ -13,6 +13,7 @@ from stacks import START_S, STOP_S, Stack, command
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
+CHAT = ROOT / "tests" / "examples" / "test_chat.py"
 
 
 def blocks(language: str) -> list[str]:
@@ -33,6 +34,7 @@ def run(words: list[str], stack: Stack) -> str:
 
 
 (TRITON,) = [block for block in blocks("python") if "tritonclient" in block]
+(OPENAI,) = [block for block in blocks("python") if "openai" in block]
 (SERVICE,) = [block for block in blocks("python") if block.startswith("# ")]
 
 
@@ -45,14 +47,15 @@ def test_the_triton_snippet_runs_over_both_protocols(stack: Stack, protocol: str
     assert re.fullmatch(r"\[\[\d\]\]\n", run([sys.executable, "-c", here(snippet, stack)], stack))
 
 
-def test_every_snippet_is_run_here() -> None:
-    assert sorted(blocks("python")) == sorted([TRITON, SERVICE])
+def test_every_snippet_is_run_here_or_with_the_demo_of_a_chat() -> None:
+    assert "make run DEMO=chat" in README and "test_the_printed_commands_and_the_readme" in CHAT.read_text()
+    assert sorted(blocks("python")) == sorted([TRITON, OPENAI, SERVICE])
 
 
 def test_what_the_clients_need_is_named_and_is_what_they_are_tested_with() -> None:
     (line,) = [block for block in blocks("sh") if "pip install" in block and "tritonclient" in block]
     wanted = [Requirement(word.strip('"')) for word in line.split()[2:]]
-    assert {each.name for each in wanted} == {"tritonclient"}
+    assert {each.name for each in wanted} == {"tritonclient", "openai"}
     assert wanted[0].extras == {"http", "grpc"} and all(version(each.name) for each in wanted)
 
 

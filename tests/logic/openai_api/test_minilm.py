@@ -2,10 +2,6 @@
 
 import json
 import math
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -15,6 +11,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from stacks import example
 
 ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.skipif(
@@ -31,23 +28,8 @@ HUB_SIMILARITIES = [0.6945773363113403, 0.9429150819778442, 0.2568760812282562]
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The demo as it is started by make, on free ports."""
-    folder = tmp_path_factory.mktemp("demo")
-    environ = {**os.environ, "ORIEL_STATE": str(folder / "state"), "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, str(ROOT / "examples" / "embeddings" / "demo.py"), "--free-ports"]
-    with subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.PIPE, text=True) as demo:
-        try:
-            assert demo.stdout is not None
-            found = ""
-            for line in demo.stdout:
-                if "base_url=" in line:
-                    found = line.split('"')[1]
-                    break
-            assert found, "the demo ended before it was ready: its reason is on stderr"
-            yield found
-        finally:
-            demo.send_signal(signal.SIGTERM)
-            demo.wait(60)
+    with example("embeddings", tmp_path_factory.mktemp("demo"), until="base_url=") as printed:
+        yield printed.rpartition("base_url=")[2].split('"')[1]
 
 
 @pytest.fixture(scope="module")
