@@ -4,11 +4,11 @@
 
 A stand-in for an engine (peers/language/tokens.py) makes a step each 50 ms, which gives every stream a token: an event
 of OpenAI's chat completions of 190 bytes. A stream has 200 tokens, and another one follows it, so that one 200th of
-what a call and its connection cost is in the cost of each token; the first ones have a random share of 200, so that
-they do not end together. Contenders take turns (A B C, A B C) with one process each, as they come: Oriel's gateway with
-a key, a tier and limits, Envoy and Portkey's gateway without any, LiteLLM's proxy with a key. Counted is the CPU time
-(user + system, from /proc) of the contender's processes from the fifth second on, for each token that reached the
-clients meanwhile; the medians are compared.
+what a call and its connection cost is in the cost of each token; the first ones begin within four seconds and have a
+random share of 200, so that they do not end together. Contenders take turns (A B C, A B C) with one process each, as
+they come: Oriel's gateway with a key, a tier and limits, Envoy and Portkey's gateway without any, LiteLLM's proxy with
+a key. Counted is the CPU time (user + system, from /proc) of the contender's processes from the fifth second on, for
+each token that reached the clients meanwhile; the medians are compared.
 
     oriel                   the gateway
     oriel, with logic       gateway and logic server together, before two inference servers whose engine is the strict
@@ -39,7 +39,7 @@ from language_bench.stack import bearer, logic, policies
 
 OURS, BOUNDS = ("oriel", "oriel, with logic"), {"envoy": 1.5, "litellm": 0.1}
 DOUBLE = {"oriel.engine": "double", "oriel.double.step_ms": "50", "oriel.max_running": "256"}
-CONTENDERS, TOKENS, WARM_S = (*OURS, "envoy", "litellm", "portkey"), 200, 5.0
+CONTENDERS, TOKENS, BEGIN_S, WARM_S = (*OURS, "envoy", "litellm", "portkey"), 200, 4.0, 5.0
 Started = tuple[list[int], int, str]  # process ids, port, lines that its clients add to a head
 
 
@@ -86,8 +86,8 @@ def turn(started: Started, streams: int, seconds: float) -> tuple[float, float]:
     """CPU-microseconds of a token and tokens per second, of one turn."""
     pids, port, header = started
     target = Target(port, "/v1/chat/completions", _chat, _count, lambda: sum(map(cpu_s, pids)))
-    lengths = [[random.randint(1, TOKENS), TOKENS, TOKENS, TOKENS] for _ in range(streams)]
-    each = [{"at": 0.0, "header": header, "calls": [[[], tokens] for tokens in some]} for some in lengths]
+    calls = [[[[], tokens] for tokens in (random.randint(1, TOKENS), *[TOKENS] * 3)] for _ in range(streams)]
+    each = [{"at": n * BEGIN_S / streams, "header": header, "calls": some} for n, some in enumerate(calls)]
     found = over_http(target, {"since": WARM_S, "until": WARM_S + seconds, "streams": each})
     if failed := {call.reason for call in found.calls if not call.arrivals and call.reason.startswith("HTTP")}:
         sys.exit(f"{failed.pop()}")

@@ -13,8 +13,8 @@ from harness.pages import Verdict, conditions, table, word, write_page
 __all__ = ["Part", "options"]
 
 ABOUT = (
-    "Each part was measured by its own command, `python benchmarks/language.py PART`, alone on the machine. The text "
-    "under its heading is the command's own description, which was written before anything was measured."
+    "Each part was measured by its own command, `python benchmarks/language.py PART`, under the load that its line of "
+    "conditions names. The text under its heading is the command's own, and was written before anything was measured."
 )
 
 
