@@ -50,6 +50,7 @@ def test_sglang_preempts_for_another_tier_and_never_within_one() -> None:
         ("trtllm", b"trtllm_num_requests_waiting_max 7\n", None),
         ("triton", b"nv_inference_pending_request_count NaN\n", None),
         ("vllm", b"vllm:num_requests_waiting -1\n" + b"vllm:num_requests_waiting " + b"9" * 5000, None),
+        ("vllm", b"vllm:num_requests_waiting x\n" * 1024 + b"vllm:num_requests_waiting 1\n", None),
         ("openai", b"vllm:num_requests_waiting 1\n", None),
     ],
 )

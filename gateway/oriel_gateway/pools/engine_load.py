@@ -18,6 +18,7 @@ _log = logging.getLogger(__name__)
 EVERY_S: Final = 0.25
 READS_PER_S: Final = 100  # of one pool at most
 TIMEOUT_S: Final = 1.0
+PATIENCE: Final = 3  # reads without an answer until the limit that is learned from latency counts
 FULL: Final = 0.95  # an engine whose cache is fuller is avoided, as if one more call waited there
 
 
@@ -25,7 +26,8 @@ class EngineSteering:
     """Reads the load of one pool's engines. Single writer: the loop.
 
     pool: its name. admission: its permits. changed: called when the engines were read.
-    load: the latest load of all that answered. readable: one of them did. missing: none did, which is logged once.
+    load: the latest load of all that answered. readable: one of them did lately. missing: none did, which is logged
+    once.
     due_s: when they are asked next. awaited: answers that have not come yet.
     """
 
@@ -37,6 +39,7 @@ class EngineSteering:
         self.readable = self.missing = False
         self.due_s = 0.0
         self.awaited = 0
+        self._unread = 0  # reads in a row that no engine has answered
         self._engine = engine
         self._pool = pool
         self._admission = admission
@@ -66,7 +69,8 @@ class EngineSteering:
 
     def _judge(self) -> None:
         found = self._found
-        self.readable = bool(found)
+        self._unread = 0 if found else self._unread + 1
+        self.readable = bool(found) or (self.readable and self._unread < PATIENCE)
         if found:
             self.load = EngineLoad(
                 sum([each.waiting for each in found]),
@@ -79,12 +83,12 @@ class EngineSteering:
                 engines=len(found),
                 queued=bool(self._admission.queue.items),
             )
-        elif not self.missing:
+        elif not (self.readable or self.missing):
             _log.warning(
                 "pool %s: no engine says at %s how many calls wait in it (docs/engines.md has the flags); the "
                 "concurrency is learned from latency",
                 self._pool,
                 self._engine.metrics,
             )
-        self.missing = not found
+        self.missing = not self.readable
         self._changed()

@@ -10,7 +10,7 @@ from math import log2
 from typing import Final, NamedTuple
 
 MOST: Final = 1e9  # a gauge above it is none
-MOST_SERIES: Final = 1024  # of one gauge
+MOST_SERIES: Final = 1024  # of one gauge, and lines that begin with its name
 MOST_LINE: Final = 2048
 _GENERATING: Final = frozenset({"chat.completions", "completions"})
 _VLLM_BAND: Final = 44  # bits of a time in milliseconds; with a band before them it is below 2 ** 53
@@ -108,20 +108,22 @@ class EngineLoad(NamedTuple):
 
 def read_load(engine: Engine, text: bytes | bytearray) -> EngineLoad | None:
     """Return the load in the text of an engine's metrics; None if it does not say how many calls wait."""
+    text = b"\n" + text
     waiting = _samples(engine.waiting, text)
     if not waiting:
         return None
     return EngineLoad(sum(waiting), sum(_samples(engine.running, text)), max(_samples(engine.cache, text), default=0.0))
 
 
-def _samples(name: str, text: bytes | bytearray) -> list[float]:
-    """Return the values of a gauge, one for each set of labels."""
-    sought, at = name.encode(), -1
+def _samples(name: str, text: bytes) -> list[float]:
+    """Return the values of a gauge, one for each set of labels. text: lines, each after a line feed."""
+    sought, at = b"\n" + name.encode(), -1
     values: list[float] = []
-    while sought and len(values) < MOST_SERIES and (at := text.find(sought, at + 1)) >= 0:
-        line = bytes(text[at : at + MOST_LINE]).partition(b"\n")[0]
-        series, _, value = line.strip().rpartition(b" ")
-        if (at and text[at - 1] != 10) or series[len(sought) : len(sought) + 1] not in (b"", b"{"):
+    for _ in range(MOST_SERIES if name else 0):
+        if (at := text.find(sought, at + 1)) < 0:
+            break
+        series, _, value = text[at + 1 : at + MOST_LINE].partition(b"\n")[0].strip().rpartition(b" ")
+        if series[len(name) : len(name) + 1] not in (b"", b"{"):
             continue
         try:
             number = float(value)
