@@ -1,10 +1,12 @@
 """Engines of others behind the gateway: the stand-ins of `stand_in` behave as the engines document it."""
 
 import asyncio
+import gzip
 import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -13,13 +15,14 @@ from typing import Any
 import httpx
 import pytest
 
+from oriel_gateway.call.engine_body import READ_BYTES
 from oriel_gateway.core import Gateway
 from oriel_gateway.shared.hidden_usage import WithoutUsage
 from oriel_policies.documents import compile_documents
 
 from ..waiting import until
 from .openai_answers import CHAT, chat
-from .stack import BRONZE, GOLD, Client, digest, documents, gateway, upstream
+from .stack import BRONZE, GOLD, Client, Seen, digest, documents, gateway, upstream
 from .stand_in import Engine, Sequence, engine
 
 LOW = "key-low"
@@ -80,7 +83,8 @@ async def test_sglang_and_tensorrt_llm_get_larger_numbers_for_urgent_tiers(
 
 async def test_text_that_is_no_object_reaches_no_engine_as_one_of_its_own_priority() -> None:
     async with upstream() as up, gateway(documents([up.port], pool=pool("vllm"))) as (port, _), Client(port) as client:
-        for body in ('{"priority":-5}'.encode("utf-16-le"), b"\xef\xbb\xbf[]", b"{"):
+        open_ended = b'{"messages":[],"max_tokens":9', b'{"messages":[],"priority":-5'
+        for body in ('{"priority":-5}'.encode("utf-16-le"), b"\xef\xbb\xbf[]", b"{", *open_ended):
             await client.ask(CHAT, body)
             with pytest.raises(ValueError):
                 json.loads(up.seen[-1].body)
@@ -115,6 +119,27 @@ async def test_triton_over_http_gets_priority_and_timeout_as_parameters() -> Non
         assert json.loads(seen.body[:size])["parameters"]["priority"] == 3
         await client.ask("/v2/models/digits/generate", b'{"text_input":"x"}')
         assert up.seen[-1].body == b'{"text_input":"x"}'
+
+
+async def test_large_parameters_for_triton_have_no_priority_of_the_clients() -> None:
+    tensor = b'"inputs":[{"data":["%b"]}]' % (b"x" * READ_BYTES)
+    async with upstream() as up, gateway(documents([up.port], pool=pool("triton"))) as (port, core):
+        core.pools["p"].pool = replace(core.pools["p"].pool, max_body_bytes=2 * READ_BYTES)
+        for given in (b'"priority":1', b'"\\u0070riority":1', b'"sequence_id":7'):
+            async with Client(port) as client:
+                await client.ask("/v2/models/digits/infer", b'{%b,"parameters":{%b}}' % (tensor, given), key=BRONZE)
+            first = dict(json.loads(up.seen[-1].body, object_pairs_hook=lambda pairs: dict(reversed(pairs))))
+            assert first["parameters"].get("priority") == (None if b"sequence_id" in given else 3)
+
+
+@pytest.mark.parametrize(("kind", "path"), [("triton", "/v2/models/digits/infer"), ("vllm", CHAT)])
+async def test_body_that_nothing_can_be_written_into_is_refused(kind: str, path: str) -> None:
+    async with upstream() as up, gateway(documents([up.port], pool=pool(kind))) as (port, _), Client(port) as client:
+        for more in ("", "content-encoding: identity\r\n"):
+            reply = await client.ask(path, gzip.compress(chat()), headers=f"{more}content-encoding: gzip\r\n")
+            assert (reply.status, json.loads(reply.body)["error"]) and reply.status == 415
+        assert not up.seen
+        assert (await client.ask(path, b"{}", headers="content-encoding: identity\r\n")).status == 200
 
 
 SHORT = """
@@ -217,6 +242,24 @@ async def test_usage_that_the_client_asks_for_reaches_it() -> None:
     assert used["output"] == 3
 
 
+async def test_usage_is_taken_out_of_a_stream_of_known_length_and_left_in_a_compressed_one() -> None:
+    stream = b'data: {"choices":[{}]}\n\ndata: {"choices":[],"usage":{"total_tokens":3}}\n\ndata: [DONE]\n\n'
+    packed = gzip.compress(stream)
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+    whole = head + b"content-length: %d\r\n\r\n%b" % (len(stream), stream)
+    begun = head + b"content-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(packed), packed)
+
+    async def answer(seen: Seen) -> bytes:
+        return begun if seen.get("x-packed") else whole
+
+    async with upstream() as up, gateway(documents([up.port], pool=pool("vllm"))) as (port, _), Client(port) as client:
+        up.answer = answer
+        got = (await client.ask(CHAT, chat(stream=True))).body
+        assert got == b'data: {"choices":[{}]}\n\ndata: [DONE]\n\n'
+        client.send(CHAT, chat(stream=True), headers="x-packed: 1\r\n")
+        await client.reader.readuntil(packed)
+
+
 @pytest.mark.parametrize("mark", [b"\n\n", b"\r\n\r\n"])
 def test_event_of_the_usage_is_found_however_the_stream_is_cut(mark: bytes) -> None:
     kept = [b'data: {"choices":[{"usage":1}],"usage":null}', b": ping", b'data: {"choices":[],"x":"\\"usage\\""}']
@@ -285,8 +328,9 @@ async def test_metrics_that_go_missing_leave_the_limit_to_what_is_learned(caplog
             await until(lambda: stand_in.waiting)
             await read_load(core)
             assert gate.engines.readable and gate.keeps_permits()
-            stand_in.metrics = False
+            stand_in.metrics, gate.engines.limit.limit = False, 6
             for _ in range(3):
+                assert gate.keeps_permits()  # an engine that is busy may answer late
                 await read_load(core)
             assert (gate.engines.missing, gate.keeps_permits()) == (True, False)
             assert gate.admission.limit == gate.learned.limit

@@ -244,3 +244,14 @@ async def test_what_an_upstream_says_of_limits_is_not_the_gateways_word() -> Non
 
         up.answer = answer
         assert not {"ratelimit", "ratelimit-policy"} & set((await client.ask("/v2/models/digits/infer")).headers)
+
+
+async def test_tokens_that_an_upstream_has_left_are_passed_on_to_a_tenant_without_token_limits() -> None:
+    async with upstream() as up, gateway(documents([up.port])) as (port, _), Client(port) as client:
+
+        async def answer(_: Seen) -> bytes:
+            return b"HTTP/1.1 200 OK\r\nx-ratelimit-remaining-tokens: 7\r\ncontent-length: 0\r\n\r\n"
+
+        up.answer = answer
+        reply = await client.ask("/v1/chat/completions", b"{}")
+        assert reply.headers["x-ratelimit-remaining-tokens"] == "7"

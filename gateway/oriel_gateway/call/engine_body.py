@@ -2,8 +2,9 @@
 
 The number is written as the last member of the JSON object: Python's parsers, which the engines for language models
 use, keep the last of equal members, so that the client's own is never in force. One that is found cheaply is taken out
-as well, for parsers that refuse equal members. A text that does not end like an object gets the member all the same: no
-reader takes the result for a request. Triton's parser keeps the first one; there the parameters are written first.
+as well, for parsers that refuse equal members. A text that does not end like an object gets a comma instead: no reader
+takes the result for a request, in whatever encoding. Triton's parser keeps the first one; there the parameters are
+written first.
 """
 
 from time import time
@@ -75,17 +76,18 @@ def _last(body: bytes, priority: str) -> list[Any]:
     if (_OWN in body or _SPELLED in body) and (fields := _read(body)) is not None and "priority" in fields:
         del fields["priority"]
         body = msgspec.json.encode(fields)
-    end = len(body.rstrip(_SPACES))
-    if body[end - 1 : end] == b"}":
-        end -= 1
+    end = len(body.rstrip(_SPACES)) - 1
+    if body[end : end + 1] != b"}":
+        return [body, b","]
     return [memoryview(body)[:end], f',"priority":{priority}}}'.encode()]
 
 
 def _first(body: bytes, text: bytes) -> bytes:
     fields = _read(body)
     if fields is None:
-        large = len(body) > READ_BYTES and b'"parameters"' in body
-        return body if large else b'{"parameters":{%b},%b' % (text, body.lstrip(_SPACES)[1:])
+        if len(body) > READ_BYTES and b'"parameters"' in body and _OWN not in body and _SPELLED not in body:
+            return body
+        return b'{"parameters":{%b},%b' % (text, body.lstrip(_SPACES)[1:])
     given = _read(bytes(fields.pop("parameters", b"{}"))) or {}
     others = {name: raw for name, raw in given.items() if name not in ("priority", "timeout")}
     inside = text + (b"," + msgspec.json.encode(others)[1:-1] if others else b"")

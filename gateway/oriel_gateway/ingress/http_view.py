@@ -115,6 +115,11 @@ class HttpView(View):
         assert head is not None
         if target.names:
             judge_head(head, target.names)
+        if target.plan.engines:
+            encodings = [value.strip().lower() for name, value in head.sent_on() if name == "content-encoding"]
+            if not {"", "identity"}.issuperset(encodings):
+                message = "send the body without a content encoding: the engine's priority is written into it"
+                raise Refused(Outcome.ENCODING_UNSUPPORTED, message)
         if self.size_bytes > bound:
             raise Refused(Outcome.TOO_LARGE, f"the body is larger than {bound} bytes")
 

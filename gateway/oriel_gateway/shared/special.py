@@ -111,6 +111,10 @@ class _OwnTier:
         call.request_complete()
 
 
+def _plain(head: Any) -> bool:
+    return (head.get("content-encoding") or "identity").strip().lower() == "identity"
+
+
 def reserve_tokens(call: Call) -> tuple[AnswerTokens, str]:
     """Reserve the tokens that a call may use at most, if they are limited, and count those that it uses. Raises
     Refused.
@@ -118,8 +122,7 @@ def reserve_tokens(call: Call) -> tuple[AnswerTokens, str]:
     Returns with them the model that the body names, "" if it was not read.
     """
     gateway, grant, target, now = call.gateway, call.grant, call.target, monotonic()
-    encoded = (call.head.get("content-encoding") or "identity").strip().lower() != "identity"
-    if encoded and bounds_tokens(call.tenant, target.allowances):
+    if not _plain(call.head) and bounds_tokens(call.tenant, target.allowances):
         raise Refused(Outcome.ENCODING_UNSUPPORTED, "send the body without a content encoding: its tokens are counted")
     prompt = prompt_tokens(call.bytes_in)
     if grant is None or not any(each.counts_tokens for each in target.allowances):
@@ -263,15 +266,18 @@ class Extras:
             tokens.feed(data)
             if complete:
                 self._counted(call, tokens)
-            head.forward = [line for line in head.forward if not line[:12].lower().startswith(b"x-ratelimit-")]
-            head.forward += token_lines(call, monotonic())
+            if bounds_tokens(call.tenant, call.target.allowances):
+                head.forward = [line for line in head.forward if not line[:12].lower().startswith(b"x-ratelimit-")]
+                head.forward += token_lines(call, monotonic())
         if self.served_as:
             head.forward += [b"x-oriel-service-tier: " + self.served_as.encode()]
         head.forward += operator_lines(call)
         if self._copied is not None:
             self._seen = Fingerprint(call, head)
             self._seen.feed(data)
-        if self._filter is not None and not head.events:
+        if self._filter is not None and head.events and _plain(head):
+            head.content_length = None  # less of it is passed on
+        else:
             self._filter = None
         return data if self._filter is None else self._filter.feed(data, complete)
 
