@@ -127,6 +127,14 @@ def test_inputs_that_cannot_be_answered_are_refused_with_the_reason(inputs: dict
 # Ends ---------------------------------------------------------------------------------------------------------------
 
 
+def test_a_prompt_that_is_too_long_is_told_so_also_under_a_short_deadline() -> None:
+    bench = LanguageBench()
+    bench.warm()
+    asked = bench.ask(inputs=texts(text_input="x" * 60_000) | flags(stream=True), timeout_s=0.5)
+    bench.settle()
+    assert isinstance(asked.result, InvalidRequest) and "the prompt has 60000 tokens" in asked.result.message
+
+
 def test_a_call_that_expires_in_the_queue_is_refused_at_once() -> None:
     bench = LanguageBench(max_running=1)
     bench.ask(max_tokens=200)

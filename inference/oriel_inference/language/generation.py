@@ -57,6 +57,8 @@ class Generation:
         self._prompt = prompt = _prompt(inputs, facts)
         is_text = isinstance(prompt, str)
         self.prompt_tokens = max(1, len(prompt) // BYTES_PER_TOKEN) if is_text else len(prompt)
+        if self.prompt_tokens >= facts.context:
+            self.prompt_tokens = 1  # the engine refuses it, which takes no time
         self.most = min(sampling.max_tokens, facts.context)
         self.least = self.most if sampling.ignore_eos else sampling.min_tokens
         self.is_bound = bool(sampling.guide or sampling.presence_penalty or sampling.frequency_penalty)
