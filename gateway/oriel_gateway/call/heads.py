@@ -17,15 +17,14 @@ __all__ = ["Known", "answer_lines", "answer_start", "head_lines"]
 class Known:
     """The sender and the target of all heads of one shape with the same credentials, by one snapshot of the documents.
 
-    lines: the header lines that an upstream gets for such a head, without those that differ from head to head; None if
-    they are written anew for each. varies: True if some differ. fronted: True if browsers or proxies have to be asked
-    about the client.
+    lines: the header lines that an upstream gets for such a head, without those that differ from head to head.
+    varies: True if some differ. fronted: True if browsers or proxies have to be asked about the client.
     """
 
     snapshot: Snapshot
     key: ApiKey
     target: Target
-    lines: bytes | None
+    lines: bytes
     varies: bool
     fronted: bool
 

@@ -74,8 +74,13 @@ def _lines(call: Call) -> bytes:
     head, target = call.head, call.target
     known: Known | None = head.decision
     # the lines that are known name the tier of the target that is known
-    if known is not None and known.lines is not None and known.target.tenant is call.tenant and not target.spills:
-        return b"\r\n".join((known.lines, *head.varying)) if known.varies else known.lines
+    if known is not None and known.target.tenant is call.tenant and not target.spills:
+        if not known.varies:
+            return known.lines
+        varying = head.varying
+        if target.tokens:
+            varying = [line for line in varying if not line.lower().startswith(target.left_out)]
+        return b"\r\n".join((known.lines, *varying))
     lines = head_lines(head, call.gateway.targets.tenant_lines(call.tenant), target.left_out)
     return b"%b\r\n%b: true" % (lines, SENT_ON.encode()) if target.spills else lines
 

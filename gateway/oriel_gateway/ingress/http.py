@@ -108,7 +108,7 @@ class _Http1View(HttpView):
             snapshot=gateway.snapshot,
             key=key,
             target=target,
-            lines=None if target.tokens else head_lines(head, tenant_lines, varying=varying),
+            lines=head_lines(head, tenant_lines, target.left_out, varying),
             varies=bool(varying),
             fronted=bool(http.cors_origins or http.trusted_proxies),
         )

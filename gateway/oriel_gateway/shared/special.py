@@ -122,7 +122,7 @@ def reserve_tokens(call: Call) -> tuple[AnswerTokens, str]:
     Returns with them the model that the body names, "" if it was not read.
     """
     gateway, grant, target, now = call.gateway, call.grant, call.target, monotonic()
-    if not _plain(call.head) and bounds_tokens(call.tenant, target.allowances):
+    if bounds_tokens(call.tenant, target.allowances) and not _plain(call.head):  # reading the head costs time
         raise Refused(Outcome.ENCODING_UNSUPPORTED, "send the body without a content encoding: its tokens are counted")
     prompt = prompt_tokens(call.bytes_in)
     if grant is None or not any(each.counts_tokens for each in target.allowances):
