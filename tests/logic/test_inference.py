@@ -120,6 +120,19 @@ async def test_metadata_is_fetched_once_for_all(servers: Any, inference: Any, ca
     assert (inference.metadata_calls, len(inference.calls)) == (1, 8)
 
 
+async def test_a_configuration_is_fetched_once_for_all_and_again_later(servers: Any, inference: Any, call: Any) -> None:
+    now = 1000.0
+    shared = servers(inference.port, clock=lambda: now)
+    inference.models["double"]["parameters"] = {"oriel.context": {"string_value": "8"}}
+    context = call(deadline=monotonic() + now)
+    callers = [Caller(shared, context).models for _ in range(8)]
+    found = await asyncio.gather(*(each.parameters("double") for each in callers))
+    assert found == [{"oriel.context": "8"}] * 8 and inference.metadata_calls == 1
+    now += 3
+    await callers[0].parameters("double")
+    assert inference.metadata_calls == 2
+
+
 async def test_a_replaced_model_is_noticed(servers: Any, inference: Any, call: Any) -> None:
     now = 1000.0
     shared = servers(inference.port, clock=lambda: now)

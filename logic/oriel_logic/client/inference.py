@@ -8,7 +8,7 @@ before an error is raised, because the model may have been replaced meanwhile.
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from oriel_logic.client.codec import Encoded, ModelCodec, infer_request, outputs_of, path_of, scan_body
 from oriel_logic.client.endpoints import Endpoints
@@ -36,8 +36,10 @@ STAGE = "infer"
 SCAN = "scan"
 REFRESH_S = 1.0
 CONFIG_S = 2.0  # the parameters of a model's configuration are at most so old
-MAX_SPECS = 1024
+MAX_FACTS = 1024
 FOREVER = float("inf")
+CONFIG = "/config"
+Key = tuple[str, str, str]  # model, version, and CONFIG for the parameters of its configuration or "" for its codec
 
 
 class Ask(NamedTuple):
@@ -68,9 +70,8 @@ class InferenceServers:
         self._through_gateway = through_gateway
         self.streams = streams
         self._clock = clock
-        self._codecs: dict[tuple[str, str], tuple[float, ModelCodec]] = {}
-        self._fetching: dict[tuple[str, str], asyncio.Lock] = {}
-        self.parameters: dict[tuple[str, str], tuple[float, Mapping[str, str]]] = {}
+        self._facts: dict[Key, tuple[float, Any]] = {}
+        self._fetching: dict[Key, asyncio.Lock] = {}
 
     def bind(self, call: CallContext, ledger: Ledger) -> "BoundModels":
         return BoundModels(self, call, ledger)
@@ -85,33 +86,34 @@ class InferenceServers:
         await self._endpoints.close()
         await self.streams.close()
 
-    def known(self, model: str, version: str, stale_s: float) -> ModelCodec | None:
-        """Return the codec of a model whose metadata is at most `stale_s` old, or None."""
-        found = self._codecs.get((model, version))
+    def known(self, key: Key, stale_s: float) -> Any:
+        """Return the codec of a model, or its parameters, if they are at most `stale_s` old; otherwise None."""
+        found = self._facts.get(key)
         return found[1] if found is not None and self._clock() - found[0] <= stale_s else None
 
-    async def codec(
-        self, model: str, version: str, call: CallContext, hop: Hop, trace: TraceContext, *, stale_s: float
-    ) -> ModelCodec:
-        """Return a codec whose metadata is at most `stale_s` old. Calls of one model share one fetch.
+    async def fetch(self, key: Key, call: CallContext, hop: Hop, trace: TraceContext, *, stale_s: float) -> Any:
+        """Return the same, fetched if they are older. Calls of one model share one fetch.
 
         Through a gateway each call fetches for itself: the gateway counts and orders those that wait for a server.
         """
-        key = (model, version)
+        model, version, part = key
         lock = asyncio.Lock() if self._through_gateway else self._fetching.setdefault(key, asyncio.Lock())
         try:
             async with asyncio.timeout(call.deadline - self._clock()), lock:
-                known = self.known(model, version, stale_s)
+                known = self.known(key, stale_s)
                 if known is not None:
                     return known
-                response = await self.send(model, Ask("GET", path_of(model, version)), call, hop, trace)
+                response = await self.send(model, Ask("GET", path_of(model, version) + part), call, hop, trace)
                 if response.status != 200:
-                    self._codecs.pop(key, None)
+                    self._facts.pop(key, None)
                     raise refusal(model, response)
-                found = ModelCodec(parse_metadata(model, response.body), version)
-                if len(self._codecs) >= MAX_SPECS:
-                    self._codecs.clear()
-                self._codecs[key] = (self._clock(), found)
+                if part == CONFIG:
+                    found: Any = parse_parameters(model, response.body)
+                else:
+                    found = ModelCodec(parse_metadata(model, response.body), version)
+                if len(self._facts) >= MAX_FACTS:
+                    self._facts.clear()
+                self._facts[key] = (self._clock(), found)
                 return found
         except TimeoutError as error:
             raise DeadlineExceeded(STAGE) from error
@@ -120,7 +122,7 @@ class InferenceServers:
                 self._fetching.pop(key, None)
 
     def forget(self, model: str, version: str) -> None:
-        self._codecs.pop((model, version), None)
+        self._facts.pop((model, version, ""), None)
 
     async def send(
         self, model: str, ask: Ask, call: CallContext, hop: Hop, trace: TraceContext, stage: Stage | None = None
@@ -189,7 +191,7 @@ class BoundModels:
     ) -> Outputs:
         with self._ledger.stage(STAGE, kind="client") as stage:
             stage.attributes["oriel.model"] = model
-            codec = self._servers.known(model, version, FOREVER)
+            codec: ModelCodec | None = self._servers.known((model, version, ""), FOREVER)
             if codec is None:
                 codec = await self._codec(model, version, stage, stale_s=FOREVER)
             try:
@@ -266,24 +268,20 @@ class BoundModels:
             return response.status == 200
 
     async def metadata(self, model: str, *, version: str = "") -> ModelSpec:
-        known = self._servers.known(model, version, REFRESH_S)
-        if known is None:
-            with self._ledger.stage("metadata", kind="client") as stage:
-                known = await self._codec(model, version, stage, stale_s=REFRESH_S)
-        return known.spec
+        codec: ModelCodec = await self._fact((model, version, ""), REFRESH_S)
+        return codec.spec
 
     async def parameters(self, model: str, *, version: str = "") -> Mapping[str, str]:
         """Return the parameters of the model's configuration, at most CONFIG_S old. Raises as `infer`."""
-        known, now = self._servers.parameters.get((model, version)), time.monotonic()
-        if known is None or now > known[0]:
-            with self._ledger.stage("metadata", kind="client") as stage:
-                ask = Ask("GET", path_of(model, version) + "/config")
-                response = await self._servers.send(model, ask, self._call, self._hop_of(), stage.context, stage)
-            if response.status != 200:
-                raise refusal(model, response)
-            known = now + CONFIG_S, parse_parameters(model, response.body)
-            self._servers.parameters[model, version] = known
-        return known[1]
+        found: Mapping[str, str] = await self._fact((model, version, CONFIG), CONFIG_S)
+        return found
+
+    async def _fact(self, key: Key, stale_s: float) -> Any:
+        known = self._servers.known(key, stale_s)
+        if known is not None:
+            return known
+        with self._ledger.stage("metadata", kind="client") as stage:
+            return await self._servers.fetch(key, self._call, self._hop_of(), stage.context, stale_s=stale_s)
 
     def _hop_of(self) -> Hop:
         hop = self._hop
@@ -292,10 +290,11 @@ class BoundModels:
         return hop
 
     async def _codec(self, model: str, version: str, stage: Stage, *, stale_s: float) -> ModelCodec:
-        known = self._servers.known(model, version, stale_s)
-        if known is not None:
-            return known
-        return await self._servers.codec(model, version, self._call, self._hop_of(), stage.context, stale_s=stale_s)
+        key = model, version, ""
+        known: ModelCodec | None = self._servers.known(key, stale_s)
+        if known is None:
+            known = await self._servers.fetch(key, self._call, self._hop_of(), stage.context, stale_s=stale_s)
+        return known
 
     async def _newer(
         self, codec: ModelCodec, model: str, version: str, stage: Stage, error: ModelInputWrong
