@@ -1,6 +1,7 @@
 """Streams from models: `ModelStreamInfer` over HTTP/2, one request and all its answers per call.
 
-The request's deadline bounds the first answer; after that the time between two answers and the total time are bounded.
+The request's deadline bounds the first answer, after that the whole stream has a bound. The time between two answers
+has none: servers pause a generation for as long as more urgent ones need.
 A call that no server has received is sent to another one. Modules that need protobuf are imported with the first
 stream.
 """
@@ -10,7 +11,6 @@ import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import inf
 from time import monotonic
 
 from oriel_logic.client.endpoints import Endpoint, Endpoints
@@ -28,7 +28,6 @@ from oriel_wire.v2.messages import InferRequest, InferResponse
 STAGE = "stream"
 METHOD = "inference.GRPCInferenceService/ModelStreamInfer"
 PATH = f"/{METHOD}".encode()
-IDLE_S = 30.0
 MAX_S = 600.0
 MAX_ANSWER_BYTES = 64 << 20
 RETRY_S = 1.0
@@ -51,7 +50,7 @@ def stream_client(address: Address, *, max_answer_bytes: int = MAX_ANSWER_BYTES)
 class StreamServers:
     """The gRPC ports of the inference servers, the one with the fewest outstanding calls first.
 
-    idle_s, max_s: the time between two answers, and the total time of a stream whose request names none.
+    max_s: the total time of a stream whose request names none.
     through_gateway: see `InferenceServers`.
     """
 
@@ -59,13 +58,11 @@ class StreamServers:
         self,
         endpoints: Endpoints[GrpcClient],
         *,
-        idle_s: float = IDLE_S,
         max_s: float = MAX_S,
         through_gateway: bool = False,
     ) -> None:
         self._endpoints = endpoints
         self._through_gateway = through_gateway
-        self._idle_s = idle_s
         self._max_s = max_s
 
     async def close(self) -> None:
@@ -106,11 +103,10 @@ class StreamServers:
             ]
             called = endpoint.client.call(PATH, metadata, message, most_s)
             ends = now + most_s
-            due = min(call.deadline, ends)
-            stream = AnswerStream(model, endpoint, called, due, ends, self._idle_s, stage, ledger, read_stream_answer)
+            stream = AnswerStream(model, endpoint, called, ends, stage, ledger, read_stream_answer)
             has_begun = False
             try:
-                await stream.begin()
+                await stream.begin(min(call.deadline, ends))
                 self._endpoints.have_answered = has_begun = True
                 if endpoint.failures:
                     self._endpoints.mark_up(endpoint)
@@ -137,19 +133,14 @@ class StreamServers:
 class AnswerStream:
     """The answers of one call that was sent; `close` it in any case, so that the server sees a caller that left.
 
-    One timer bounds the time of all waits: the first answer by the request's deadline, later ones by the silence before
-    them, all by the end of the stream.
-
-    due, ends: times at which the next answer is due and the stream ends. idle_s: seconds of silence.
+    ends: monotonic seconds at which the stream ends.
     decode: reads a message, as error text and answer.
     """
 
     model: str
     endpoint: Endpoint[GrpcClient]
     call: GrpcCall
-    due: float
     ends: float
-    idle_s: float
     stage: Stage
     ledger: Ledger
     decode: Callable[[bytes], tuple[str, InferResponse]]
@@ -157,18 +148,20 @@ class AnswerStream:
     _is_late: bool = False
     _timer: asyncio.TimerHandle | None = None
 
-    async def begin(self) -> None:
-        """Wait for the first answer. Raises UpstreamUnreachable, UpstreamUnread, NotServed or what `next` raises."""
+    async def begin(self, due: float) -> None:
+        """Wait for the first answer. Raises UpstreamUnreachable, UpstreamUnread, NotServed or what `next` raises.
+
+        due: monotonic seconds at which the first answer is due.
+        """
         self.endpoint.outstanding += 1
-        self._watch()
+        self._end_at(due)
         self._first = await self._read()
+        self._end_at(self.ends)
 
     async def next(self) -> InferResponse | None:
         """Return the next answer, None after the last one. Raises DeadlineExceeded, or a ModelError."""
         data, self._first = self._first, None
         if data is None:
-            if not self.call.ready:
-                self.due = min(monotonic() + self.idle_s, self.ends)
             try:
                 data = await self._read()
             except NotServed as news:  # it stops in the middle: its answers would come again
@@ -203,7 +196,6 @@ class AnswerStream:
             raise ModelFailed(f"an answer of model '{self.model}' is larger than {bound} bytes") from error
         except BadMessage as error:
             raise ModelFailed(f"an answer of model '{self.model}' cannot be read: {error.message}") from error
-        self.due = inf
         if data is None:
             if self.stage.hop is not None:
                 self.stage.hop = replace(self.stage.hop, status=call.code)
@@ -211,15 +203,14 @@ class AnswerStream:
                 raise refused(self.model, call)
         return data
 
-    def _watch(self) -> None:
-        """End the call if an answer is overdue; while nobody waits for one, none is."""
-        now = monotonic()
-        if now >= self.due:
-            self._is_late = True
-            self.call.cancel()
-        else:
-            delay_s = min(self.due - now, self.idle_s)
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._watch)
+    def _end_at(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(due - monotonic(), self._expire)
+
+    def _expire(self) -> None:
+        self._is_late = True
+        self.call.cancel()
 
 
 class NotServed(Exception):

@@ -116,8 +116,8 @@ class Models(Protocol):
     ) -> AsyncGenerator[Outputs, None]:
         """Yield every answer of a model that gives several to one call, over gRPC.
 
-        The request's deadline bounds the first answer; after that at most 30 s may pass between two, and 10 minutes in
-        all.
+        The request's deadline bounds the first answer, after that the time that the tier gives streams (10 minutes
+        without a gateway) all of them.
         Raises as `infer`.
         Cancelled or left early: the inference server sees it.
         """

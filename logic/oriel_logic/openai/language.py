@@ -20,17 +20,21 @@ import numpy as np
 from oriel_logic.bodies.schemas import EVENTS
 from oriel_logic.client.models import ArrayLike
 from oriel_logic.errors import DeadlineExceeded, ModelFailed, ModelInputWrong, ModelUnavailable, ParameterWrong
+from oriel_logic.loading.sources import HandlerFile
 from oriel_logic.openai import schema, templates
 from oriel_logic.openai.answers import Answer, Delta, encode
 from oriel_logic.openai.reading import THINK, Reader
 from oriel_logic.openai.responses import ResponseAnswer, chat_of
 from oriel_logic.openai.served import Served, Tools
 from oriel_logic.server.replies import Reply
+from oriel_wire.errors import BadMessage
+from oriel_wire.v2.depth import check_depth
 
 STAGE = "decode"
 ENDS = ("stop", "length")
 COMPLETION_TOKENS = 16  # default of `max_tokens` in OpenAI's completions API
-KEEP_ALIVE_S = 10.0  # a comment is sent so often before the first token, because proxies end silent connections
+KEEP_ALIVE_S = 10.0  # a comment is sent so often, because gateways and proxies end silent streams
+KEEP_ALIVE = b": the next token is awaited\n\n"
 MAX_TOKENS, MAX_SEED = 1 << 20, (1 << 63) - 1  # as inference servers take them
 RENDER_S, RENDER_MB = 5.0, 512
 _SAMPLING = ("temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty")
@@ -42,6 +46,11 @@ class LanguageModel(Served):
     def problem(self) -> str:
         missing = find_spec("jinja2") is None
         return "it needs the package jinja2: pip install 'oriel-serving[embeddings]'" if missing else ""
+
+    def __oriel_preload__(self, file: HandlerFile) -> None:
+        """Import jinja2 in the fork server, so that its workers share it."""
+        if not self.problem():
+            templates.compiled("")
 
     async def complete(self, request: schema.CompletionRequest, tools: Tools) -> Reply:
         """Answer `/v1/completions`. Raises ParameterWrong, and what models raise."""
@@ -115,7 +124,7 @@ class Run:
             return Reply(status=200, content_type=EVENTS, pieces=self._events(form), is_bounded=True)
         with self.tools.visit.ledger.stage(STAGE):
             async with aclosing(self._deltas()) as coming:
-                deltas = [each async for each in coming]
+                deltas = [each async for each in coming if each is not None]
         return Reply(status=200, body=encode(form.whole(deltas, self._usage())))
 
     def _usage(self) -> schema.Usage:
@@ -126,28 +135,19 @@ class Run:
         return schema.usage(self.prompt, self.completion, self.cached)
 
     async def _events(self, form: Answer | ResponseAnswer) -> AsyncGenerator[bytes, None]:
-        """Yield the answer as server-sent events; a comment while the first token is awaited for long."""
+        """Yield the answer as server-sent events, and comments, so that no pause of the model ends the stream."""
         with self.tools.visit.ledger.stage(STAGE):
             async with aclosing(self._deltas()) as deltas:
-                first = asyncio.ensure_future(anext(deltas))
-                try:
-                    while not (await asyncio.wait([first], timeout=KEEP_ALIVE_S))[0]:
-                        yield b": the first token is awaited\n\n"
-                finally:
-                    first.cancel()
-                    await asyncio.wait([first])
-                    _ = first.cancelled() or first.exception()  # nobody else may ask for it
-                yield form.events(first.result())
                 async for delta in deltas:
-                    piece = form.events(delta)
+                    piece = KEEP_ALIVE if delta is None else form.events(delta)
                     if piece:
                         yield piece
         yield form.closing(self._usage())
 
-    def _deltas(self) -> AsyncGenerator[Delta, None]:
+    def _deltas(self) -> AsyncGenerator[Delta | None, None]:
         """Return the generator of all that the model says, of several answers as it comes."""
         count = len(self.prompts) * (self.request.n or 1)
-        return merged([self._one(index) for index in range(count)]) if count > 1 else self._one(0)
+        return merged([self._one(index) for index in range(count)])
 
     async def _one(self, index: int) -> AsyncGenerator[Delta, None]:
         served, sampling, reader, finish = self.served, self.sampling, self.reader(), ""
@@ -196,9 +196,11 @@ def as_given(message: Any) -> dict[str, Any]:
     found: dict[str, Any] = {**msgspec.to_builtins(message), "role": role, "content": message.text}
     if message.tool_calls:
         for each in found["tool_calls"]:
+            text = each["function"]["arguments"].encode()
             try:
-                each["function"]["arguments"] = msgspec.json.decode(each["function"]["arguments"])
-            except (msgspec.DecodeError, RecursionError):
+                check_depth(text)
+                each["function"]["arguments"] = msgspec.json.decode(text)
+            except (msgspec.DecodeError, BadMessage, RecursionError):
                 continue  # it stays the text that the model wrote
     return found
 
@@ -227,8 +229,8 @@ def sampling_of(request: schema.ChatRequest | schema.CompletionRequest, most: in
     return {**found, "max_tokens": min(most, MAX_TOKENS), "stop": schema.stops_of(request.stop)}
 
 
-async def merged(streams: Sequence[AsyncGenerator[Delta, None]]) -> AsyncGenerator[Delta, None]:
-    """Yield what several generators yield as it comes. The first error ends all of them."""
+async def merged(streams: Sequence[AsyncGenerator[Delta, None]]) -> AsyncGenerator[Delta | None, None]:
+    """Yield what several generators yield as it comes, and None from time to time. The first error ends all of them."""
     queue: asyncio.Queue[Delta | None] = asyncio.Queue()
 
     async def drain(stream: AsyncGenerator[Delta, None]) -> None:
@@ -236,11 +238,17 @@ async def merged(streams: Sequence[AsyncGenerator[Delta, None]]) -> AsyncGenerat
             async for each in stream:
                 queue.put_nowait(each)
 
+    async def remind() -> None:
+        while True:
+            await asyncio.sleep(KEEP_ALIVE_S)
+            queue.put_nowait(None)
+
     tasks = [asyncio.create_task(drain(each)) for each in streams]
     together = asyncio.gather(*tasks)
     together.add_done_callback(lambda _: queue.put_nowait(None))
+    tasks.append(asyncio.create_task(remind()))
     try:
-        while (found := await queue.get()) is not None:
+        while (found := await queue.get()) is not None or not together.done() or not queue.empty():
             yield found
         await together
     finally:

@@ -13,8 +13,9 @@ from msgspec import Meta
 
 from oriel_logic.bodies.json import MAX_JSON_BYTES
 from oriel_logic.errors import InputTooLarge, ParameterWrong
-from oriel_wire.errors import json_fault
+from oriel_wire.errors import BadMessage, json_fault
 from oriel_wire.process.allowed import split_path, with_values
+from oriel_wire.v2.depth import MAX_DEPTH, check_depth
 
 MAX_CHOICES = 8
 MAX_PROMPTS = 16
@@ -245,6 +246,7 @@ def parse(body: bytes, kind: type[T]) -> T:
     if len(body) > MAX_LISTS:
         check_extent(body)
     try:
+        check_depth(body)
         request = _decoded(body, kind)
     except msgspec.ValidationError as error:
         text = with_values(error, kind)
@@ -252,8 +254,8 @@ def parse(body: bytes, kind: type[T]) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         fault = f"the body is not valid JSON: {json_fault(body, error)}"
         raise ParameterWrong(fault if body.strip() else "the body is empty") from error
-    except RecursionError as error:
-        raise ParameterWrong("the JSON is nested too deep: flatten it") from error
+    except (BadMessage, RecursionError) as error:
+        raise ParameterWrong(f"the JSON is nested more than {MAX_DEPTH} levels deep: flatten it") from error
     check_supported(request, kind)
     return request
 

@@ -8,6 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oriel_logic.errors import LogicError, ParameterWrong, Refused
+from oriel_logic.openai.language import as_given
 from oriel_logic.openai.responses import chat_of
 from oriel_logic.openai.schema import (
     MAX_MARKS,
@@ -112,6 +113,18 @@ def test_a_message_of_the_assistant_is_taken_back_with_what_clients_added_to_it(
 def test_a_body_of_very_many_fields_gets_no_second_try() -> None:
     many = {f"a{n}": None for n in range(MAX_MARKS // 2)}
     assert refused(**many)[0] == "a0" and chat(**dict(list(many.items())[:-10])) == chat()
+
+
+def test_schemas_and_arguments_are_bounded_in_depth() -> None:
+    deep: Any = {}
+    for _ in range(600):
+        deep = {"a": deep}
+    tool = {"type": "function", "function": {"name": "f", "parameters": deep}}
+    for more in ({"tools": [tool]}, {"chat_template_kwargs": deep}, {"metadata": deep}):
+        assert "more than 100 levels deep" in refused(**more)[1]
+    call = {"id": "c", "function": {"name": "f", "arguments": json.dumps(deep)}}
+    (given,) = chat(messages=[{"role": "assistant", "tool_calls": [call]}]).messages
+    assert isinstance(as_given(given)["tool_calls"][0]["function"]["arguments"], str), "workers get no such object"
 
 
 def test_an_empty_body_is_called_empty() -> None:

@@ -256,19 +256,22 @@ async def test_a_deadline_in_mid_stream_is_said_in_the_last_event(chat: Chat, do
     assert stack.unit.metrics.registry.get_sample_value("oriel_logic_requests_total", labels) == 2
 
 
-async def test_a_comment_is_sent_while_the_first_token_is_awaited(
-    chat: Chat, double: LanguageDouble, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("hold_at", [0, 2])
+async def test_comments_are_sent_while_a_token_is_awaited(
+    chat: Chat, double: LanguageDouble, monkeypatch: pytest.MonkeyPatch, hold_at: int
 ) -> None:
     _, stack = chat
     monkeypatch.setattr(language, "KEEP_ALIVE_S", 0.02)
-    double.hold_at = 0
+    double.hold_at = hold_at
     lines = []
     async with stack.client.stream("POST", "/v1/chat/completions", json=asked(stream=True)) as answer:
         assert answer.headers["x-accel-buffering"] == "no"
         async for line in answer.aiter_lines():
             lines.append(line)
-            double.hold.set()
-    assert lines[0].startswith(":") and lines[-2] == "data: [DONE]"
+            if line.startswith(":"):
+                double.hold.set()
+    said = [line for line in lines if line.startswith("data: {")]
+    assert any(line.startswith(":") for line in lines) and len(said) == 7 and lines[-2] == "data: [DONE]"
 
 
 @pytest.mark.parametrize("hold_at", [0, 2])

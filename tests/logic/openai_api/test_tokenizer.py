@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from oriel_logic.loading.handlers import preload
 from oriel_logic.loading.sources import HandlerFile
 from oriel_logic.openai import Embeddings, LanguageModel
+from oriel_logic.openai.templates import compiled
 from oriel_logic.openai.tokenizer import encode, missing, read
 
 
@@ -61,7 +62,7 @@ def test_what_is_missing_is_said(tmp_path: Path, file: str, monkeypatch: pytest.
         LanguageModel(model="m", served_as="a,b")
 
 
-def test_tokenizers_are_read_before_workers_are_made(
+def test_tokenizers_and_templates_are_read_before_workers_are_made(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = tmp_path / "broken.json"
@@ -69,9 +70,12 @@ def test_tokenizers_are_read_before_workers_are_made(
     module = ModuleType("oriel_services.several")
     for name, path in {"good": file, "bad": str(broken), "none": "none.json"}.items():
         setattr(module, name, Embeddings(model=name, tokenizer=path))
+    module.chat = LanguageModel(model="chat")  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     read.cache_clear()
+    compiled.cache_clear()
     preload([HandlerFile(module=module.__name__, path=tmp_path / "several.py", folder=tmp_path)])
+    assert compiled.cache_info().currsize == 1, "jinja2 is imported"
     assert read.cache_info().currsize == 1 and "the tokenizer of 'bad' cannot be read" in caplog.text
     encode(file, ["a"], 0)
     assert read.cache_info().hits > 0
