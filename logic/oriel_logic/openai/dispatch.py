@@ -26,7 +26,7 @@ from oriel_logic.errors import (
     ServiceBroken,
 )
 from oriel_logic.openai.embeddings import Embeddings
-from oriel_logic.openai.language import RENDER_MB, RENDER_S, LanguageModel
+from oriel_logic.openai.language import LanguageModel
 from oriel_logic.openai.schema import ChatRequest, CompletionRequest, EmbeddingRequest, ResponseRequest, parse
 from oriel_logic.openai.served import Served, Tools
 from oriel_logic.server.failures import first_logic_error
@@ -159,13 +159,8 @@ class OpenAI:
         return parse(await read_body(inbound, visit, MAX_JSON_BYTES), kind)
 
     def _tools(self, visit: Visit) -> Tools:
-        given = visit.call, visit.ledger, self._workers
-        return Tools(
-            visit=visit,
-            context=Context(*given, clock=self._clock),
-            bounded=Context(*given, run_s=RENDER_S, memory_mb=RENDER_MB, clock=self._clock),
-            models=self._bind(visit.call, visit.ledger),
-        )
+        context = Context(visit.call, visit.ledger, self._workers, clock=self._clock)
+        return Tools(visit=visit, context=context, models=self._bind(visit.call, visit.ledger))
 
     def _as_openai(self, label: str, work: Work) -> Handler:
         """Run `work` under the request's deadline, with errors in that API's form. label: the name for metrics and

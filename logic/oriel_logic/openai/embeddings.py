@@ -102,10 +102,8 @@ class Embeddings(Served):
     async def encode(self, tools: Tools, inputs: Sequence[Any]) -> list[Any]:
         """Tokenize each input, as INT32. Raises ParameterWrong for ids that are not tokens."""
         longest = self.max_tokens if self.truncate else 0
-        found = await tools.context.run(tokenizers.encode, str(self.tokenizer), inputs, longest)
-        if found.problem:
-            raise ParameterWrong(found.problem, param="input")
-        return found.rows()
+        ids, lengths = await tools.context.run(tokenizers.encode, str(self.tokenizer), inputs, longest)
+        return np.split(ids, np.cumsum(lengths)[:-1])
 
     async def answer(self, request: EmbeddingRequest, tools: Tools) -> Reply:
         """Answer a request. Raises ParameterWrong, and what workers and models raise. Cancelled: calls under way are

@@ -27,6 +27,7 @@ from oriel_logic.openai.reading import THINK, Reader
 from oriel_logic.openai.responses import ResponseAnswer, chat_of
 from oriel_logic.openai.served import Served, Tools
 from oriel_logic.server.replies import Reply
+from oriel_logic.services.serving import for_function
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2.depth import check_depth
 
@@ -37,6 +38,7 @@ KEEP_ALIVE_S = 10.0  # a comment is sent so often, because gateways and proxies 
 KEEP_ALIVE = b": the next token is awaited\n\n"
 MAX_TOKENS, MAX_SEED = 1 << 20, (1 << 63) - 1  # as inference servers take them
 RENDER_S, RENDER_MB = 5.0, 512
+RENDER = for_function(templates.render)
 _SAMPLING = ("temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty")
 
 
@@ -80,22 +82,22 @@ class LanguageModel(Served):
         offered = [] if request.tool_choice == "none" else request.tools or []
         more = {**(request.chat_template_kwargs or {})}
         more |= {"reasoning_effort": request.reasoning_effort} if request.reasoning_effort else {}
-        own = {f"{name}_token": known.get(f"oriel.{name}_token", "") for name in ("bos", "eos")}
-        control = msgspec.json.decode(known.get("oriel.control_tokens") or "[]", type=list[str])
-        given = [as_given(each) for each in request.messages], msgspec.to_builtins(offered) or None, more
-        rendered = await tools.bounded.run(templates.render, template, control, own, *given)
-        if rendered.problem:
-            raise ParameterWrong(rendered.problem, param=param)
+        given = known, [as_given(each) for each in request.messages], msgspec.to_builtins(offered) or None, more
+        bounds = {"run_s": RENDER_S, "memory_mb": RENDER_MB}
+        try:
+            prompt: str = await tools.context.work(RENDER, given, "render", **bounds)
+        except ParameterWrong as error:
+            raise ParameterWrong(error.message, param=param) from None
         most = request.max_completion_tokens or request.max_tokens or int(known.get("oriel.context", MAX_TOKENS))
         sampling = sampling_of(request, most)
         forced, guide = guide_of(request)
         if guide is not None:
             sampling["guide"] = {"kind": "json_schema", "text": encode(guide).decode()}
         names = frozenset(each.function.name for each in offered)
-        begun = guide is None and rendered.text.rstrip().endswith(THINK)
+        begun = guide is None and prompt.rstrip().endswith(THINK)
         thinks = guide is None and THINK in template
         reader = partial(Reader, tools=names, forced=forced, thinks=thinks, in_thought=begun)
-        return Run(self, tools, request, [rendered.text], sampling, param, reader)
+        return Run(self, tools, request, [prompt], sampling, param, reader)
 
 
 @dataclass(slots=True)

@@ -100,12 +100,17 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     include_obfuscation: bool | None = None
 
 
-class Generation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The common parameters of completions and chat. top_k is ours (and vLLM's): `extra_body={"top_k": 40}`."""
-
+class Sampled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: str
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+
+class Generation(Sampled, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The common parameters of completions and chat. top_k is ours (and vLLM's): `extra_body={"top_k": 40}`."""
+
     top_k: Annotated[int, Meta(ge=0)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: Count | None = None
@@ -113,8 +118,6 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
 
 
 class CompletionRequest(Generation, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -194,20 +197,15 @@ class ChatRequest(Generation, frozen=True, kw_only=True, forbid_unknown_fields=T
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    model: str
+class ResponseRequest(Sampled, frozen=True, kw_only=True, forbid_unknown_fields=True):
     input: str | Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)]
     instructions: str | None = None
     max_output_tokens: Count | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     tools: Annotated[list[Schema], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Choice | Schema | None = None
     parallel_tool_calls: bool | None = None
     text: Schema | None = None
     reasoning: Schema | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
 
 
 Usage = dict[str, Any]

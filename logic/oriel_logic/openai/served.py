@@ -19,11 +19,10 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """The objects of one request. bounded: runs functions in workers that are killed past a time and a size."""
+    """The objects of one request."""
 
     visit: "Visit"
     context: "Context"
-    bounded: "Context"
     models: "BoundModels"
 
 

@@ -7,11 +7,12 @@ are refused, so that nobody speaks in another's role.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
+
+from oriel_logic.errors import ParameterWrong
 
 MAX_TEMPLATES = 16
 MAX_PROMPT = 8 << 20  # characters of a rendered prompt
@@ -23,32 +24,26 @@ _TOOLS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rendered:
-    """A prompt. problem: why these messages have none."""
-
-    text: str = ""
-    problem: str = ""
-
-
 def render(
-    template: str,
-    control: Sequence[str],
-    own: Mapping[str, str],
+    known: Mapping[str, str],
     messages: list[dict[str, Any]],
     tools: list[dict[str, Any]] | None,
     more: Mapping[str, Any],
-) -> Rendered:
+) -> str:
     """Render a conversation, up to where the assistant's answer begins.
 
-    control: texts of control tokens. own: the model's values for the template, such as `bos_token`. more: the caller's.
+    known: the parameters of the model's configuration. more: the caller's values for the template.
+    Raises ParameterWrong for messages that have no prompt.
     """
     from jinja2.exceptions import TemplateError
 
+    template = known["oriel.chat_template"]
+    own = {f"{name}_token": known.get(f"oriel.{name}_token", "") for name in ("bos", "eos")}
+    control: list[str] = json.loads(known.get("oriel.control_tokens") or "[]")
     given = json.dumps([messages, tools, more], ensure_ascii=False)
     used = next((each for each in control if json.dumps(each, ensure_ascii=False)[1:-1] in given), None)
     if used is not None:
-        return Rendered(problem=f"a message or tool contains the control token {used}: leave it out")
+        raise ParameterWrong(f"a message or tool contains the control token {used}: leave it out")
     if tools and "tools" not in template:
         text = _TOOLS.format(tools="\n".join([json.dumps(each, ensure_ascii=False) for each in tools]))
         first = f"{messages[0]['content']}\n\n" if messages[0]["role"] == "system" else ""
@@ -60,11 +55,11 @@ def render(
         for piece in compiled(template).generate(values):
             size += len(piece)
             if size > MAX_PROMPT:
-                return Rendered(problem=f"the prompt has more than {MAX_PROMPT} characters: send fewer messages")
+                raise ParameterWrong(f"the prompt has more than {MAX_PROMPT} characters: send fewer messages")
             pieces.append(piece)
     except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
-        return Rendered(problem=f"the model's chat template refuses these messages: {error}")
-    return Rendered(text="".join(pieces))
+        raise ParameterWrong(f"the model's chat template refuses these messages: {error}") from None
+    return "".join(pieces)
 
 
 @lru_cache(maxsize=MAX_TEMPLATES)

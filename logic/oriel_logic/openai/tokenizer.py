@@ -1,12 +1,10 @@
 """Tokenizes text. These functions run in worker processes; a tokenizer is read once per process, on its first use.
 
-Needs the package `tokenizers` (extra `embeddings`) and the model's `tokenizer.json`. An invalid input is returned as a
-value, and refused where the answer is made.
+Needs the package `tokenizers` (extra `embeddings`) and the model's `tokenizer.json`.
 """
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,19 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oriel_logic.errors import ParameterWrong
+
 MAX_TOKENIZERS = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Encoded:
-    """Token ids of several texts, one after another. lengths: the length of each. problem: why an input is invalid."""
-
-    ids: NDArray[np.int32]
-    lengths: NDArray[np.int32]
-    problem: str = ""
-
-    def rows(self) -> list[NDArray[np.int32]]:
-        return np.split(self.ids, np.cumsum(self.lengths)[:-1])
+Ids = NDArray[np.int32]
 
 
 def missing(path: Path) -> str:
@@ -37,10 +26,12 @@ def missing(path: Path) -> str:
     return "" if path.is_file() else f"there is no tokenizer file {path.name} beside its handler file"
 
 
-def encode(path: str, inputs: Sequence[str] | Sequence[list[int]], longest: int) -> Encoded:
+def encode(path: str, inputs: Sequence[str] | Sequence[list[int]], longest: int) -> tuple[Ids, Ids]:
     """Tokenize texts, or check token ids, with the special tokens that the model needs around them.
 
     longest: bound on the tokens of a text, special ones included; longer ones are cut; 0 for no bound.
+    Returns the ids of all texts, one after another, and the length of each. Raises ParameterWrong for an id that is no
+    token.
     """
     tokenizer = loaded(path)
     if isinstance(inputs[0], str):
@@ -50,17 +41,14 @@ def encode(path: str, inputs: Sequence[str] | Sequence[list[int]], longest: int)
         size = tokenizer.get_vocab_size()
         wrong = next((token for row in inputs for token in row if not 0 <= int(token) < size), None)
         if wrong is not None:
-            problem = f"{wrong} is not a token of this model: its ids are 0 to {size - 1}"
-            return Encoded(ids=np.empty(0, np.int32), lengths=np.empty(0, np.int32), problem=problem)
+            text = f"{wrong} is not a token of this model: its ids are 0 to {size - 1}"
+            raise ParameterWrong(text, param="input")
         before, after = affixes(path)
         rows = [[*before, *row, *after] for row in inputs]
     if longest:
         keep = max(longest - len(after), 0)
         rows = [row if len(row) <= longest else [*row[:keep], *after] for row in rows]
-    return Encoded(
-        ids=np.fromiter((token for row in rows for token in row), dtype=np.int32),
-        lengths=np.array([len(row) for row in rows], dtype=np.int32),
-    )
+    return np.fromiter((token for row in rows for token in row), np.int32), np.array(list(map(len, rows)), np.int32)
 
 
 def loaded(path: str) -> Any:

@@ -353,7 +353,7 @@ async def test_a_template_that_never_ends_is_ended(
     chat: Chat, double: LanguageDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, _ = chat
-    monkeypatch.setattr("oriel_logic.openai.dispatch.RENDER_S", 0.5)
+    monkeypatch.setattr("oriel_logic.openai.language.RENDER_S", 0.5)
     loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     double.configured["double"] |= {"oriel.chat_template": loop}
     with pytest.raises(openai.InternalServerError, match="0.5 s"):

@@ -1,9 +1,11 @@
 """Chat templates as Hugging Face's models have them."""
 
+import json
 from typing import Any
 
 import pytest
 
+from oriel_logic.errors import ParameterWrong
 from oriel_logic.openai import templates
 from oriel_logic.openai.templates import render
 
@@ -16,23 +18,31 @@ USUAL = """\
 TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "é<b>"}}]
 
 
-def rendered(template: str, messages: list[dict[str, Any]] = SAID, **more: Any) -> templates.Rendered:
-    return render(template, ["<|end|>", 'a"b'], {"bos_token": "<|end|>"}, messages, more.pop("tools", None), more)
+def rendered(template: str, messages: list[dict[str, Any]] = SAID, **more: Any) -> str:
+    known = {"oriel.chat_template": template, "oriel.bos_token": "<|end|>"}
+    known["oriel.control_tokens"] = json.dumps(["<|end|>", 'a"b'])
+    return render(known, messages, more.pop("tools", None), more)
+
+
+def refused(template: str, messages: list[dict[str, Any]] = SAID, **more: Any) -> str:
+    with pytest.raises(ParameterWrong) as wrong:
+        rendered(template, messages, **more)
+    return wrong.value.message
 
 
 def test_a_template_has_what_it_has_in_transformers() -> None:
-    assert rendered(USUAL, bos_token="<s>").text == "<|end|>[user] a[assistant]", "the model's own token counts"
-    assert rendered("{{ tools | tojson }}{{ tools }}", tools=TOOLS).text.startswith(
+    assert rendered(USUAL, bos_token="<s>") == "<|end|>[user] a[assistant]", "the model's own token counts"
+    assert rendered("{{ tools | tojson }}{{ tools }}", tools=TOOLS).startswith(
         '[{"type": "function", "function": {"name": "é<b>"}}]'
     )
-    assert rendered("{% for m in messages %}{% break %}{% endfor %}{{ strftime_now('%Y') }}").text.startswith("20")
-    assert rendered("{{ messages | tojson(indent=1) }}").text.count("\n") == 5
+    assert rendered("{% for m in messages %}{% break %}{% endfor %}{{ strftime_now('%Y') }}").startswith("20")
+    assert rendered("{{ messages | tojson(indent=1) }}").count("\n") == 5
 
 
 def test_a_refusal_of_the_template_is_the_callers_to_read() -> None:
-    found = rendered(USUAL, [{"role": "system", "content": "a"}])
-    assert found.problem == "the model's chat template refuses these messages: no system messages"
-    assert "refuses" in rendered("{{ messages[0].content + 1 }}").problem
+    found = refused(USUAL, [{"role": "system", "content": "a"}])
+    assert found == "the model's chat template refuses these messages: no system messages"
+    assert "refuses" in refused("{{ messages[0].content + 1 }}")
 
 
 @pytest.mark.parametrize(
@@ -44,10 +54,10 @@ def test_a_refusal_of_the_template_is_the_callers_to_read() -> None:
     ],
 )
 def test_nobody_speaks_in_anothers_role_by_writing_control_tokens(message: dict[str, Any]) -> None:
-    found = rendered(USUAL, [*SAID, message])
-    assert found.problem == "a message or tool contains the control token <|end|>: leave it out"
-    assert rendered(USUAL, effort="<|end|>").problem == found.problem
-    assert "control token" in rendered(USUAL, [{"role": "user", "content": 'a"b'}]).problem
+    found = refused(USUAL, [*SAID, message])
+    assert found == "a message or tool contains the control token <|end|>: leave it out"
+    assert refused(USUAL, effort="<|end|>") == found
+    assert "control token" in refused(USUAL, [{"role": "user", "content": 'a"b'}])
 
 
 @pytest.mark.parametrize(
@@ -61,18 +71,20 @@ def test_nobody_speaks_in_anothers_role_by_writing_control_tokens(message: dict[
     ],
 )
 def test_a_template_cannot_reach_out(template: str) -> None:
-    found = rendered(template)
-    assert "refuses" in found.problem or found.text == ""
+    try:
+        assert rendered(template) == ""
+    except ParameterWrong as error:
+        assert "refuses" in error.message
 
 
 def test_a_prompt_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "MAX_PROMPT", 100)
-    assert "more than 100 characters" in rendered("{% for a in range(101) %}{{ 'x' }}{% endfor %}").problem
+    assert "more than 100 characters" in refused("{% for a in range(101) %}{{ 'x' }}{% endfor %}")
 
 
 def test_a_template_without_a_place_for_tools_gets_them_in_a_message() -> None:
     template = "{% for message in messages %}[{{ message.role }}] {{ message.content }}{% endfor %}"
-    found = rendered(template, tools=TOOLS).text
+    found = rendered(template, tools=TOOLS)
     assert found.startswith("[system] You can call these functions:\n<tools>\n{") and found.endswith("[user] a")
     first = {"role": "system", "content": "be brief"}
-    assert rendered(template, [first, *SAID], tools=TOOLS).text.startswith("[system] be brief\n\nYou can call")
+    assert rendered(template, [first, *SAID], tools=TOOLS).startswith("[system] be brief\n\nYou can call")
