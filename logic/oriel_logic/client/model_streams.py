@@ -134,7 +134,7 @@ class AnswerStream:
     """The answers of one call that was sent; `close` it in any case, so that the server sees a caller that left.
 
     ends: monotonic seconds at which the stream ends.
-    decode: reads a message, as error text and answer.
+    decode: reads a message of a model, as error text and answer.
     """
 
     model: str
@@ -143,7 +143,7 @@ class AnswerStream:
     ends: float
     stage: Stage
     ledger: Ledger
-    decode: Callable[[bytes], tuple[str, InferResponse]]
+    decode: Callable[[bytes, str], tuple[str, InferResponse]]
     _first: bytes | None = None
     _is_late: bool = False
     _timer: asyncio.TimerHandle | None = None
@@ -169,7 +169,7 @@ class AnswerStream:
         if data is None:
             return None
         try:
-            failure, answer = self.decode(data)
+            failure, answer = self.decode(data, self.model)
         except BadMessage as error:
             raise ModelFailed(f"an answer of model '{self.model}' cannot be read: {error.message}") from error
         if failure:

@@ -242,6 +242,21 @@ def stream_answers(draw: st.DrawFn) -> bytes:
 @given(wire=stream_answers())
 @settings(max_examples=300, deadline=None)
 def test_a_clients_answer_is_what_protobuf_reads(wire: bytes) -> None:
+    check_answer(wire)
+
+
+@given(text=st.binary(max_size=3), at=st.integers(0, 32), byte=st.integers(0, 255), answer=st.sampled_from("mn"))
+@settings(max_examples=1000, deadline=None)
+def test_a_clients_answer_of_one_text_is_read_by_those_before_it(text: bytes, at: int, byte: int, answer: str) -> None:
+    output = tensor("t", [[text]], "BYTES")
+    message = encode_infer(InferResponse(model_name=answer, parameters={"p": 1}, outputs=[output]))
+    wire = v2_pb2.ModelStreamInferResponse(infer_response=message).SerializeToString()
+    for _ in range(2):
+        check_answer(wire)
+    check_answer(wire[:at] + bytes((byte,)) + wire[at + 1 :])
+
+
+def check_answer(wire: bytes) -> None:
     try:
         message = v2_pb2.ModelStreamInferResponse.FromString(wire)
         expected: Any = message.error_message, decode_infer_response(message.infer_response)
