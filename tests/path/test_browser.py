@@ -66,11 +66,11 @@ def test_the_start_page_leads_to_the_description(page: Page, stack: Stack, tmp_p
 
 def test_a_key_shows_its_services_and_tries_them_with_their_samples(page: Page, stack: Stack, tmp_path: Path) -> None:
     page.open(f"{stack.base}/docs")
-    paths = ("/v1/services/digits", "/v1/services/checked_digit", "/v2/models/digits/infer", "/v1/completions")
+    paths = ("/v1/services/digits", "/v1/services/checked_digit", "/v2/models/digits/infer")
     published(page, "oriel-demo-gold", *paths)
     described(page)
     identify(page, "oriel-demo-gold")
-    assert {"digits", "checked_digit", "/v2/models/digits/infer", "/v1/completions"} <= set(described(page))
+    assert {"digits", "checked_digit", "/v2/models/digits/infer"} <= set(described(page))
     for service, label in (("digits", 7), ("checked_digit", 3)):
         assert page.run(f"document.querySelector('#service-{service} select').value") == "image/png", "the sample's"
         sent = send(page, f"service-{service}")
@@ -108,7 +108,7 @@ def test_another_key_shows_less_and_a_wrong_one_says_so(page: Page, stack: Stack
     described(page)
     identify(page, "oriel-demo-bronze")
     shown = described(page)
-    assert "digits" in shown and not {"checked_digit", "/v2/models/mlp/infer", "/v1/completions"} & set(shown)
+    assert "digits" in shown and not {"checked_digit", "/v2/models/mlp/infer"} & set(shown)
     identify(page, "of-nobody")
     wrong = page.wait("document.querySelector('#identified.bad')?.textContent")
     assert "the key or token is not valid" in wrong and page.run("document.querySelectorAll('section').length") == 0
