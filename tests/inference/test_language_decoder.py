@@ -1,14 +1,19 @@
 """The process of a language model: sequences, refusals, ends and restarts, with the double of an engine."""
 
+import asyncio
 import os
 import signal
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from oriel_inference.errors import LoadFailed
-from oriel_inference.language.child import TOO_SLOW, SlowSteps
-from oriel_inference.language.engine import Guide, Sampling
+from oriel_inference.language.child import TOO_SLOW, _StepLoop
+from oriel_inference.language.double import Double
+from oriel_inference.language.engine import Guide, Options, Sampling
+from oriel_inference.language.messages import Add, StepReport
 
 from ..waiting import gone
 from .language_process import decoding
@@ -90,12 +95,61 @@ async def test_a_process_whose_step_hangs_is_killed(tmp_path: Path) -> None:
         assert model.ends == ["it made no step within 0.2 s"]
 
 
-def test_steps_that_a_guide_makes_slow_are_noticed_after_three() -> None:
-    steps = SlowSteps()
-    assert not any(steps.add(seconds) for seconds in (0.02, 0.04, 0.19, 0.3, 0.3, 0.05, 0.3, 0.3))
-    assert steps.add(0.3)
-    large = SlowSteps()
-    assert not any(large.add(0.5 + 0.1 * (step % 10)) for step in range(100))
+async def test_a_process_that_hangs_is_killed_whatever_comes_and_goes(tmp_path: Path) -> None:
+    async with decoding(tmp_path, stall_s=0.3, settings={"oriel.double.step_ms": "600000"}) as model:
+        for number in range(100):
+            if model.ends:
+                break
+            model.decoder.add(number, "go on", LETTERS)
+            await asyncio.sleep(0.1)
+            model.decoder.cancel(number)
+        assert model.ends == ["it made no step within 0.3 s"]
+
+
+async def test_a_process_without_work_after_a_cancel_is_left_alone(tmp_path: Path) -> None:
+    async with decoding(tmp_path, stall_s=0.2) as model:
+        model.decoder.add(1, "go on", LETTERS)
+        model.decoder.cancel(1)
+        await asyncio.sleep(0.5)
+        assert model.ends == []
+
+
+class _OneByOne(Double):
+    """Begins guides as openvino-genai does: one at a time, each in a step that takes its time."""
+
+    def step(self) -> None:
+        new = [number for number, each in self._sequences.items() if each.sampling.guide and not each.made]
+        held = {number: self._sequences.pop(number) for number in new[1:]}
+        time.sleep(0.25 if new else 0.0)
+        super().step()
+        self._sequences.update(held)
+
+
+class _Commands:
+    """A connection whose server sends one command with the first step, the others with the fourth, and then leaves."""
+
+    def __init__(self, *commands: Add) -> None:
+        self._sent = [commands[:1], (), (), commands[1:]]
+        self.reports: list[StepReport] = []
+
+    def take(self, *, wait: bool) -> Sequence[Add]:
+        if wait and not self._sent:
+            raise ConnectionError
+        return self._sent.pop(0) if self._sent else ()
+
+    def send(self, report: StepReport) -> None:
+        self.reports.append(report)
+
+
+def test_guides_that_begin_one_after_another_do_not_count_as_slow() -> None:
+    engine, guided = _OneByOne(), Sampling(max_tokens=3, guide=Guide("regex", "a"))
+    engine.load("/dev/null", Options())
+    commands = _Commands(Add(1, "go on", LETTERS), *(Add(number, "x", guided) for number in range(2, 8)))
+    with pytest.raises(ConnectionError):
+        _StepLoop(engine, commands, 256).run()  # type: ignore[arg-type]
+    news = [each for report in commands.reports for each in report.progress]
+    assert [each.refused for each in news if each.refused] == []
+    assert sum(each.finish == "length" for each in news) == 7
 
 
 async def test_a_file_that_cannot_be_read_is_refused_with_its_reason(tmp_path: Path) -> None:

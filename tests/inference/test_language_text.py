@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_inference.language.text import GeneratedText, StopScanner
+from oriel_inference.language.text import GeneratedText
 
 LETTERS = st.text("ab\n", max_size=30)
 STOPS = st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=4)
@@ -22,18 +22,18 @@ def until_stop(text: str, stops: list[str]) -> tuple[str, bool]:
 @given(LETTERS, STOPS, st.data())
 def test_stop_strings_are_found_however_the_text_is_cut(text: str, stops: list[str], data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
-    scanner = StopScanner(stops)
-    shown = ""
-    for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
-        shown += scanner.feed(text[start:end])
+    pieces = [text[start:end].encode() for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    scanner, shown = GeneratedText(pieces, stops), ""
+    for token in range(len(pieces)):
+        shown += scanner.feed(token)
         assert until_stop(text, stops)[0].startswith(shown), "what was shown is never taken back"
     assert (shown + scanner.flush(), scanner.stopped) == until_stop(text, stops)
 
 
 @given(LETTERS, STOPS)
 def test_no_more_is_held_back_than_could_begin_a_stop_string(text: str, stops: list[str]) -> None:
-    scanner = StopScanner(stops)
-    shown = scanner.feed(text)
+    scanner = GeneratedText([text.encode()], stops)
+    shown = scanner.feed(0)
     held = text[len(shown) :]
     assert scanner.stopped or held == "" or any(stop.startswith(held) for stop in stops)
 

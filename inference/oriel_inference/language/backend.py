@@ -3,7 +3,6 @@
 import asyncio
 import concurrent.futures
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from weakref import WeakSet
 
@@ -16,7 +15,7 @@ from oriel_inference.errors import BackendFailed, LoadFailed
 from oriel_inference.language.decoder import Decoder
 from oriel_inference.language.engine import Facts, Options
 from oriel_inference.language.messages import Load
-from oriel_inference.model import EngineOptions, TensorInfo
+from oriel_inference.model import EngineOptions
 from oriel_wire.v2.messages import Array
 from oriel_wire.v2.proto import model_config_pb2 as pb
 
@@ -29,10 +28,10 @@ class LanguageSession(RequestSession):
     decoder: belongs to the loop. options: those with which the engine loaded the model.
     """
 
-    def __init__(self, decoder: Decoder, options: Options, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]):
+    def __init__(self, decoder: Decoder, options: Options, config: pb.ModelConfig) -> None:
         self.decoder = decoder
         self.options = options
-        self.inputs, self.outputs = inputs, outputs
+        self.inputs, self.outputs = tensor_infos(config, config.input), tensor_infos(config, config.output)
         self.provider = decoder.facts.engine
         self._loop = asyncio.get_running_loop()
 
@@ -40,9 +39,7 @@ class LanguageSession(RequestSession):
         raise BackendFailed("a language model is not executed in batches")
 
     def execute(self, execution: Execution) -> None:
-        for index in range(len(execution.requests)):
-            execution.answer(index, BackendFailed("a language model is not executed in batches"))
-        execution.returned()
+        raise AssertionError("a language model has a scheduler of its own")
 
     def caller_left(self, execution: Execution, index: int) -> None:
         pass
@@ -100,19 +97,8 @@ class Language(ConfiguredBackend):
             step_tokens=int(entries[STEP_TOKENS]),
             settings={key: value.string_value for key, value in config.parameters.items()},
         )
-        launch = Launch(
-            file=str(model.path),
-            model=config.name,
-            version=str(model.version),
-            config="",
-            args={},
-            decoupled=True,
-            threads=options.threads,
-            inputs=tensor_infos(config, config.input),
-            outputs=tensor_infos(config, config.output),
-        )
-        limits = PythonLimits()
-        limits = replace(limits, start_s=seconds(config, START_KEY, limits.start_s))
+        limits = PythonLimits(start_s=seconds(config, START_KEY, PythonLimits().start_s))
+        launch = Launch(model=config.name, threads=options.threads)
         decoder = Decoder(launch, Load(entries[ENGINE], str(model.path), options), limits)
         self._opened.add(decoder)
         self._starting.add(decoder)
@@ -124,7 +110,7 @@ class Language(ConfiguredBackend):
             raise
         finally:
             self._starting.discard(decoder)
-        return LanguageSession(decoder, options, launch.inputs, launch.outputs)
+        return LanguageSession(decoder, options, config)
 
 
 def _show(config: pb.ModelConfig, facts: Facts) -> None:

@@ -5,6 +5,7 @@ never waits for the server while sequences run. Errors of the engine end the pro
 """
 
 import gc
+import math
 import os
 import resource
 import select
@@ -43,12 +44,12 @@ def make_engine(name: str) -> LanguageEngine:
     try:
         engine: LanguageEngine = getattr(import_module(module), attribute)()
     except ImportError as error:
-        raise LoadFailed(MISSING) from error
+        raise LoadFailed(f"{MISSING} ({error})") from error
     return engine
 
 
 def main() -> None:
-    """Load a model and run its sequences until the server is gone or asks for the end."""
+    """Load a model and run its sequences until the server is gone."""
     server, work, control = (int(each) for each in sys.argv[1:4])
     end_with_parent(server)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -98,24 +99,6 @@ class _Connection:
         send(self._socket, encode(report))
 
 
-class SlowSteps:
-    """Notices steps that a guide makes slow: some take longer with each token, and everybody's tokens wait for them.
-
-    A step without prompts counts as slow if it takes SLOW_S, and SLOW_TIMES what such steps take.
-    """
-
-    def __init__(self) -> None:
-        self._usual_s = 0.0
-        self._in_a_row = 0
-
-    def add(self, seconds: float) -> bool:
-        """Record a step without prompts; return whether SLOW_STEPS of them in a row were slow."""
-        self._usual_s = min(seconds, self._usual_s * 1.001) if self._usual_s else seconds
-        is_slow = seconds > max(SLOW_S, SLOW_TIMES * self._usual_s)
-        self._in_a_row = self._in_a_row + 1 if is_slow else 0
-        return self._in_a_row >= SLOW_STEPS
-
-
 class _StepLoop:
     """The sequences of an engine. Their numbers and what is left of their prompts, in the order of arrival."""
 
@@ -124,14 +107,17 @@ class _StepLoop:
         self._connection = connection
         self._step_tokens = step_tokens
         self._prompts: dict[int, int] = {}  # number -> tokens of its prompt still to be computed, as far as is known
+        self._new: set[int] = set()  # those without a token
         self._guided: list[int] = []  # those with a guide
-        self._slow = SlowSteps()
+        self._usual_s = math.inf  # of steps in which nothing begins
+        self._slow_steps = 0  # in a row
 
     def run(self) -> None:
         engine, connection, prompts = self._engine, self._connection, self._prompts
         while True:
             news: dict[int, Progress] = {}
-            for command in connection.take(wait=not prompts):
+            commands = connection.take(wait=not prompts)
+            for command in commands:
                 match command:
                     case messages.Add():
                         news[command.number] = self._add(command)
@@ -139,20 +125,19 @@ class _StepLoop:
                         news.pop(command.number, None)
                         if command.number in prompts:
                             engine.cancel(self._forget(command.number))
-                    case messages.Close():
-                        return
             seconds, computed = 0.0, 0
             if prompts:
+                is_plain = not self._new
                 computed = self._compute_prompts()
                 began = time.perf_counter()
                 engine.step()
                 seconds = time.perf_counter() - began
                 self._read(news)
-                if not computed and self._slow.add(seconds) and self._guided:
+                if is_plain and self._is_slow(seconds) and self._guided:
                     number = self._forget(self._guided[-1])
                     engine.cancel(number)
                     news[number] = Progress(number, refused=TOO_SLOW)
-            if news or seconds:
+            if commands or seconds:  # each command has a report behind it
                 connection.send(StepReport(seconds, computed, engine.cache_use(), list(news.values())))
 
     def _add(self, command: messages.Add) -> Progress:
@@ -162,6 +147,7 @@ class _StepLoop:
         except PromptRefused as refused:
             return Progress(number, refused=refused.text)
         self._prompts[number] = len(added.ids) - added.cached
+        self._new.add(number)
         if command.sampling.guide is not None:
             self._guided.append(number)
         ids = list(added.ids) if isinstance(prompt, str) else []
@@ -188,11 +174,21 @@ class _StepLoop:
             progress = news.setdefault(number, Progress(number))
             progress.ids, progress.logprobs, progress.finish = list(piece.ids), list(piece.logprobs), piece.finish
             self._prompts[number] = 0
+            self._new.discard(number)
             if piece.finish:
                 self._forget(number)
 
+    def _is_slow(self, seconds: float) -> bool:
+        """Return whether SLOW_STEPS in a row took SLOW_S, and SLOW_TIMES what steps take in which nothing begins: some
+        guides make each token slower than the one before, and everybody's tokens wait for them.
+        """
+        self._usual_s = min(seconds, self._usual_s * 1.001)
+        self._slow_steps = self._slow_steps + 1 if seconds > max(SLOW_S, SLOW_TIMES * self._usual_s) else 0
+        return self._slow_steps >= SLOW_STEPS
+
     def _forget(self, number: int) -> int:
         del self._prompts[number]
+        self._new.discard(number)
         self._guided = [each for each in self._guided if each != number]
         return number
 

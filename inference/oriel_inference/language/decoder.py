@@ -5,7 +5,7 @@ Rules.
 2. When the process dies, all its sequences are gone: `on_end` reports it once, and nothing comes for their numbers any
    more. The first restart is immediate; further ones wait longer and longer until a process has made a token again.
    `on_ready` reports that sequences can be added again.
-3. A step that takes longer than `stall_s` counts as hung, and its process is killed.
+3. A report follows each command and each step. If none comes for `stall_s`, the process hangs and is killed.
 
 Everything belongs to the loop on which the decoder is made.
 """
@@ -18,18 +18,13 @@ from oriel_inference.backends.python.launch import Launch, PythonLimits
 from oriel_inference.backends.python.process import ModelProcess, resident_bytes
 from oriel_inference.errors import LoadFailed
 from oriel_inference.language.engine import Facts, Sampling
-from oriel_inference.language.messages import Add, Cancel, Close, Failed, Load, Loaded, Report, StepReport, read_report
+from oriel_inference.language.messages import Add, Cancel, Failed, Load, Loaded, Report, StepReport, read_report
 from oriel_wire.process.messages import FrameError
 
 _log = logging.getLogger(__name__)
 
 CHILD = "oriel_inference.language.child"
 STALL_S = 60.0
-CLOSE_S = 5.0
-
-
-def _nothing(_: object = None) -> None:
-    """Ignore what is reported before somebody has connected."""
 
 
 class Decoder:
@@ -38,6 +33,7 @@ class Decoder:
     launch: the values with which the process is started.
     load: its first message.
     limits: the times of its start and its restarts.
+    is_ready: True while sequences can be added.
     facts: those of the last load; only after `start`.
     on_step: called with each report. on_end: called with the reason when the process is gone. on_ready: called when a
     new one is ready, not after `start`.
@@ -46,16 +42,17 @@ class Decoder:
     facts: Facts
 
     def __init__(self, launch: Launch, load: Load, limits: PythonLimits, *, stall_s: float = STALL_S) -> None:
-        self.on_step: Callable[[StepReport], None] = _nothing
-        self.on_end: Callable[[str], None] = _nothing
-        self.on_ready: Callable[[], None] = _nothing
+        self.is_ready = False
+        self.on_step: Callable[[StepReport], None] = lambda _: None
+        self.on_end: Callable[[str], None] = lambda _: None
+        self.on_ready: Callable[[], None] = lambda: None
         self._launch = launch
         self._load = load
         self._limits = limits
         self._stall_s = stall_s
         self._loop = asyncio.get_running_loop()
         self._process: ModelProcess[Report] | None = None
-        self._loaded: asyncio.Future[Facts] | None = None  # set while a process loads the model
+        self._loaded: asyncio.Future[Facts] = self._loop.create_future()  # done unless a process loads the model
         self._gone = asyncio.Event()
         self._gone.set()
         self._running: set[int] = set()  # sequences that a report has to come for
@@ -64,12 +61,6 @@ class Decoder:
         self._deaths = 0
         self._down_until = 0.0
         self._closing = False
-        self._is_ready = False
-
-    @property
-    def is_ready(self) -> bool:
-        """Return whether sequences can be added."""
-        return self._is_ready
 
     @property
     def retry_s(self) -> float:
@@ -94,7 +85,7 @@ class Decoder:
             decode=read_report,
             max_body_bytes=0,
             on_message=lambda message, _: self._received(message),
-            on_end=lambda how: self._ended(process, how),
+            on_end=self._ended,
         )
         self._process, self._loaded = process, self._loop.create_future()
         self._gone.clear()
@@ -103,34 +94,26 @@ class Decoder:
                 await process.start()
                 process.send(self._load)
                 self.facts = await self._loaded
-        except OSError as error:  # a TimeoutError is one
-            late = isinstance(error, TimeoutError)
-            reason = (
-                f"was not loaded within {self._limits.start_s:g} s" if late else f"has no process: {error.strerror}"
-            )
-            await self._discard(process)
-            raise LoadFailed(f"the model {reason}") from error
-        except BaseException:
-            await self._discard(process)
+        except BaseException as error:
+            self._loaded.cancel()
+            process.kill("it did not start")
+            await self._gone.wait()
+            if isinstance(error, TimeoutError):
+                raise LoadFailed(f"the model was not loaded within {self._limits.start_s:g} s") from error
+            if isinstance(error, OSError):
+                raise LoadFailed(f"the model has no process: {error.strerror}") from error
             raise
-        finally:
-            self._loaded = None
-        self._is_ready = True
+        self.is_ready = True
         return self.facts
-
-    async def _discard(self, process: ModelProcess[Report]) -> None:
-        """End a process that did not start."""
-        process.kill("it did not start")
-        await self._gone.wait()
 
     def add(self, number: int, prompt: str | Sequence[int], sampling: Sampling) -> None:
         """Begin a sequence; only while the decoder is ready. number: used for no other sequence before the next
         `on_end`. Raises FrameError if the prompt is too large for a message.
         """
-        assert self._process is not None and self._is_ready, "sequences are added while the process is ready"
+        assert self._process is not None and self.is_ready, "sequences are added while the process is ready"
         self._process.send(Add(number, prompt if isinstance(prompt, str) else list(prompt), sampling))
         self._running.add(number)
-        self._expect()
+        self._expect()  # not from now on if a report is due already: a process that hangs gets new sequences as well
 
     def cancel(self, number: int) -> None:
         """End a sequence; one that has ended already is ignored. A report under way may still name it."""
@@ -144,21 +127,16 @@ class Decoder:
             self._process.kill(why)
 
     async def close(self) -> None:
-        """End the process; `on_end` is called for the sequences in progress. No restart follows."""
+        """End the process, which has nothing to keep; `on_end` is called for the sequences in progress. No restart
+        follows.
+        """
         self._closing = True
         if self._restart is not None:
             self._restart.cancel()
-        if self._process is not None and not self._gone.is_set():
-            self._process.send(Close())
-            try:
-                async with asyncio.timeout(CLOSE_S if self._is_ready else 0.0):
-                    await self._gone.wait()
-            except TimeoutError:
-                self.kill("it was unloaded")
-                await self._gone.wait()
+        self.kill("it was unloaded")
+        await self._gone.wait()
 
     def _received(self, message: Report) -> None:
-        loaded = self._loaded
         match message:
             case StepReport():
                 for each in message.progress:
@@ -166,31 +144,36 @@ class Decoder:
                         self._deaths = 0
                     if each.finish or each.refused:
                         self._running.discard(each.number)
-                self._expect()
+                self._reported()
+                if self._running:
+                    self._expect()
                 self.on_step(message)
-            case Loaded() if loaded is not None and not loaded.done():
-                loaded.set_result(message.facts)
-            case Failed() if loaded is not None and not loaded.done():
-                loaded.set_exception(LoadFailed(message.reason))
+            case Loaded() if not self._loaded.done():
+                self._loaded.set_result(message.facts)
+            case Failed() if not self._loaded.done():
+                self._loaded.set_exception(LoadFailed(message.reason))
             case _:
                 raise FrameError("it sent a message of the wrong kind")
 
     def _expect(self) -> None:
-        """Expect the next report within the time of a step, if one has to come."""
+        """Expect a report within the time of a step."""
+        if self._watch is None:
+            stalled = f"it made no step within {self._stall_s:g} s"
+            self._watch = self._loop.call_later(self._stall_s, self.kill, stalled)
+
+    def _reported(self) -> None:
+        """Expect no report any more."""
         if self._watch is not None:
             self._watch.cancel()
-        stalled = f"it made no step within {self._stall_s:g} s"
-        self._watch = self._loop.call_later(self._stall_s, self.kill, stalled) if self._running else None
+            self._watch = None
 
-    def _ended(self, process: ModelProcess[Report], how: str) -> None:
+    def _ended(self, how: str) -> None:
         """Handle the end of a process."""
-        if process is not self._process:
-            return
         self._gone.set()
-        was_ready, self._is_ready = self._is_ready, False
+        was_ready, self.is_ready = self.is_ready, False
         self._running.clear()
-        self._expect()
-        if self._loaded is not None and not self._loaded.done():
+        self._reported()
+        if not self._loaded.done():
             self._loaded.set_exception(LoadFailed(f"the model's process died ({how})"))
         if was_ready:
             if not self._closing:

@@ -5,12 +5,10 @@ tokens in the prompt goes on in the same way. After the control token <|answer|>
 and the control token before it, and ends. Without <|answer|> it is lower-case letters without end, which a seed
 changes. Misuse raises AssertionError, which ends the process.
 
-Parameters of the configuration: `oriel.double.step_ms` is the time of a step, `oriel.double.prompt_us` that of each
-prompt token in it, `oriel.double.guide_ms` that of each token of a sequence with a guide, which is not obeyed.
-`oriel.double.context` is the most tokens.
+Parameters of the configuration: `oriel.double.step_ms` is the time of a step, `oriel.double.guide_ms` that of each
+token of a sequence with a guide, which is not obeyed. `oriel.double.context` is the most tokens.
 """
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -41,12 +39,12 @@ TEMPLATE = (
 
 @dataclass(slots=True)
 class _Sequence:
-    """ids: prompt and answer. waiting: tokens of the prompt that are not computed. prompt: how many it has."""
+    """ids: prompt and answer. waiting: tokens of the prompt that are not computed. made: those of the answer."""
 
     ids: list[int]
     waiting: int
-    prompt: int
     sampling: Sampling
+    made: int = 0
     new: list[int] = field(default_factory=list)
     finish: Finish = ""
 
@@ -57,7 +55,6 @@ class Double(LanguageEngine):
     def load(self, path: str, options: Options) -> Facts:
         settings = options.settings
         self._step_s = float(settings.get("oriel.double.step_ms", 0)) / 1e3
-        self._prompt_s = float(settings.get("oriel.double.prompt_us", 0)) / 1e6
         self._guide_s = float(settings.get("oriel.double.guide_ms", 0)) / 1e3
         self._options = options
         self._context = int(settings.get("oriel.double.context", 8192))
@@ -91,7 +88,7 @@ class Double(LanguageEngine):
             raise PromptRefused(f"the prompt has {len(ids)} tokens, the model takes {self._context} with the answer")
         assert all(0 <= each < BEGIN + len(CONTROL) for each in ids), "an id outside the vocabulary"
         cached = self._cache.known(ids)
-        self._sequences[number] = _Sequence(ids, len(ids) - cached, len(ids), sampling)
+        self._sequences[number] = _Sequence(ids, len(ids) - cached, sampling)
         return Added(ids, cached)
 
     def step(self) -> None:
@@ -103,54 +100,47 @@ class Double(LanguageEngine):
             sequence.waiting -= taken
             left -= taken
             if not sequence.waiting:
-                if len(sequence.ids) == sequence.prompt:
+                if not sequence.made:
                     self._cache.keep(sequence.ids)
                 self._decode(sequence)
-        made = sum(len(each.ids) - each.prompt for each in self._sequences.values() if each.sampling.guide is not None)
-        time.sleep(self._step_s + self._prompt_s * (self._options.step_tokens - left) + self._guide_s * made)
+        guided = sum(each.made for each in self._sequences.values() if each.sampling.guide is not None)
+        time.sleep(self._step_s + self._guide_s * guided)
 
     def _decode(self, sequence: _Sequence) -> None:
-        sampling, made = sequence.sampling, len(sequence.ids) - sequence.prompt
+        sampling = sequence.sampling
         token = next_token(sequence.ids, sampling.seed or 0)
-        if token == END and made < sampling.min_tokens:
+        if token == END and sequence.made < sampling.min_tokens:
             token = ord(".")
         sequence.ids.append(token)
         sequence.new.append(token)
+        sequence.made += 1
         if (token == END and not sampling.ignore_eos) or token in sampling.stop_token_ids:
             sequence.finish = "stop"
-        elif made + 1 >= sampling.max_tokens or len(sequence.ids) >= self._context:
+        elif sequence.made >= sampling.max_tokens or len(sequence.ids) >= self._context:
             sequence.finish = "length"
 
     def read(self, number: int) -> Piece:
         sequence = self._sequences[number]
         ids, sequence.new = sequence.new, []
         if sequence.finish:
-            self._forget(number)
+            self.cancel(number)
         logprobs = [-0.5] * len(ids) if sequence.sampling.logprobs is not None else []
         return Piece(ids, logprobs, sequence.finish)
 
     def cancel(self, number: int) -> None:
-        self._forget(number)
-
-    def _forget(self, number: int) -> None:
         sequence = self._sequences.pop(number)
         self._cache.keep(sequence.ids[: len(sequence.ids) - sequence.waiting])
 
     def cache_use(self) -> float:
-        held = sum(math.ceil(len(each.ids) / BLOCK_TOKENS) for each in self._sequences.values())
-        return min(1.0, held / self._blocks)
+        return min(1.0, sum(len(each.ids) for each in self._sequences.values()) / (self._blocks * BLOCK_TOKENS))
 
 
 def encode(text: str) -> list[int]:
     """Return the ids of a text."""
-    ids: list[int] = []
-    while text:
-        at, token = min(((text.find(each), each) for each in CONTROL if each in text), default=(len(text), ""))
-        ids += text[:at].encode()
-        if token:
-            ids.append(BEGIN + CONTROL.index(token))
-        text = text[at + len(token) :]
-    return ids
+    if (found := next((each for each in CONTROL if each in text), None)) is None:
+        return list(text.encode())
+    first, *others = text.split(found)
+    return encode(first) + [token for each in others for token in (BEGIN + CONTROL.index(found), *encode(each))]
 
 
 def next_token(ids: Sequence[int], seed: int) -> int:

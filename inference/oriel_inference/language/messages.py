@@ -40,10 +40,6 @@ class Cancel(msgspec.Struct, array_like=True, tag=5):
     number: int
 
 
-class Close(msgspec.Struct, array_like=True, tag=6):
-    """End the process."""
-
-
 class Progress(msgspec.Struct, array_like=True):
     """The news of one sequence.
 
@@ -67,7 +63,7 @@ class Progress(msgspec.Struct, array_like=True):
 class StepReport(msgspec.Struct, array_like=True, tag=7):
     """The result of one step.
 
-    seconds: the time of the step alone; 0 if there was none, because all that was added was refused.
+    seconds: the time of the step alone; 0 if there was none, because all was refused or cancelled.
     prompt_tokens: tokens of prompts that were computed in it, as far as is known.
     cache_use: share of the cache's blocks in use, from 0 to 1.
     progress: the sequences with news, in the order in which they were added.
@@ -79,7 +75,7 @@ class StepReport(msgspec.Struct, array_like=True, tag=7):
     progress: list[Progress]
 
 
-Command = Load | Add | Cancel | Close
+Command = Load | Add | Cancel
 Report = Loaded | Failed | StepReport
 
 _commands: "msgspec.msgpack.Decoder[Command]" = msgspec.msgpack.Decoder(Command)

@@ -5,6 +5,7 @@ Engines reuse whole blocks of tokens whose beginning is the same, and forget tho
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 
 class PrefixCache:
@@ -19,13 +20,10 @@ class PrefixCache:
         """Return the tokens at the beginning of `ids` that are cached; never all of them, because the last token of a
         prompt is computed in any case.
         """
-        known = 0
-        for number, block in enumerate(self._chain(ids), 1):
-            if block not in self._cached:
-                break
+        found = list(takewhile(self._cached.__contains__, self._chain(ids)))
+        for block in found:
             self._cached.move_to_end(block)
-            known = number * self._block_tokens
-        return min(known, len(ids) - 1)
+        return min(len(found) * self._block_tokens, len(ids) - 1)
 
     def keep(self, ids: Sequence[int]) -> None:
         """Record that all of `ids` have been computed."""

@@ -1,7 +1,7 @@
 """The values and variables with which the process of an instance is started, and the time limits of its steps."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from oriel_inference.model import TensorInfo
 from oriel_wire.process.environment import selected
@@ -36,17 +36,17 @@ class Launch:
     environment: names of the server's variables that it gets in addition to the usual ones.
     """
 
-    file: str
+    file: str = ""
     model: str
-    version: str
-    config: str
-    args: Mapping[str, str]
-    decoupled: bool
+    version: str = ""
+    config: str = ""
+    args: Mapping[str, str] = field(default_factory=dict)
+    decoupled: bool = True
     python: str = ""
     threads: int
     environment: tuple[str, ...] = ()
-    inputs: tuple[TensorInfo, ...]
-    outputs: tuple[TensorInfo, ...]
+    inputs: tuple[TensorInfo, ...] = ()
+    outputs: tuple[TensorInfo, ...] = ()
 
 
 def model_environment(server: Mapping[str, str], also: Sequence[str], *, threads: int, path: str) -> dict[str, str]:
