@@ -58,7 +58,7 @@ def test_parameters_that_are_no_small_object_are_refused(text: bytes) -> None:
         ("json_schema", '{"type": "string", "pattern": "^.{0,200}$"}', "bounded repetitions"),
         ("json_schema", json.dumps({"properties": {f"p{n}": {} for n in range(101)}}), "properties"),
         ("regex", ".{30}x.{30}", "bounded repetitions"),
-        ("grammar", "root ::= " + "(" * 40 + '"a"' + ")" * 40, "levels of brackets"),
+        ("json_schema", '{"type": "array", "}": 0, "items":' * 33 + "{}" + "}" * 33, "levels of brackets"),
         ("regex", "(.{0,50}){0,50}", "bounded repetitions"),
         ("regex", "[^a]" * 101, "bounded repetitions"),
         ("regex", "a{1,99999999999}", "bounded repetitions"),

@@ -1,8 +1,7 @@
 """Bounds what it takes to compile a guide: all sequences of a model wait for it, once for each new guide.
 
 Measured with a vocabulary of 49,152 tokens on two cores: 16 to 30 ms for each character of a string of bounded length,
-2.2 s for 400 optional properties, 10 s for 500 levels; thousands of levels crash the compiler
-(docs/decisions/0251-guides-of-language-models.md).
+2.2 s for 400 optional properties, 10 s for 500 levels (docs/decisions/0251-guides-of-language-models.md).
 """
 
 import re
@@ -14,10 +13,9 @@ from oriel_inference.errors import InvalidRequest
 from oriel_inference.language.engine import Guide
 
 MAX_BYTES = 16 << 10
-MAX_DEPTH = 32
+MAX_LEVELS = 32
 MAX_STATES = 48
 MAX_PROPERTIES = 100
-CLASSES = "classes of characters and bounded repetitions"
 _COUNTED = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _PATTERNS = ("pattern", "regex", "grammar")
 _QUANTIFIER = re.compile(r"\{(\d*)(?:,(\d*))?\}")
@@ -25,52 +23,39 @@ _QUANTIFIER = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 
 def check_guide(guide: Guide) -> None:
     """Raise InvalidRequest if a guide is too large to be compiled while others wait, or is not the JSON it must be."""
-    text = guide.text
-    if len(text.encode()) > MAX_BYTES:
-        raise InvalidRequest(f"the guide has more than {MAX_BYTES} bytes: send a smaller one")
-    depth, properties, states = _brackets(text), 0, 0
-    if guide.kind in ("json_schema", "structural_tag"):
+    levels = properties = 0
+    if (size_bytes := len(guide.text.encode())) > MAX_BYTES or guide.kind in ("regex", "grammar"):
+        states = _pattern_states(guide.text[:MAX_BYTES])
+    else:
         try:
-            schema = msgspec.json.decode(text)
+            found = list(_containers(msgspec.json.decode(guide.text)))
         except (msgspec.DecodeError, RecursionError) as error:
             raise InvalidRequest(f"the guide is no JSON: {str(error)[:200]}") from error
-        values = list(_values(schema))
-        properties, states = sum(map(_properties, values)), sum(map(_states, values))
-    else:
-        states = _pattern_states(text)
-    most = {"levels of brackets": MAX_DEPTH, "properties": MAX_PROPERTIES, CLASSES: MAX_STATES}
-    for (what, bound), found in zip(most.items(), (depth, properties, states), strict=True):
-        if found > bound:
-            reason = f"the guide has {found} {what}, at most {bound} are compiled while other calls wait"
+        levels = max((level for level, _ in found), default=0)
+        objects = [each for _, each in found if isinstance(each, dict)]
+        properties = sum(len(named) for each in objects if isinstance(named := each.get("properties"), dict))
+        states = sum(map(_states, objects))
+    for what, count, most in (
+        ("bytes", size_bytes, MAX_BYTES),
+        ("levels of brackets", levels, MAX_LEVELS),
+        ("properties", properties, MAX_PROPERTIES),
+        ("classes of characters and bounded repetitions", states, MAX_STATES),
+    ):
+        if count > most:
+            reason = f"the guide has {count} {what}, at most {most} are compiled while other calls wait"
             raise InvalidRequest(f"{reason}: leave some out, and check the answer instead")
 
 
-def _brackets(text: str) -> int:
-    """Return the most brackets that are open at a time; those inside of strings count as well."""
-    deepest = level = 0
-    for each in text:
-        level += (each in "([{") - (each in ")]}" and level > 0)
-        deepest = max(deepest, level)
-    return deepest
+def _containers(value: object, level: int = 1) -> Iterator[tuple[int, object]]:
+    """Return all objects and arrays of a JSON value, and how deep they lie."""
+    if isinstance(value, dict | list):
+        yield level, value
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _containers(each, level + 1)
 
 
-def _values(value: object) -> Iterator[object]:
-    """Return all values inside of a JSON value, and the value itself."""
-    yield value
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    for each in inner:
-        yield from _values(each)
-
-
-def _properties(value: object) -> int:
-    found = value.get("properties") if isinstance(value, dict) else None
-    return len(found) if isinstance(found, dict) else 0
-
-
-def _states(value: object) -> int:
+def _states(value: dict[str, object]) -> int:
     """Return the repetitions that a part of a JSON schema asks for itself, and those of the patterns in it."""
-    if not isinstance(value, dict):
-        return 0
     counts = [count for key in _COUNTED if isinstance(count := value.get(key), int | float)]
     patterns = [text for key in _PATTERNS if isinstance(text := value.get(key), str)]
     if isinstance(named := value.get("patternProperties"), dict):
