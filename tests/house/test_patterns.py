@@ -90,6 +90,7 @@ AUTHORS = {
     "inference/oriel_inference/backends/onnx_runtime.py": "_PREFIX",
     "inference/oriel_inference/backends/openvino_models.py": "_OPERATORS",
     "inference/oriel_inference/backends/python/model_metrics.py": "_NAME _LABEL",
+    "inference/oriel_inference/language/gguf.py": "_CONTEXT _TENSOR",
     "inference/oriel_inference/language/vocabulary.py": "_BYTE",
     "inference/oriel_inference/repository/config.py": "_NO_POLICY _CAPABILITY _LINE",
     "inference/oriel_inference/repository/metrics_config.py": "_TAG",
