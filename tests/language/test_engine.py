@@ -137,6 +137,18 @@ def test_a_guide_is_obeyed_and_a_broken_one_disturbs_nobody(tiny: Engine) -> Non
     assert tiny.text(6) in (b"yes", b"no")
 
 
+def test_the_least_number_of_tokens_is_the_same_after_a_broken_guide(tiny: Engine) -> None:
+    late = Sampling(max_tokens=60, min_tokens=20, temperature=0.0, stop_token_ids=tuple(range(256)))
+    tiny.add(1, "the", late)
+    tiny.run()
+    tiny.add(2, "the", late)
+    while len(tiny.ids[2]) < 10:
+        tiny.step()
+    tiny.add(3, "x", BAD)
+    tiny.run()
+    assert len(tiny.ids[2]) == len(tiny.ids[1]) < 30
+
+
 @pytest.mark.parametrize(
     "sampling",
     [

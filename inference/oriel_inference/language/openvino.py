@@ -48,7 +48,7 @@ _FINISHES: dict[Any, Finish] = {
 class _Sequence:
     """A sequence of the pipeline.
 
-    ids: prompt and answer so far. begun: how many of them the pipeline was given as its prompt.
+    ids: prompt and answer so far. least, most: how many of them there may be at its end.
     config, handle: the pipeline's own; no handle while it waits for another guide.
     again: tokens that it has still to make once more.
     refused: why it ended before its time.
@@ -56,9 +56,10 @@ class _Sequence:
 
     ids: list[int]
     prompt_tokens: int
+    least: int
+    most: int
     config: Any
     guided: bool
-    begun: int = 0
     handle: Any = None
     again: int = 0
     refused: str = ""
@@ -75,7 +76,7 @@ class OpenVinoGenAi(LanguageEngine):
     def load(self, path: str, options: Options) -> Facts:
         file = Path(path)
         folder = file.parent if file.suffix == ".xml" else file
-        self._context = self._context_of(file)  # before the engine reads the file: it may crash on one that is cut off
+        self._context = _context_of(file)  # before the engine reads the file: it may crash on one that is cut off
         scheduling = genai.SchedulerConfig()
         scheduling.cache_size = -(-options.cache_mb // 1024)  # whole GiB
         scheduling.max_num_seqs = options.max_running
@@ -110,19 +111,9 @@ class OpenVinoGenAi(LanguageEngine):
             engine_version=genai.__version__,
         )
 
-    def _context_of(self, file: Path) -> int:
-        if file.suffix != ".xml":
-            return context_of(file)
-        found = msgspec.json.decode((file.parent / "config.json").read_bytes(), type=dict[str, object])
-        inner = found.get("text_config", found)
-        context = inner.get("max_position_embeddings") if isinstance(inner, dict) else None
-        if not isinstance(context, int) or context < 2:
-            raise LoadFailed("config.json names no max_position_embeddings: export the model with optimum-cli again")
-        return context
-
     def _warm_up(self) -> int:
         """Make one token with a guide, so that no call waits for what is done once; return the blocks of the cache."""
-        sequence = _Sequence([0], 1, self._config(WARM_UP, 2), guided=True)
+        sequence = _Sequence([0], 1, 1, 3, _config(WARM_UP), guided=True)
         self._begin(sequence)
         self._pipeline.step()
         used = float(self._pipeline.get_metrics().cache_usage)
@@ -138,7 +129,10 @@ class OpenVinoGenAi(LanguageEngine):
         room = min(self._context, self._blocks * BLOCK_TOKENS) - len(ids)
         if room < 1:
             raise PromptRefused(f"the prompt has {len(ids)} tokens, the model takes {self._context} with the answer")
-        sequence = _Sequence(ids, len(ids), self._config(sampling, room), guided=sampling.guide is not None)
+        config = _config(sampling)
+        config.stop_token_ids = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._ends)}
+        least, most = (len(ids) + min(each, room) for each in (sampling.min_tokens, sampling.max_tokens))
+        sequence = _Sequence(ids, len(ids), least, most, config, guided=sampling.guide is not None)
         if not sequence.guided:
             try:
                 self._begin(sequence)
@@ -161,33 +155,16 @@ class OpenVinoGenAi(LanguageEngine):
         )
 
     def _begin(self, sequence: _Sequence) -> None:
+        """Give a sequence to the pipeline: all that is known of it as its prompt, or the prompt alone if a guide has to
+        follow its tokens from the first.
+        """
         self._next_id += 1
-        sequence.begun = sequence.prompt_tokens if sequence.guided else len(sequence.ids)
-        tensor = Tensor(np.array([sequence.ids[: sequence.begun]], np.int64))
+        begin = sequence.prompt_tokens if sequence.guided else len(sequence.ids)
+        sequence.again = len(sequence.ids) - begin
+        sequence.config.max_new_tokens = sequence.most - begin
+        sequence.config.min_new_tokens = min(max(0, sequence.least - begin), sequence.most - begin)
+        tensor = Tensor(np.array([sequence.ids[:begin]], np.int64))
         sequence.handle = self._pipeline.add_request(self._next_id, tensor, sequence.config)
-
-    def _config(self, sampling: Sampling, room: int) -> Any:
-        config = genai.GenerationConfig()
-        config.max_new_tokens = min(sampling.max_tokens, room)
-        config.min_new_tokens = min(sampling.min_tokens, config.max_new_tokens)
-        config.do_sample = sampling.temperature >= COLD
-        if config.do_sample:
-            config.temperature = sampling.temperature
-            config.top_p = sampling.top_p
-            config.min_p = sampling.min_p
-            if sampling.top_k > 0:
-                config.top_k = sampling.top_k
-            config.rng_seed = random.getrandbits(31) if sampling.seed is None else sampling.seed
-        config.presence_penalty = sampling.presence_penalty
-        config.frequency_penalty = sampling.frequency_penalty
-        config.repetition_penalty = sampling.repetition_penalty
-        config.ignore_eos = sampling.ignore_eos
-        config.stop_token_ids = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._ends)}
-        config.logprobs = 0 if sampling.logprobs is None else 1
-        if sampling.guide is not None:
-            field = "structural_tags_config" if sampling.guide.kind == "structural_tag" else sampling.guide.kind
-            config.structured_output_config = genai.StructuredOutputConfig(**{field: sampling.guide.text})
-        return config
 
     def step(self) -> None:
         new = [each for each in self._sequences.values() if each.guided and each.is_new and not each.refused]
@@ -207,11 +184,6 @@ class OpenVinoGenAi(LanguageEngine):
             each.handle.cancel()
         self._pipeline.step()  # forgets them
         for each in begun:
-            if each.guided:
-                each.again = len(each.ids) - each.prompt_tokens
-            else:
-                each.config.max_new_tokens -= len(each.ids) - each.begun
-                each.config.min_new_tokens = min(each.config.min_new_tokens, each.config.max_new_tokens)
             if not each.refused:
                 self._begin(each)
 
@@ -247,6 +219,33 @@ class OpenVinoGenAi(LanguageEngine):
     def cache_use(self) -> float:
         held = sum(-(-len(each.ids) // BLOCK_TOKENS) for each in self._sequences.values())
         return min(1.0, held / self._blocks)
+
+
+def _context_of(file: Path) -> int:
+    if file.suffix != ".xml":
+        return context_of(file)
+    found = msgspec.json.decode((file.parent / "config.json").read_bytes(), type=dict[str, object])
+    inner = found.get("text_config", found)
+    context = inner.get("max_position_embeddings") if isinstance(inner, dict) else None
+    if not isinstance(context, int) or context < 2:
+        raise LoadFailed("config.json names no max_position_embeddings: export the model with optimum-cli again")
+    return context
+
+
+def _config(sampling: Sampling) -> Any:
+    config = genai.GenerationConfig()
+    copied = ["presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos"]
+    config.do_sample = sampling.temperature >= COLD
+    if config.do_sample:
+        copied += ["temperature", "top_p", "min_p", *(["top_k"] if sampling.top_k > 0 else [])]
+        config.rng_seed = random.getrandbits(31) if sampling.seed is None else sampling.seed
+    for name in copied:
+        setattr(config, name, getattr(sampling, name))
+    config.logprobs = 0 if sampling.logprobs is None else 1
+    if sampling.guide is not None:
+        field = "structural_tags_config" if sampling.guide.kind == "structural_tag" else sampling.guide.kind
+        config.structured_output_config = genai.StructuredOutputConfig(**{field: sampling.guide.text})
+    return config
 
 
 def _take(handle: Any) -> tuple[list[int], list[float], Finish]:
