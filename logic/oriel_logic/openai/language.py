@@ -97,7 +97,8 @@ class LanguageModel(Served):
         begun = guide is None and prompt.rstrip().endswith(THINK)
         thinks = guide is None and THINK in template
         reader = partial(Reader, tools=names, forced=forced, thinks=thinks, in_thought=begun)
-        return Run(self, tools, request, [prompt], sampling, param, reader)
+        guided = "tools" if forced else "text" if param == "input" else "response_format"
+        return Run(self, tools, request, [prompt], sampling, param, reader, guided)
 
 
 @dataclass(slots=True)
@@ -106,7 +107,7 @@ class Run:
 
     prompts: texts, or arrays of token ids. param: their name in the request.
     sampling: the parameters as the model takes them.
-    reader: makes the reader of one answer.
+    reader: makes the reader of one answer. guided: the parameter that a guide of the answer comes from.
     prompt, cached, completion: tokens so far; a prompt counts once, however many answers it has.
     """
 
@@ -117,6 +118,7 @@ class Run:
     sampling: dict[str, Any]
     param: str
     reader: Callable[[], Reader] = Reader
+    guided: str = ""
     prompt: int = 0
     cached: int = 0
     completion: int = 0
@@ -179,7 +181,8 @@ class Run:
                     yield Delta(index, parts, logprobs, finish if finish in ENDS else "")
         except ModelInputWrong as error:
             code = "context_length_exceeded" if "the prompt has" in error.message else None
-            raise ParameterWrong(error.message, param=self.param, code=code) from error
+            param = self.guided if self.guided and "the guide " in error.message else self.param
+            raise ParameterWrong(error.message, param=param, code=code) from error
         if finish == "deadline":
             raise DeadlineExceeded(STAGE, "the answer was cut at its deadline: allow more time or ask for fewer tokens")
         if finish not in ENDS:

@@ -9,6 +9,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
+from oriel_logic.errors import ModelInputWrong
 from oriel_logic.openai import language
 from oriel_logic.openai.reading import Part
 from oriel_logic.openai.schema import ChatRequest, parse
@@ -193,6 +194,25 @@ async def test_an_answer_in_json_is_guided(chat: Chat, double: LanguageDouble) -
         await client.chat.completions.create(**asked(response_format=form))
     guides = [each.get("guide") for each in double.sampling]
     assert [each and json.loads(each["text"]) for each in guides] == [{"type": "object"}, schema, None]
+
+
+async def test_a_guide_that_the_engine_refuses_is_named_by_its_parameter(chat: Chat, double: LanguageDouble) -> None:
+    client, _ = chat
+
+    def refuse(prompt: str) -> str:
+        raise ModelInputWrong("model 'double' refused its inputs: the guide has 9 levels, at most 8 are compiled")
+
+    double.says = refuse
+    form: Any = {"type": "json_object"}
+    with pytest.raises(openai.BadRequestError, match="the guide has") as wrong:
+        await client.chat.completions.create(**asked(response_format=form))
+    assert wrong.value.param == "response_format"
+    with pytest.raises(openai.BadRequestError) as wrong:
+        await client.chat.completions.create(**asked(tools=[WEATHER], tool_choice="required"))
+    assert wrong.value.param == "tools"
+    with pytest.raises(openai.BadRequestError) as wrong:
+        await client.responses.create(model="chat", input="hello", text={"format": form})
+    assert wrong.value.param == "text"
 
 
 async def test_thoughts_are_kept_apart(chat: Chat, double: LanguageDouble) -> None:
