@@ -278,5 +278,5 @@ class LanguageBench:
         """Teach it the times of its steps and answers."""
         for count in (1, 2, 4, 4, 4, 4, 4, 4):
             for _ in range(count):
-                self.ask("warm up " * 4, max_tokens=30)
+                self.ask(f"{len(self.asked)} warm up " * 4, max_tokens=30)
             self.settle()

@@ -1,5 +1,7 @@
 """The order of a language model's steps: who has a place, who pauses, who goes on; in virtual time."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ GUIDE = {"presence_penalty": 0.5}  # as a guide, it would be lost in a pause
 
 def gaps(asked: Asked) -> list[float]:
     """The seconds between the responses of a stream."""
-    return [after - before for before, after in zip(asked.times, asked.times[1:], strict=False)]
+    return [after - before for before, after in pairwise(asked.times)]
 
 
 def whole(asked: Asked) -> bool:
@@ -253,6 +255,95 @@ def test_a_call_that_cannot_be_in_time_is_refused_with_the_time_when_one_like_it
     assert again.times[0] - asked_s <= 2.0 and whole(patient)
     never = bench.ask("n" * 8000, timeout_s=0.5)
     assert isinstance(never.result, DeadlineTooShort)
+
+
+def test_a_prompt_that_may_be_cached_is_not_refused_for_its_length() -> None:
+    bench = LanguageBench(prompt_s=0.001)
+    bench.warm()
+    bench.ask("p" * 4000, timeout_s=10)
+    bench.settle()
+    asked = []
+    for each in range(40):
+        asked.append(bench.ask("p" * 4000 + str(each), timeout_s=3.0))
+        bench.settle()
+    assert sum([whole(each) for each in asked]) >= 20, "the first that it admits shows that they are cached"
+
+
+def silence_s(bench: LanguageBench, *streams: Asked) -> float:
+    """The longest gap in these streams so far."""
+    ends = [[] if each.replies else [bench.clock.now()] for each in streams]
+    return max(
+        [after - before for of, end in zip(streams, ends, strict=True) for before, after in pairwise(of.times + end)]
+    )
+
+
+def test_a_stream_is_not_silenced_by_guides_of_its_own_band() -> None:
+    bench = LanguageBench()
+    guided = bench.ask("guided", band=1, tenant="other", max_tokens=4000, timeout_s=999, **GUIDE)
+    bronze = [bench.ask(f"bronze {each}", band=1, max_tokens=400, timeout_s=999) for each in range(2)]
+    bench.run(0.3)
+    for each in range(6):
+        bench.ask(f"gold {each}", max_tokens=4000, timeout_s=999)
+    bench.run(25)
+    assert silence_s(bench, *bronze) < 3 * SLICE / (FLOOR_SHARE * 3) * 0.0125 and not guided.replies
+
+
+def test_a_stream_is_not_silenced_by_a_whole_answer_that_will_be_late() -> None:
+    bench = LanguageBench(max_running=2)
+    stream = bench.ask("stream", max_tokens=2000, timeout_s=999)
+    late = bench.ask("whole", stream=False, timeout_s=20, max_tokens=6000, ignore_eos=True)
+    bench.run(0.3)
+    for each in range(2):
+        bench.ask(f"other {each}", tenant="other", max_tokens=5000, timeout_s=999)
+    bench.run(15)
+    assert silence_s(bench, stream) < 2.5 * SLICE * 0.0105 and not late.replies
+
+
+@pytest.mark.parametrize("bound", [{}, GUIDE])
+def test_long_prompts_of_less_urgent_bands_delay_neither_first_tokens_nor_streams(bound: dict[str, float]) -> None:
+    bench = LanguageBench(prompt_s=0.001)
+    stream = bench.ask("stream", band=1, max_tokens=1000, timeout_s=999)
+    bench.run(0.1)
+    for each in range(4):
+        bench.ask(f"gold {each}", max_tokens=7000, timeout_s=999)
+        bench.ask(f"{each}" * 7000, band=1, tenant="other", max_tokens=2, timeout_s=999, **bound)
+    waits = []
+    for each in range(60):
+        gold, asked_s = bench.ask(f"newcomer {each}", tenant="newcomers", max_tokens=3), bench.clock.now()
+        bench.run(1.0)
+        waits.append(gold.times[0] - asked_s)
+    assert max(waits) < 0.3 + SLICE * 0.0125, "a piece of a prompt, and the rest of a slice"
+    assert silence_s(bench, stream) < 20
+
+
+def test_paused_streams_use_the_slots_that_the_prompts_before_them_may_not_have_yet() -> None:
+    bench = LanguageBench(prompt_s=0.001, max_running=8, step_tokens=64)
+    bench.warm()
+    bench.ask("gold", token_s=0.0125, max_tokens=3000, timeout_s=999)
+    stream = bench.ask("stream", band=1, max_tokens=1000, timeout_s=999)
+    bench.run(0.5)
+    for each in range(8):
+        bench.ask(f"burst {each}", max_tokens=40)
+    bench.run(0.05)
+    for each in range(5):
+        bench.ask(f"{each}" * 1000, band=1, tenant=f"other {each}", timeout_s=999)
+    bench.run(5)
+    assert silence_s(bench, stream) < 1.0
+
+
+def test_a_resume_that_was_slow_once_lets_short_answers_pause() -> None:
+    bench = LanguageBench(max_running=2, prompt_s=0.001, cache_mb=16)
+    long = bench.ask("l" * 3000, band=1, max_tokens=160)
+    bench.run(3.4)
+    for each in range(8):
+        bench.ask(f"{each} gold" * 90)  # nothing of the long prompt stays cached
+    bench.settle()
+    assert long.ending["paused"] == 1 and long.ending["paused_ms"] > 1000
+    short = [bench.ask(f"short {each}", band=1, max_tokens=100) for each in range(2)]
+    bench.run(0.1)
+    gold, asked_s = bench.ask("gold"), bench.clock.now()
+    bench.settle()
+    assert gold.times[0] - asked_s < 0.05 and all(whole(each) for each in (gold, *short))
 
 
 KINDS = st.tuples(

@@ -39,9 +39,8 @@ class Generation:
     device_ns: device time that it is charged for.
 
     Written by the order: ticket and turn (its places in the queue, now and before its turn), used and cost (tokens of
-    its turn, without and with those of its prompt), is_shielded, added_s (when it got its slot, until a
-    token came), first_s (the time of its first token), and pauses, paused_at and paused_s (how often, since when and
-    how long it was paused).
+    its turn, without and with those of its prompt), is_shielded, first_s (the time of its first token), and pauses,
+    paused_at and paused_s (how often, since when and how long it was paused).
     Written by the scheduler: number (its name in the engine), unread (responses that its reader has not taken),
     responses and lap_s (statistics of its responses, and the time of the last one).
     """
@@ -89,7 +88,7 @@ class Generation:
         self.turn: Ticket | None = None
         self.used = self.cost = self.pauses = 0
         self.is_shielded = self.is_counted = False
-        self.added_s = self.first_s = self.paused_at = self.paused_s = 0.0
+        self.first_s = self.paused_at = self.paused_s = 0.0
 
     @property
     def has_begun(self) -> bool:

@@ -13,13 +13,15 @@ Rules.
    which they have to begin to be in time. So a tenant never has more than all slots in progress.
 3. Less urgent ones pause while a step would take longer than a more urgent one wants for a token, or needs to have its
    whole answer in time. Their prompts wait until it is far enough ahead of its wanted times.
-4. A turn by the floor is shielded: nothing interrupts it. It counts only while none of its band has a slot, so that it
-   never takes one from its own kind.
-5. Never paused: what ends sooner than a resume costs, and what a resume would change (`Generation.is_bound`). Less
-   urgent bands than the first have at most one of BOUND_SHARE slots for such generations; others wait aside.
+4. A turn by the floor is shielded: nothing interrupts it, unless it begins with a long prompt. It counts only while
+   none of its band takes turns in a slot, so that it never takes one from its own kind.
+5. Never paused once they have begun: what ends sooner than a resume costs, and what a resume would change
+   (`Generation.is_bound`). Less urgent bands than the first have at most one of BOUND_SHARE slots for such generations;
+   others wait aside.
 
-Silence. A paused stream with P paused ones of its band before it waits for at most P + 1 turns of its band, which gets
-`floor_share` of all turns, and `slots` turns take SLICE steps: (P + 1) x SLICE / (floor_share x slots) steps.
+Silence. A paused stream with P paused ones of its tenant before it waits for at most P + 1 turns of its tenant. Its
+band gets `floor_share` of all turns, and N generations that run end N turns in SLICE steps: for one tenant these are
+(P + 1) x SLICE / (floor_share x N) steps. That N is less than `slots` by those that never pause, and by rule 3.
 
 Owner and single writer: the scheduler.
 """
@@ -31,6 +33,7 @@ from oriel_policies.waiting.flows import Ticket
 from oriel_policies.waiting.queue import SlaQueue
 
 SLICE = 32
+RESUME_STEPS = 2  # the cost of a resume; a learned one would stay at a bad value once it lets nothing pause
 BOUND_SHARE = 4
 PROMPT_STEPS = 4  # the most steps of prompt tokens that the engine has, unless a single prompt is longer
 _BOUND = "bound"
@@ -70,8 +73,8 @@ class StepOrder:
             _unwrap(generation.ticket)
         elif generation in self.running:
             self._release(generation)
-            if generation.is_bound and _BOUND in self.waiting.aside:
-                self.waiting.bring_back(_BOUND)
+        if generation.is_bound and _BOUND in self.waiting.aside:
+            self.waiting.bring_back(_BOUND)
 
     def expired(self, now: float) -> list[Generation]:
         """Remove and return what waited until its deadline, and return what runs beyond its own."""
@@ -95,9 +98,6 @@ class StepOrder:
                 self.waiting.remove(generation.ticket)
                 self._push(_unwrap(generation.ticket), now, admitted=True)
                 self._paused(generation, now)
-        elif generation.added_s:
-            self.times.resumed(now - generation.added_s)
-        generation.added_s = 0.0
 
     # Choosing ---------------------------------------------------------------------------------------------------
 
@@ -115,7 +115,8 @@ class StepOrder:
             if (too_many or held > self._cache_tokens) and self._put_back(each, now):
                 held -= each.tokens + 1
         self._fill(now)
-        for each in before:  # what gave its slot up in vain, because the head of the queue cannot use it now
+        # The head of the queue cannot use the other slots now: those that have just given them up, or are paused, can.
+        for each in sorted({**before, **self.paused}, key=_urgency) if len(self.waiting) else ():
             if each.ticket is not None and self._fits(each, now):
                 self._keep(each, each.ticket)
         paused = [each for each in before if each not in self.running]
@@ -124,7 +125,6 @@ class StepOrder:
             if each.has_begun:
                 self._paused(each, now)
         for each in added:
-            each.added_s = now
             each.resumed(now)
             self.paused.pop(each, None)
         return paused, added
@@ -135,15 +135,15 @@ class StepOrder:
             head: Generation = ticket.payload
             by_floor = self.waiting.rows_ahead(head.band - 1) > 0
             bound = [each for each in self.running if each.is_bound and each.band]
-            if by_floor and any(each.band == head.band for each in self.running):  # the turn is void
-                self._take(head, now)
+            if by_floor and any(each.band == head.band and not each.is_bound for each in self.running):
+                self._take(head, now)  # the turn is void
                 self._release(head)
                 self._push(head, now, admitted=ticket.admitted)
             elif head.is_bound and head.band and len(bound) >= max(1, self.slots // BOUND_SHARE):
                 self.waiting.set_aside(now)
             elif self._fits(head, now, by_floor=by_floor):
                 self._take(head, now)
-                head.is_shielded = by_floor
+                head.is_shielded = by_floor and (head.has_begun or head.prompt_tokens <= self._prompt_tokens)
                 self._most[head] = self._most_with(head, now)
             elif not any(
                 each.band > head.band and self._put_back(each, now)
@@ -178,8 +178,8 @@ class StepOrder:
         )
 
     def _may_pause(self, each: Generation) -> bool:
-        ends = each.most - len(each.ids) <= self.times.resume_tokens(len(self.running))
-        return not (each.is_bound or each.is_shielded or ends)
+        stays = each.has_begun and (each.is_bound or each.most - len(each.ids) <= RESUME_STEPS)
+        return not (each.is_shielded or stays)
 
     def _most_beside(self, band: int) -> int:
         """Return how many generations may run together if one of `band` is the least urgent of them."""
@@ -220,13 +220,14 @@ class StepOrder:
     def _put_back(self, each: Generation, now: float) -> bool:
         """Return a running generation to the queue, if it may pause."""
         if may_pause := self._may_pause(each):
+            each.cost = each.cost if each.has_begun else SLICE
             self._release(each)
             self._push(each, now, admitted=True)
         return may_pause
 
     def _push(self, each: Generation, now: float, *, admitted: bool) -> list[Ticket] | None:
         prompt, left = 0 if each.has_begun else each.prompt_tokens, self._left(each)
-        prompt_s, step_s = prompt * self.times.prompt_s, self.times.step_s(self.slots)
+        prompt_s, step_s = self.times.reading_s(prompt), self.times.step_s(self.slots)
         ticket = Ticket(
             band=each.band,
             tenant=each.tenant,
@@ -238,7 +239,7 @@ class StepOrder:
         )
         due_s = each.deadline - prompt_s - (0.0 if each.is_stream else left * step_s)
         if each.has_begun:
-            due_s = (each.paused_at or now if each.is_stream else due_s) - _BEGUN_S
+            due_s = (each.paused_at or now) - _BEGUN_S
         ticket.order, ticket.admitted = due_s, admitted
         ticket.model = _BOUND if each.is_bound and each.band else ""
         displaced = self.waiting.push(ticket)
@@ -271,7 +272,7 @@ class StepOrder:
         if not times.known:
             return None
         tokens = 1 if new.is_stream else max(new.least, min(new.most, int(times.quick.value)))
-        prompt_s, together = new.prompt_tokens * times.prompt_s, min(self.slots, len(self._staying(new.band)) + 1)
+        prompt_s, together = times.reading_s(new.prompt_tokens), min(self.slots, len(self._staying(new.band)) + 1)
         late_s = self.wait_s(new.band) + prompt_s + tokens * times.step_s(together) - left_s
         if late_s <= 0.0:
             return None

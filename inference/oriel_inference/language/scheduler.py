@@ -203,12 +203,15 @@ class LanguageScheduler:
         self._charge_step(report)
         news: list[Generation] = []
         for each in report.progress:
-            if (generation := self._numbers.get(each.number)) is None:
-                continue
+            generation = self._numbers.get(each.number)
+            if generation is None or (generation.is_bound and generation.ticket is not None):
+                continue  # the latter paused before its first token, and begins anew: a resume would change it
             if each.refused:
                 self._end(generation, InvalidRequest(each.refused))
                 continue
             read = 0 if generation.is_counted else each.prompt_tokens
+            if read:
+                self.order.times.fresh.observe((read - each.cached_tokens) / read)
             made = generation.take(each, now)
             if made:
                 self.order.progressed(generation, made, now)
