@@ -68,14 +68,11 @@ class Double(LanguageEngine):
             context=self._context,
             vocabulary=[bytes([byte]) for byte in range(256)] + [b""] * len(CONTROL),
             control_tokens={text: BEGIN + index for index, text in enumerate(CONTROL)},
-            ends=[END],
             chat_template=TEMPLATE,
             bos=CONTROL[0],
             eos=CONTROL[1],
-            block_tokens=BLOCK_TOKENS,
-            blocks=self._blocks,
+            cache_tokens=self._blocks * BLOCK_TOKENS,
             engine="double",
-            engine_version="1",
         )
 
     def add(self, number: int, prompt: str | Sequence[int], sampling: Sampling) -> Added:

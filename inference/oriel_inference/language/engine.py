@@ -97,23 +97,19 @@ class Facts(msgspec.Struct, frozen=True):
     context: most tokens of prompt and answer together.
     vocabulary: the bytes of each id; b"" for control tokens.
     control_tokens: text -> id.
-    ends: the ids that end an answer.
     chat_template: a Jinja template; "" if the model has none.
     bos, eos: texts of the tokens of begin and end; "" if there are none.
-    block_tokens, blocks: tokens of one block of the cache, and their number.
+    cache_tokens: most tokens in its cache.
     """
 
     context: int
     vocabulary: list[bytes]
     control_tokens: dict[str, int]
-    ends: list[int]
     chat_template: str
     bos: str
     eos: str
-    block_tokens: int
-    blocks: int
+    cache_tokens: int
     engine: str
-    engine_version: str
 
 
 class Piece(msgspec.Struct, frozen=True):

@@ -101,14 +101,11 @@ class OpenVinoGenAi(LanguageEngine):
             context=self._context,
             vocabulary=vocabulary,
             control_tokens={text.decode(errors="replace"): number for text, number in control.items()},
-            ends=self._ends,
             chat_template=self._tokenizer.get_original_chat_template(),
             bos=self._tokenizer.get_bos_token(),
             eos=self._tokenizer.get_eos_token(),
-            block_tokens=BLOCK_TOKENS,
-            blocks=self._blocks,
+            cache_tokens=self._blocks * BLOCK_TOKENS,
             engine="openvino-genai",
-            engine_version=genai.__version__,
         )
 
     def _warm_up(self) -> int:

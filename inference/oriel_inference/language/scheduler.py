@@ -72,7 +72,7 @@ class LanguageScheduler:
         facts, self._decoder = decoder.facts, decoder
         self.order = StepOrder(
             slots=options.max_running,
-            cache_tokens=facts.block_tokens * facts.blocks,
+            cache_tokens=facts.cache_tokens,
             step_tokens=options.step_tokens,
             max_items=machine.max_items,
             max_bytes=machine.max_bytes,
