@@ -223,6 +223,15 @@ def test_what_a_pause_would_change_goes_on_but_less_urgent_bands_have_few_places
     assert max([each.times[0] for each in gold]) < min([each.times[-1] for each in guided])
 
 
+def test_what_a_pause_would_change_begins_anew_if_it_paused_in_the_step_of_its_first_token() -> None:
+    bench = LanguageBench(max_running=1)
+    bound = bench.ask("bound", band=1, **GUIDE)
+    bench.run(0.005)  # its first step
+    gold = bench.ask("gold")
+    bench.settle()
+    assert gold.times[-1] < bound.times[0] and not bound.ending["paused"] and whole(bound) and whole(gold)
+
+
 def test_the_least_urgent_pauses_when_the_cache_is_full_and_a_newcomer_waits_for_room() -> None:
     bench = LanguageBench(cache_mb=1, max_running=4)  # 16 blocks of 16 tokens
     for learned in (False, True):
@@ -391,6 +400,7 @@ def test_every_call_ends_once_with_each_of_its_tokens_once(
         elif isinstance(each.result, Answer):
             assert each.ids == each.undisturbed and each.ending["finish_reason"] == "length"
             assert each.ending["prompt_tokens"] == len(each.prompt)
+            assert not (each.sampling.presence_penalty and each.ending["paused"])
             assert each.ending["completion_tokens"] == each.result.decoding.tokens_out == len(each.ids)
         else:
             assert each.ids == each.undisturbed[: len(each.ids)]
