@@ -22,6 +22,7 @@ from oriel_gateway.admin.troubles import troubles
 from oriel_gateway.command import trace_link
 from oriel_gateway.core import Gateway
 from oriel_gateway.limits import SharedLimiter
+from oriel_gateway.observe.record import Judged
 from oriel_gateway.pools.endpoint_state import Reach
 from oriel_gateway.pools.model_locations import ABSENT_S
 from oriel_policies.upstreams.ejection import Cause
@@ -30,6 +31,7 @@ from oriel_wire.errors import StartFailed
 from ..conformance.memory_ledger import MemoryLedger
 from ..waiting import until
 from .cold_pools import cold
+from .records import record, target
 from .stack import BRONZE, LIMITED, Client, Seen, documents, gateway, upstream
 
 TOKEN = "an-operators-token"
@@ -364,6 +366,30 @@ async def test_pools_show_the_calls_of_their_language_models(told: str, shown: d
         gold = next(each for each in found["tiers"] if each["tier"] == "gold")
         assert gold["tokens_s"] == pytest.approx(90 / found["covers_s"], rel=0.01)
         assert "tokens_s" not in next(each for each in found["tiers"] if each["tier"] == "bronze")
+
+
+async def test_pools_show_the_tokens_that_a_server_made_since_it_was_asked_before() -> None:
+    made = [0]
+
+    async def answer(_: Seen) -> bytes:
+        told = json.dumps({"cache": 0.5, "calls": {}, "made": made[0]})
+        return f"HTTP/1.1 200 OK\r\nx-oriel-language: {told}\r\ncontent-length: 0\r\n\r\n".encode()
+
+    async with upstream() as up, gateway(documents([up.port])) as (_, core):
+        up.answer = answer
+        source = Source(core)
+        for made[0], is_shown in ((1000, False), (1500, True), (3, False)):  # the last one was started anew
+            await source._reports.ask([], core.pools)
+            (pool,) = json.loads(source.snapshot())["pools"]
+            assert (pool["language"].get("tokens_s", 0) > 0) == is_shown
+
+
+async def test_a_stream_with_slow_tokens_shows_how_much_longer_they_took() -> None:
+    async with gateway(documents([1])) as (_, core):
+        slow = record(core.snapshot.tenants["g"], target(), status=200, answered_s=1.01, ended_s=9.0)
+        slow.judged = Judged("late", "tokens", 0.4, "tokens")
+        row = reading._call(slow, reading.Moment(now=9.0, wall=9.0, since_s=None))
+        assert (row["result"], row["over_ms"]) == ("late", 400.0)
 
 
 PRICES = """

@@ -134,13 +134,15 @@ class Surface:
     def language_load(self) -> str:
         """Return the calls of the language models as `x-oriel-language` has them; "" without such a model."""
         calls: dict[str, list[int]] = {}
-        cache_use = 0.0
+        cache_use, made = 0.0, 0
         for scheduler in [each.batcher for each in self.catalog.serving()]:
             if isinstance(scheduler, LanguageScheduler):
                 cache_use = max(cache_use, scheduler.cache_use)
+                made += scheduler.statistics.language["generated"]
                 for band, found in scheduler.states().items():
                     calls[str(band)] = [a + b for a, b in zip(calls.get(str(band), (0, 0, 0)), found, strict=True)]
-        return msgspec.json.encode({"cache": round(cache_use, 3), "calls": calls}).decode() if calls else ""
+        reported = {"cache": round(cache_use, 3), "calls": calls, "made": made}
+        return msgspec.json.encode(reported).decode() if calls else ""
 
     def statistics(self, name: str, version: str) -> v2_pb2.ModelStatisticsResponse:
         """Return statistics of one version, of all versions of a model, or of everything if no name is given. Raises

@@ -23,6 +23,7 @@ from oriel_gateway.observe.record import Record
 from oriel_gateway.pools.endpoint_state import EndpointState
 from oriel_gateway.pools.pool import PoolGate
 from oriel_policies.documents import Tier
+from oriel_policies.promise.objectives import TOKENS
 
 _UNKNOWN: Final[Mapping[str, Any]] = {"attainment": {}, "budget_left": None, "burn": {}, "causes": {}}
 _CANARIES: Final = 3  # the latest canaries that were rolled back and are named
@@ -170,6 +171,7 @@ def _pools(
         if (found := language.get(gate.name)) is not None:
             calls = {name: found.calls[str(band)] for name, band in tiers[:8] if str(band) in found.calls}
             row["language"] = {"cache": found.cache, "calls": calls}
+            row["language"] |= {"tokens_s": _rounded(found.made_s)} if found.made_s else {}
         elif gate.engines is not None and gate.engines.readable:
             load = gate.engines.load
             row["language"] = {"cache": load.cache, "calls": {"all": (load.running, load.waiting, 0)}}
@@ -237,7 +239,7 @@ def _tenants(recent: Recent, covers_s: float) -> Iterator[dict[str, Any]]:
 
 
 def _call(decided: Record, moment: Moment) -> dict[str, Any]:
-    tenant, target = decided.tenant, decided.target
+    tenant, target, judged = decided.tenant, decided.target, decided.judged
     answered = decided.outcome is Outcome.ANSWERED and decided.status < 400
     result = "late" if answered else "refused" if decided.outcome in REFUSED else "missed"
     return {
@@ -249,10 +251,12 @@ def _call(decided: Record, moment: Moment) -> dict[str, Any]:
         "target": target.route if target is not None else "",
         "result": result,
         "reason": decided.outcome.value,
-        "cause": "" if decided.judged is None else decided.judged.cause,
+        "cause": "" if judged is None else judged.cause,
         "status": decided.status,
         "took_ms": _ms((decided.answered_s or decided.ended_s) - decided.received_s),
         "target_ms": round(tenant.tier.target_s * 1e3, 3) if tenant is not None else None,
+        # of a stream that began in time: how much longer its tokens took than its tier's time per token allows
+        **({"over_ms": _ms(judged.excess_s)} if judged is not None and judged.cause == TOKENS else {}),
     }
 
 

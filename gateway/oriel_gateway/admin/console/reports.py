@@ -70,10 +70,13 @@ class Language(msgspec.Struct):
     """The calls of one server's language models. cache: the part of the cache in use, 0 to 1.
 
     calls: band -> the numbers of those that run, wait and are paused.
+    made: tokens made since the server started; made_s: tokens a second since the report before, 0.0 if unknown.
     """
 
     cache: float
     calls: dict[str, tuple[int, int, int]]
+    made: float = 0.0
+    made_s: float = 0.0
 
 
 class Reports:
@@ -83,6 +86,7 @@ class Reports:
         self.targets: dict[str, Report] = {}
         self.pools: dict[str, Language] = {}
         self._counts: dict[str, tuple[int, int]] = {}
+        self._made: dict[tuple[str, int], tuple[float, float]] = {}  # server -> time and count of its latest report
 
     async def ask(self, targets: Iterable[Target], pools: Mapping[str, PoolGate]) -> None:
         """Ask once for each of the first `MAX_TARGETS` models and services; forget others."""
@@ -95,11 +99,17 @@ class Reports:
             usable = gate.endpoints.usable if gate is not None else ()
             if usable:
                 await self._ask(target, *usable[0].address)
+        past, self._made = self._made, {}
         for name, gate in (*pools.items(),)[:MAX_TARGETS]:
             self.pools.pop(name, None)
-            if gate.endpoints.usable and (answer := await _get("/v2/health/ready", *gate.endpoints.usable[0].address)):
+            address = gate.endpoints.usable[0].address if gate.endpoints.usable else None
+            if address and (answer := await _get("/v2/health/ready", *address)):
                 with suppress(ValueError):
-                    self.pools[name] = msgspec.json.decode(answer.get(LANGUAGE) or "", type=Language)
+                    self.pools[name] = found = msgspec.json.decode(answer.get(LANGUAGE) or "", type=Language)
+                    now = monotonic()
+                    at, made = past.get(address, (now, 0.0))
+                    found.made_s = max(0.0, found.made - made) / (now - at) if now > at else 0.0
+                    self._made[address] = now, found.made
 
     async def _ask(self, target: Target, host: str, port: int) -> None:
         version = f"/versions/{target.version}" if target.version and target.kind == "model" else ""

@@ -24,13 +24,16 @@ const Causes = ({row}) => {
 
 const at = (row, window) => (row.attainment || {})[window];
 const burn = (row) => (row.burn || {})["1h"];
-const TIERS = [
+// paced: some tier has a time per token.
+const TIERS = (paced) => [
   {key: "tier", label: "tier", value: (row) => row.tier, text: (row) => row.tier,
     cell: (row) => html`<i class=${`swatch fill-${tierInk(row.tier)}`} aria-hidden="true"></i>${row.tier}`},
   {key: "target", label: "target", number: true, wide: "w2", value: (row) => row.target_ms,
-    cell: (row) => row.token_ms ? html`${duration(row.target_ms)}, ${duration(row.token_ms)} a token` : duration(row.target_ms)},
+    cell: (row) => duration(row.target_ms)},
+  ...(paced ? [{key: "token", label: "a token", number: true, wide: "w2", title: "the target of the mean time from one token of a stream to the next",
+    value: (row) => row.token_ms ?? null, cell: (row) => duration(row.token_ms)}] : []),
   {key: "rate", label: "calls/s", number: true, wide: "w1", value: (row) => row.rate, cell: (row) => decimal(row.rate)},
-  {key: "tokens", label: "tokens/s", number: true, wide: "w4", title: "read and written, of the calls that ended in the last minute",
+  {key: "tokens", label: paced ? "tokens/s of ended" : "tokens/s", number: true, wide: paced ? "w5" : "w4", title: "read and written, of the calls that ended in the last minute",
     value: (row) => row.tokens_s ?? null, cell: (row) => known(row.tokens_s) ? decimal(row.tokens_s) : dash},
   {key: "minute", label: "1 min", number: true, wide: "w4", title: "in time, of the calls of the last minute",
     value: attained, cell: (row) => html`<${Judged} share=${attained(row)} objective=${row.objective} digits=${2}/>`},
@@ -40,12 +43,12 @@ const TIERS = [
   {key: "left", label: "budget left", number: true, title: "of the error budget of 30 days", value: (row) => row.budget_left,
     cell: (row) => !known(row.budget_left) ? dash : row.budget_left <= 0 ? html`<span class="ink-bad">spent</span>` : html`<span class="cell"><${Bar} share=${row.budget_left} ink=${
       row.budget_left < 0.1 ? "bad" : row.budget_left < 0.3 ? "warn" : "good"}/>${percent(row.budget_left, 0)}</span>`},
-  {key: "burn", label: "burn", number: true, wide: "w1", title: "how fast the budget burns: 1 lasts for 30 days; over the last hour",
+  {key: "burn", label: "burn", number: true, wide: paced ? "w5" : "w1", title: "how fast the budget burns: 1 lasts for 30 days; over the last hour",
     value: burn, cell: (row) => known(burn(row)) ? withUnit(decimal(burn(row)), "×") : dash},
   {key: "waiting", label: "waiting", number: true, value: (row) => row.waiting, cell: (row) => whole(row.waiting)},
   {key: "oldest", label: "oldest", number: true, wide: "w3", title: "how long the oldest of them waits",
     value: (row) => row.oldest_ms, cell: (row) => row.waiting ? duration(row.oldest_ms) : dash},
-  {key: "causes", label: "cause of misses", grow: true, wide: "w2", value: (row) => (causes(row)[0] || [null])[0],
+  {key: "causes", label: paced ? "cause" : "cause of misses", grow: true, wide: "w2", value: (row) => (causes(row)[0] || [null])[0],
     text: (row) => causes(row).map(([cause]) => readable(cause)).join(" "), cell: (row) => html`<${Causes} row=${row}/>`},
 ];
 
@@ -66,12 +69,14 @@ const Start = ({row}) => {
 const Language = ({row}) => {
   if (!row.language) return dash;
   const text = Object.entries(row.language.calls).map(([tier, [run, wait, paused]]) =>
-    `${tier} ${run} / ${wait} / ${paused}`).join(", ");
-  return html`<span class="cell"><${Bar} share=${row.language.cache} ink="accent"/><span class="text">${text}</span></span>`;
+    `${tier} ${run}/${wait}/${paused}`).join(", ");
+  const all = known(row.language.tokens_s) ? `${decimal(row.language.tokens_s)} tokens/s: ${text}` : text;
+  return html`<span class="cell" title=${all}><${Bar} share=${row.language.cache} ink="accent"/><span class="text">${all}</span></span>`;
 };
 const replicas = (row) => !known(row.wanted) ? dash : row.wanted === row.replicas ? whole(row.replicas)
   : html`<span>${row.replicas}<span class="soft"> → </span>${row.wanted}</span>`;
-const POOLS = (most) => [
+// decoding: some pool has language models.
+const POOLS = (most, decoding) => [
   {key: "pool", label: "pool", value: (row) => row.pool, text: (row) => row.pool,
     cell: (row) => html`${row.pool}${row.left ? html` <span class="soft">leaving</span>` : ""}`},
   {key: "permits", label: "permits", number: true, title: "out, of those there are", value: (row) => row.inflight / row.permits,
@@ -82,11 +87,11 @@ const POOLS = (most) => [
     cell: (row) => waits(row) ? duration(row.oldest_ms) : dash},
   {key: "endpoints", label: "servers", value: (row) => row.endpoints.ready || 0, text: (row) => Object.keys(row.endpoints).join(" "),
     cell: (row) => html`<${Dots} endpoints=${row.endpoints}/>`},
-  {key: "language", label: "decoding", wide: "w4", title: "of one server's language models: cache in use, calls that run / wait / are paused",
+  {key: "language", label: "decoding", wide: decoding ? "w2" : "w4", grow: decoding, title: "of one server's language models: cache in use, tokens made, calls that run / wait / are paused",
     value: (row) => row.language ? row.language.cache : null, cell: (row) => html`<${Language} row=${row}/>`},
-  {key: "start", label: "cold start", wide: "w2", value: (row) => row.phase || null, text: (row) => PHASES[row.phase] || "",
+  {key: "start", label: "cold start", wide: decoding ? "w3" : "w2", value: (row) => row.phase || null, text: (row) => PHASES[row.phase] || "",
     cell: (row) => html`<${Start} row=${row}/>`},
-  {key: "replicas", label: "replicas", number: true, wide: "w1", title: "how many there are, and how many are wanted",
+  {key: "replicas", label: "replicas", number: true, wide: decoding ? "w3" : "w1", title: "how many there are, and how many are wanted",
     value: (row) => row.wanted ?? null, cell: replicas},
 ];
 
@@ -123,7 +128,7 @@ const TENANTS = [
   {key: "rate", label: "calls/s", number: true, wide: "w1", value: (row) => row.rate, cell: (row) => decimal(row.rate)},
 ];
 
-const excess = (row) => known(row.target_ms) && row.result === "late" ? row.took_ms - row.target_ms : null;
+const excess = (row) => row.over_ms ?? (known(row.target_ms) && row.result === "late" ? row.took_ms - row.target_ms : null);
 const CALLS = [
   {key: "at", label: "time", value: (row) => row.at, cell: (row) => clock(row.at)},
   {key: "result", label: "result", value: (row) => row.result, text: (row) => row.result, cell: (row) => html`<${Result} row=${row}/>`},
@@ -145,12 +150,12 @@ const Main = ({data}) => {
   const most = Math.max(1, ...data.pools.map(waits));
   const minute = data.covers_s >= 60 ? "last minute" : `last ${data.covers_s} s`;
   return html`<main>
-    <${Table} id="tiers" title="Tiers" columns=${TIERS} rows=${data.tiers} more=${data.more.tiers} rowKey=${(row) => row.tier}
+    <${Table} id="tiers" title="Tiers" columns=${TIERS(data.tiers.some((row) => row.token_ms))} rows=${data.tiers} more=${data.more.tiers} rowKey=${(row) => row.tier}
       empty="the documents have no tier"/>
     <${Chart} id="rate" title="Calls per second" theme=${chosen.theme} value=${html`<b>${brief(total)}</b>
         ${rates ? html`<span class=${rates.late + rates.missed ? "ink-bad" : "soft"}>${brief(rates.late + rates.missed)} late or missed</span>` : ""}`}
       series=${[{key: "met", label: "in time", ink: "accent"}, {key: "bad", label: "late or missed", ink: "bad", fill: 0.25}]}/>
-    <${Table} id="pools" title="Pools" columns=${POOLS(most)} rows=${data.pools} more=${data.more.pools} rowKey=${(row) => row.pool}
+    <${Table} id="pools" title="Pools" columns=${POOLS(most, data.pools.some((row) => row.language))} rows=${data.pools} more=${data.more.pools} rowKey=${(row) => row.pool}
       empty="the documents have no pool"/>
     <${Chart} id="waits" title="Waiting" theme=${chosen.theme} value=${html`<b>${whole(waiting)}</b>
         <span class="soft">calls</span>`} series=${[{key: "waiting", label: "calls that wait", ink: "tier1", fill: 0.15}]}/>
