@@ -24,7 +24,7 @@ CALLERS = {
     "gateway/oriel_gateway/ingress/forwarded.py": "_ELEMENT _FOR _PORT _HOST",
     "gateway/oriel_gateway/shared/sequence_steps.py": "_NAMES",
     "gateway/oriel_gateway/routing/targets.py": "_SERVICE _MODEL _ONLY_NAME _ONLY_VERSION _OPERATOR _LISTED",
-    "inference/oriel_inference/language/guides.py": "_QUANTIFIER",
+    "inference/oriel_inference/language/guides.py": "_NAME",
     "inference/oriel_inference/model.py": "_NAME _VERSION",
     "inference/oriel_inference/servers/not_served.py": "_PATH",
     "logic/oriel_logic/bodies/encoding.py": "FIELD VALUE",
