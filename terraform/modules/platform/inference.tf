@@ -48,7 +48,7 @@ locals {
       group.args,
     )
   }
-  # What starts a container: arguments of Oriel's server, or the command of an engine of others.
+  # The start of a container: arguments of Oriel's server, or the command of an engine of others.
   started_by = { for name, group in local.model_groups : name => merge(
     { for key, value in { args = local.inference_args[name] } : key => value if group.engine == null },
     { for key, value in { command = try(group.engine.command, []) } : key => value if group.engine != null },
