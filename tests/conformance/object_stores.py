@@ -76,6 +76,14 @@ server.kill()
 print("ended:", server.wait(), flush=True)
 """
 
+# moto closes the file of an object that is replaced while another thread still answers for it, which then answers 500.
+MOTO = """
+from moto.s3.models import FakeKey
+from moto.server import main
+FakeKey.dispose = lambda self, garbage=False: None
+main()
+"""
+
 
 class ObjectServer:
     """A server with one bucket. `environment` returns the variables that lead a client to the server, or to a proxy at
@@ -157,7 +165,7 @@ class Moto(ObjectServer):
     def command(self) -> list[str]:
         # AWS's managed policies are left out by default.
         variables = ["env", "MOTO_IAM_LOAD_MANAGED_POLICIES=true"]
-        return [*variables, tool("python"), "-u", "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+        return [*variables, tool("python"), "-u", "-c", MOTO, "-H", "127.0.0.1", "-p", "0"]
 
     def environment(self, port: int) -> dict[str, str]:
         return {
