@@ -107,7 +107,7 @@ def test_the_installed_version_is_the_projects() -> None:
 
 def texts() -> Iterator[tuple[str, str]]:
     """Yield the name and text of every file in the checkout that somebody reads or copies commands from."""
-    folders = (*PACKAGES, "docs", "examples", "requirements", "terraform", "tests", "benchmarks", ".ci")
+    folders = (*PACKAGES, "docs", "examples", "requirements", "deploy", "terraform", "tests", "benchmarks", ".ci")
     for path in (*ROOT.glob("*"), *(path for folder in folders for path in (ROOT / folder).rglob("*"))):
         own = path == Path(__file__).resolve() or "__pycache__" in path.parts or ".terraform" in path.parts
         if path.is_file() and not own and path.suffix in ("", ".md", ".py", ".sh", ".tf", ".toml", ".txt"):

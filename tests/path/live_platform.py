@@ -31,7 +31,7 @@ from ..gateway.stack import digest
 from ..inference import models
 from ..waiting import until
 
-MONITORING = Path(__file__).resolve().parents[2] / "terraform/modules/platform/monitoring"
+MONITORING = Path(__file__).resolve().parents[2] / "deploy/chart/monitoring"
 SERVICES = {
     "late": """
 import asyncio

@@ -171,6 +171,8 @@ class Workspace:
 
     def __post_init__(self) -> None:
         shutil.copytree(self.tree, self.folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".terraform*"))
+        # The modules read the chart, which lies beside the tree.
+        shutil.copytree(self.tree.parent / "deploy", self.folder.parent / "deploy", dirs_exist_ok=True)
         self.path = self.folder / self.root
         self._servers = Servers(providers(self.folder, self.rules))
 

@@ -20,7 +20,7 @@ Traffic = list[tuple[int, float, float]]
 
 @pytest.fixture(scope="module")
 def groups(tree: Path) -> list[dict[str, Any]]:
-    found = yaml.safe_load((tree / "modules/platform/monitoring/alerts.yaml").read_text())["groups"]
+    found = yaml.safe_load((tree.parent / "deploy/chart/monitoring/alerts.yaml").read_text())["groups"]
     return [group for group in found if group["name"].startswith("oriel-slo")]
 
 

@@ -153,7 +153,7 @@ def test_without_dashboards_there_are_none(shared) -> None:
 
 
 def test_the_objects_are_the_plain_files(found, tree) -> None:
-    files = tree / "modules/platform/monitoring"
+    files = tree.parent / "deploy/chart/monitoring"
     (rule,) = objects.of(found, "PrometheusRule").values()
     assert rule["spec"] == yaml.safe_load((files / "alerts.yaml").read_text())
     plain = {f"oriel-{file.name}": json.loads(file.read_text()) for file in (files / "dashboards").iterdir()}
@@ -161,7 +161,7 @@ def test_the_objects_are_the_plain_files(found, tree) -> None:
 
 
 def alerts(tree: Path) -> dict[str, dict[str, Any]]:
-    groups = yaml.safe_load((tree / "modules/platform/monitoring/alerts.yaml").read_text())["groups"]
+    groups = yaml.safe_load((tree.parent / "deploy/chart/monitoring/alerts.yaml").read_text())["groups"]
     return {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
 
 
@@ -267,7 +267,7 @@ def expected(rule: dict[str, Any], series: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_scrape_configuration_reads_each_units_own_port(tree) -> None:
-    config = yaml.safe_load((tree / "modules/platform/monitoring/prometheus.yml").read_text())
+    config = yaml.safe_load((tree.parent / "deploy/chart/monitoring/prometheus.yml").read_text())
     assert config["rule_files"] == ["alerts.yaml"]
     ports = {"gateway": UNIT_PORTS["gateway"]["admin"], "logic": UNIT_PORTS["logic"]["admin"]}
     ports["inference"] = UNIT_PORTS["inference"]["metrics"]

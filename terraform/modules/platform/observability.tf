@@ -175,7 +175,7 @@ locals {
       namespace = local.namespace
       labels    = merge(local.labels[name], { grafana_dashboard = "1" })
     }
-    data = { "oriel-${name}.json" = file("${path.module}/monitoring/dashboards/${name}.json") }
+    data = { "oriel-${name}.json" = file("${path.module}/../../../deploy/chart/monitoring/dashboards/${name}.json") }
   } if var.observability.dashboards]
 
   observability_objects = concat(local.collector_objects, local.metrics_services, local.dashboard_objects)
@@ -212,7 +212,7 @@ locals {
         namespace = local.namespace
         labels    = merge(var.observability.monitor_labels, local.common_labels)
       }
-      spec = yamldecode(file("${path.module}/monitoring/alerts.yaml"))
+      spec = yamldecode(file("${path.module}/../../../deploy/chart/monitoring/alerts.yaml"))
     }],
   ) : each if var.observability.service_monitors]
 }
