@@ -7,6 +7,7 @@ import hcl2
 import pytest
 
 from .harness import TerraformFailed
+from .module_files import Module, Type, type_of
 
 ROOTS = ("aws", "gcp", "azure", "local")
 OF_THE_ROOT = {"infrastructure", "images", "gpu_enabled", "scale_to_zero"}  # inputs that no caller gives
@@ -15,41 +16,22 @@ OF_IMAGES = {"images", "images.pull_policy", "images.pull_secret"}
 OF_AWS = {"charts.cluster_autoscaler", "charts.cluster_autoscaler.version"}
 
 
-def paths_of(expression: str, below: str = "") -> Iterator[str]:
+def paths_of(of_type: Type, below: str = "") -> Iterator[str]:
     """Every path into a type: object({a = optional(map(object({b = string})))}) -> a, a.any, a.any.b."""
-    expression = expression.strip()
-    kind, _, inner = expression.partition("(")
-    if kind == "optional":
-        yield from paths_of(split(inner[:-1])[0], below)
-    elif kind == "map":
+    if of_type.kind == "map":
+        assert of_type.of is not None
         yield f"{below}any"
-        yield from paths_of(inner[:-1], f"{below}any.")
-    elif kind == "object":
-        for member in split(inner.strip()[1:-2]):
-            name, _, its_type = member.partition("=")
-            name = name.strip().strip('"')
-            yield f"{below}{name}"
-            yield from paths_of(its_type, f"{below}{name}.")
-
-
-def split(text: str) -> list[str]:
-    """At the commas and line ends outside all brackets."""
-    parts, depth, start = [], 0, 0
-    for at, character in enumerate(text):
-        depth += (character in "([{") - (character in ")]}")
-        if depth == 0 and character in ",\n":
-            parts.append(text[start:at])
-            start = at + 1
-    return [part for part in (*parts, text[start:]) if part.strip()]
+        yield from paths_of(of_type.of, f"{below}any.")
+    for name, each in of_type.members.items():
+        yield f"{below}{name}"
+        yield from paths_of(each, f"{below}{name}.")
 
 
 def of_the_module(tree) -> set[str]:
-    text = re.sub(r"^\s*#.*$", "", (tree / "modules/platform/variables.tf").read_text(), flags=re.M)
     found = set()
-    for name, body in re.findall(r'^variable "(\w+)" \{\n(.*?)^\}', text, re.M | re.S):
+    for name, body in Module(tree / "modules/platform", "variables.tf").blocks("variable").items():
         if name not in OF_THE_ROOT:
-            of_type = re.search(r"^  type\s+= (.*?)^  (?=default|validation|nullable|\})", f"{body}  }}", re.M | re.S)
-            found |= {name} | {f"{name}.{path}" for path in paths_of(of_type[1])}
+            found |= {name} | {f"{name}.{path}" for path in paths_of(type_of(body["type"]))}
     return found
 
 

@@ -1,0 +1,44 @@
+"""The real helm, of the package helm-binary, and the objects that it makes of deploy/chart."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+CHART = Path(__file__).resolve().parents[2] / "deploy/chart"
+# Far more than any command here takes.
+COMMAND_S = 60
+
+
+class HelmFailed(Exception):
+    """A command failed. Its text is what helm printed."""
+
+
+def helm(*arguments: str, values: Mapping[str, Any], namespace: str = "oriel") -> str:
+    """Return what the command printed. Raises HelmFailed."""
+    folder = str(Path(sys.executable).parent)
+    binary = shutil.which("helm", path=folder) or shutil.which("helm")
+    if binary is None:
+        pytest.skip("helm is not here: its package is for Linux on x86-64")
+    done = subprocess.run(
+        [binary, *arguments, "--namespace", namespace, "--values", "-"],
+        input=json.dumps(values),
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_S,
+    )
+    if done.returncode:
+        raise HelmFailed(done.stdout + done.stderr)
+    return done.stdout
+
+
+def rendered(values: Mapping[str, Any], *, namespace: str = "oriel") -> list[dict[str, Any]]:
+    """Return the objects of the chart, in the order in which they are installed. Raises HelmFailed."""
+    text = helm("template", "oriel", str(CHART), values=values, namespace=namespace)
+    return [each for each in yaml.load_all(text, Loader=yaml.CSafeLoader) if each is not None]
