@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from .helm import KEYS, rendered
 from .standin import rules, schema
 from .standin.calls import Call
 from .standin.provider import Answer
@@ -91,23 +92,20 @@ class Plan:
         return {name: each.get("value") for name, each in self.document["planned_values"].get("outputs", {}).items()}
 
     def releases(self) -> dict[str, list[dict[str, Any]]]:
-        """Return address -> objects, for each release of the carrier chart.
+        """Return address -> objects, for each release of a chart of ours.
 
         Raises ValueError for a release whose values are not known yet: apply the infrastructure first.
         """
         found = {}
         for address, values in self.resources("helm_release").items():
-            texts = values.get("values", [None])  # left out, or null inside the list: not known
-            if texts is not None and None in texts:
+            if None in (values.get("values", [None]) or []):  # left out, or null inside the list: not known
                 raise ValueError(f"{address}: its values are not known when planning")
-            for text in texts or []:
-                document = json.loads(text) if text.lstrip().startswith("{") else {}
-                if isinstance(document.get("objects"), list):
-                    found.setdefault(address, []).extend(document["objects"])
+            if objects := _objects(values):
+                found[address] = objects
         return found
 
     def objects(self) -> list[dict[str, Any]]:
-        """Return every object of all releases of the carrier chart."""
+        """Return every object of all releases of our charts."""
         return [each for objects in self.releases().values() for each in objects]
 
 
@@ -146,9 +144,8 @@ class State:
         return self.resources()[address]
 
     def objects(self) -> list[dict[str, Any]]:
-        """Return every object of all releases of the carrier chart."""
-        texts = [text for each in self.resources("helm_release").values() for text in each["values"] or []]
-        return [each for text in texts if text for each in json.loads(text).get("objects", [])]
+        """Return every object of all releases of our charts."""
+        return [each for values in self.resources("helm_release").values() for each in _objects(values)]
 
 
 @dataclass(slots=True)
@@ -322,6 +319,16 @@ def _resources(module: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield from module.get("resources", [])
     for child in module.get("child_modules", []):
         yield from _resources(child)
+
+
+def _objects(release: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what a release installs, if its chart is ours: rendered by helm, with keys that are no secrets."""
+    given: dict[str, Any] = {}
+    for text in release["values"] or []:
+        given |= json.loads(text) if text.startswith("{") else {}
+    if release["chart"].endswith("deploy/chart"):
+        return rendered({"keys": KEYS} | given, namespace=release["namespace"])
+    return list(given.get("objects", []))
 
 
 def _diagnostics(lines: list[dict[str, Any]]) -> list[Diagnostic]:

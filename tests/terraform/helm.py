@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 CHART = Path(__file__).resolve().parents[2] / "deploy/chart"
+# Given in place of those that are made at random.
+KEYS = {name: f"{name}-{'0' * 32}" for name in ("admin", "redis", "tickets")}
 # Far more than any command here takes.
 COMMAND_S = 60
 

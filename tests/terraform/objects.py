@@ -36,7 +36,7 @@ MATRIX = tuple(product((True, False), repeat=3))
 
 
 def releases(shared: Shared, *, infrastructure: Mapping[str, Any] | None = None, **variables: Any) -> Releases:
-    """Return address of the carrier release -> its objects."""
+    """Return address of the release -> its objects."""
     given = {
         "infrastructure": INFRASTRUCTURE | dict(infrastructure or {}),
         "images": {"registry": "registry.example/oriel", "tag": "0.1.0"},

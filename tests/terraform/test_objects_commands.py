@@ -27,6 +27,7 @@ from oriel_wire.engine.peers import TrustedPeers
 
 from .conftest import Shared
 from .harness import TerraformFailed
+from .helm import KEYS
 from .objects import INFRASTRUCTURE, WATCHED, Object, matches, objects, of, pods
 from .scheduling import quantity
 
@@ -252,8 +253,9 @@ def test_a_change_of_policies_or_services_starts_no_pod_anew(shared: Shared) -> 
 def test_secrets_are_named_and_never_told(shared: Shared) -> None:
     found = objects(shared, **OTHER)
     ((name, keys),) = of(found, "Secret").items()
-    # The values of the keys that are made come beside the objects, as sensitive ones.
-    assert name == "oriel-keys" and set(keys["stringData"].values()) == {""}
+    # The values of the keys that are made come beside the others, as sensitive ones.
+    assert name == "oriel-keys" and set(keys["stringData"].values()) <= {"", *KEYS.values()}
+    assert not [each for each in found if each is not keys and any(key in json.dumps(each) for key in KEYS.values())]
     gateway = pods(found)["gateway"]["spec"]
     env = {each["name"]: each for each in gateway["containers"][0]["env"]}
     assert env["ORIEL_LIMITER_PASSWORD"]["valueFrom"]["secretKeyRef"] == {"name": "oriel-redis-auth", "key": "password"}
