@@ -76,9 +76,11 @@ def prompt(chance: random.Random, tokens: int) -> list[int]:
 
 
 @contextmanager
-def bare(model: Path, *options: int) -> Iterator[Callable[[Plan], Played]]:
-    """The bare engine in a process of its own. options: of `peers/language/bare.py`."""
-    command = [sys.executable, str(PEERS / "language" / "bare.py"), str(model), *map(str, options)]
+def bare(
+    model: Path, *options: int, python: str = sys.executable, program: str = "bare.py"
+) -> Iterator[Callable[[Plan], Played]]:
+    """An engine in a process of its own. program: below `peers/language`. options: of the program, after the model."""
+    command = [python, str(PEERS / "language" / program), str(model), *map(str, options)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
         assert process.stdin is not None and process.stdout is not None
         told, said = process.stdin, process.stdout
@@ -90,7 +92,7 @@ def bare(model: Path, *options: int) -> Iterator[Callable[[Plan], Played]]:
             return Played(plan["since"], found["seconds"], found["cpu_s"], calls)
 
         if said.readline() != "ready\n":
-            sys.exit("the bare engine did not load the model")
+            sys.exit(f"{program} did not load the model")
         yield play
         told.close()
 

@@ -1,6 +1,7 @@
 """Tokens per second through the inference server and of its bare engine: `python benchmarks/language.py speed`.
 
-    --model FILE.gguf [--streams 1 4 16] [--rounds 5] [--llama-server PROGRAM] [--out FOLDER]
+    --model FILE.gguf [--streams 1 4 16] [--rounds 5] [--llama-server PROGRAM]
+    [--onnxruntime-genai PYTHON FOLDER] [--out FOLDER]
 
 All streams of a turn begin at once; each makes two calls, one after the other. A call has a prompt of 200 random
 tokens, which no prefix cache has seen, and a greedy answer of exactly 100 tokens. Contenders take turns with the same
@@ -9,6 +10,7 @@ prompts (A B C, A B C); a turn's rate is the tokens of its answers by the second
     oriel               `oriel inference` with the model's folder, over HTTP (`generate_stream`), as it comes
     bare engine         openvino-genai's ContinuousBatchingPipeline in one process, the same SchedulerConfig and threads
     llama.cpp           its server with the same file, 16 slots and as many threads; if there is one
+    onnxruntime-genai   one batch in one process, the model with 4 bits a weight; if there is a Python that has it
 
 Target: Oriel's rate at least 0.95 x that of the bare engine, at each number of streams (median of the rounds' ratios).
 """
@@ -57,6 +59,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--llama-server")
+    parser.add_argument("--onnxruntime-genai", nargs=2, metavar=("PYTHON", "FOLDER"))
     args = parser.parse_args()
     part, rows = Part("speed", __doc__, args.out), []
     with ExitStack() as stack:
@@ -66,6 +69,10 @@ def main() -> None:
         if args.llama_server:
             other = llama(args.llama_server, args.model, stack)
             play["llama.cpp"] = lambda plan: over_http(other, plan)
+        if args.onnxruntime_genai:
+            python, folder = args.onnxruntime_genai
+            third = bare(folder, python=python, program="ort_batch.py")
+            play["onnxruntime-genai"] = stack.enter_context(third)
         for each in play.values():
             each(plan(2, "warm-up"))
         for streams in args.streams:
