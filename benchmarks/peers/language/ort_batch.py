@@ -2,8 +2,8 @@
 
 ort_batch.py FOLDER
 
-FOLDER: a model as `python -m onnxruntime_genai.models.builder` writes it. The n-th calls of all streams are one batch of
-its Generator, the way in which it is quickest. Lines of standard input and output are those of `bare.py`.
+FOLDER: a model as `python -m onnxruntime_genai.models.builder` writes it. The n-th calls of all streams are one batch
+of its Generator, the way in which it is quickest. Lines of standard input and output are those of `bare.py`.
 """
 
 import json
