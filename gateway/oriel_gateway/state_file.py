@@ -1,8 +1,8 @@
 """An SQLite file of what a gateway counts, which survives a restart.
 
 SQLite keeps it, because only changes have to be written, and a write is complete or absent. One process has the file
-for itself; another process with the same file counts in memory and logs that. An unreadable file is moved aside. No
-failure of the file ever fails a call.
+for itself; another process with the same file counts in memory and logs that. An unreadable file is moved aside, one
+of a later version of Oriel stays as it is. No failure of the file ever fails a call.
 """
 
 import logging
@@ -15,6 +15,11 @@ from time import time_ns
 _log = logging.getLogger(__name__)
 
 Work = Callable[[sqlite3.Connection], None]
+FORM = 1  # of the tables, written into each file; a version that changes one of them takes the next number
+
+
+class LaterForm(Exception):
+    """A file is of a form that only a later version of Oriel reads. The text says which, and what to do."""
 
 
 class StateFile:
@@ -59,6 +64,9 @@ class StateFile:
                 )
                 return
             self._begin_anew(path, error, read)
+        except LaterForm as later:
+            self.close()
+            _log.error("%s: the %s of this gateway begin at 0, and are lost when it ends", later, self._holds)
         except OSError as error:
             _log.warning("%s are not kept over a restart: %s", self._holds, error.strerror)
 
@@ -84,12 +92,14 @@ class StateFile:
     def _connect(self, path: Path, read: Work) -> None:
         database = sqlite3.connect(path, timeout=0.0, isolation_level=None, check_same_thread=False)
         self.database = database
+        check_form(database, path)  # before anything is changed
         # The lock excludes other processes from the first write on; it also keeps the log's index out of shared memory.
         database.execute("PRAGMA locking_mode = EXCLUSIVE")
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         database.execute(self._schema)
         database.execute("BEGIN IMMEDIATE")
+        database.execute(f"PRAGMA user_version = {FORM}")
         database.execute("COMMIT")
         read(database)
 
@@ -107,3 +117,13 @@ class StateFile:
         except (OSError, sqlite3.DatabaseError) as again:
             _log.warning("%s are not kept over a restart: %s", self._holds, again)
             self.close()
+
+
+def check_form(database: sqlite3.Connection, path: Path) -> None:
+    """Raise LaterForm if the file is of a form that this version does not know. path: its path, for the text."""
+    (form,) = database.execute("PRAGMA user_version").fetchone()
+    if form > FORM:
+        raise LaterForm(
+            f"{path} is of form {form}, of a later version of Oriel, and stays as it is, because this one reads "
+            f"form {FORM}: start that version again, or move the file away"
+        )

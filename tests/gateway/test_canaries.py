@@ -2,19 +2,20 @@
 
 import json
 import logging
-from dataclasses import replace
+from dataclasses import field, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from oriel_gateway.admin.console.live import Source
-from oriel_gateway.shared.canaries import Canaries, RolledBack, folder_name
+from oriel_gateway.shared.canaries import Canaries, RolledBack, _digest, _text, folder_name
 from oriel_policies.documents import Route, compile_documents
 from oriel_policies.quality.canary import Rollback
 from oriel_wire.objects.client import location_of
 
 from ..waiting import until
+from .first_forms import CANARY, CANARY_NAME
 from .special_routes import INFER, House, answering, house, metric, ok
 from .stack import Client
 
@@ -181,3 +182,21 @@ async def test_the_snapshot_of_the_console_names_what_was_rolled_back() -> None:
         it.ups[1].answer = answering(BROKEN)
         await calls(it, 100)
         assert json.loads(Source(it.core).snapshot())["rolled_back"] == ["d: p1 (errors)"]
+
+
+def test_a_canary_stays_rolled_back_when_routes_get_more_fields(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert _digest(route()) == CANARY_NAME
+    later: Any = make_dataclass("Route", [("added", str, field(default=""))], bases=(Route,), frozen=True, kw_only=True)
+    values = {name: getattr(route(), name) for name in Route.__dataclass_fields__}
+    assert _text(later(**values)) == _text(route()) != _text(later(**values, added="x"))
+    assert _text(replace(route(), sticky="x-user")) != _text(route())
+    (tmp_path / f"{CANARY_NAME}.json").write_text(CANARY)
+    (tmp_path / "later.json").write_text(CANARY.replace('"form":1', '"form":2'))
+    canaries = Canaries()
+    canaries.open(tmp_path)
+    assert canaries.rolled_back.keys() == {CANARY_NAME}
+    assert "later.json cannot be read" in caplog.text and "of form 2, of a later version" in caplog.text
+    (found,) = canaries.adopt([route()])
+    assert [side.name for side in found.split] == ["p0"] and (tmp_path / "later.json").exists()

@@ -167,7 +167,7 @@ async def test_a_server_records_what_was_used_and_loses_nothing_at_its_stop(repo
         answers = [await http.post(INFER, json=ONES, headers={"x-oriel-tenant": "acme"}) for _ in range(5)]
         sizes = sum(len(answer.content) for answer in answers)
         used_ns = sum(int(answer.headers["x-oriel-cost"].split(";")[0][4:]) for answer in answers)
-    lines = [line for _, path in segments(tmp_path) for _, line in read_segment(path)]
+    lines = [line for _, path in segments(tmp_path) for _, line in read_segment(path) if line is not None]
     mine = [line for line in lines if line.tenant == "acme"]
     assert sum(line.device_ns for line in mine) == used_ns
     assert (sum(line.requests for line in mine), sum(line.rows for line in mine)) == (5, 5)

@@ -32,6 +32,7 @@ def everything(folder: Path, *, with_open: bool = False) -> list[tuple[str, Usag
         (f"{name}-{number}", line)
         for name, path in segments(folder, with_open=with_open)
         for number, line in read_segment(path)
+        if line is not None
     ]
 
 

@@ -83,6 +83,10 @@ def _notes(usage: Usage) -> list[str]:
     if usage.gaps:
         more = ", ..." if len(usage.gaps) > 5 else ""
         notes.append(f"{len(usage.gaps)} segments are missing: {', '.join(usage.gaps[:5])}{more}")
+    if usage.unread:
+        notes.append(f"{usage.unread} lines cannot be read and are missing: export with the version that wrote them")
+    if usage.later:
+        notes.append(f"{', '.join(usage.later)} is of a later version of Oriel and not in here: export with that one")
     if usage.crashes:
         lost_s = usage.lost_ns / 1e9
         notes.append(

@@ -24,13 +24,16 @@ class Usage:
     """The lines of a period. lines: (id, line), in the order of their minutes.
 
     repeats: lines that were left out because their identity came before. gaps: segments that are missing between
-    others of their instance. crashes: servers that ended without a stop. lost_ns: nanoseconds for which, at most, what
+    others of their instance. unread: lines that this version cannot read. later: folders of ledgers of later versions.
+    crashes: servers that ended without a stop. lost_ns: nanoseconds for which, at most, what
     they used is missing.
     """
 
     lines: list[tuple[str, UsageLine]] = field(default_factory=list)
     repeats: int = 0
     gaps: list[str] = field(default_factory=list)
+    unread: int = 0
+    later: list[str] = field(default_factory=list)
     crashes: int = 0
     lost_ns: int = 0
 
@@ -44,7 +47,9 @@ def read(where: str, begin: str, end: str, *, with_open: bool = False) -> Usage:
         folder = Path(where)
         if not folder.joinpath(*ROOT).is_dir():
             raise CommandFailed(f"no usage is recorded in {where}: pass --state DIR or the URL of the store")
-        return collect(_of_folder(folder, begin, end, with_open=with_open), begin, end)
+        usage = collect(_of_folder(folder, begin, end, with_open=with_open), begin, end)
+        usage.later = sorted(f"{ROOT[0]}/{each.name}" for each in folder.glob(f"{ROOT[0]}/v*") if each.name != ROOT[1])
+        return usage
     with tempfile.TemporaryDirectory(prefix="oriel-usage-") as copy:
         try:
             asyncio.run(_fetch(where, Path(copy), begin, end))
@@ -53,7 +58,7 @@ def read(where: str, begin: str, end: str, *, with_open: bool = False) -> Usage:
         return collect(_of_folder(Path(copy), begin, end, with_open=False), begin, end)
 
 
-def collect(found: Iterator[tuple[str, int, UsageLine]], begin: str, end: str) -> Usage:
+def collect(found: Iterator[tuple[str, int, UsageLine | None]], begin: str, end: str) -> Usage:
     """Sort out lines of segments: (segment, number, line). Repeated ones are dropped."""
     usage = Usage()
     seen: set[tuple[str, int]] = set()
@@ -66,6 +71,9 @@ def collect(found: Iterator[tuple[str, int, UsageLine]], begin: str, end: str) -
         parsed = parse_segment(segment)
         if parsed is not None:
             sequences.setdefault(parsed[0], set()).add(parsed[1])
+        if line is None:
+            usage.unread += 1
+            continue
         if not begin <= line.minute < end:
             continue
         if len(usage.lines) >= MAX_LINES:
@@ -91,7 +99,7 @@ def moment(text: str) -> str:
     return given.strftime("%Y-%m-%dT%H:%M")
 
 
-def _of_folder(folder: Path, begin: str, end: str, *, with_open: bool) -> Iterator[tuple[str, int, UsageLine]]:
+def _of_folder(folder: Path, begin: str, end: str, *, with_open: bool) -> Iterator[tuple[str, int, UsageLine | None]]:
     for name, path in segments(folder, with_open=with_open):
         if path.suffix == ".gz" and not _may_hold(path, begin, end):
             continue

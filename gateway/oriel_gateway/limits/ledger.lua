@@ -118,7 +118,8 @@ for _, ask in ipairs(asks) do
   else
     used, number, born, ends = ask.total + granted, ask.is, ask.stamp, ask.ends
     if short > 0 then wait = ends end
-    redis.call('HSET', ask.key, 'number', number, 'born', text(born), 'used', text(used))
+    redis.call('HSET', ask.key, 'number', number, 'born', text(born), 'used', text(used),
+      'period', ask.step ~= 0 and 'month' or 'day')
     redis.call('PEXPIRE', ask.key, math.ceil(ends / 1000) + 3600000)
   end
   for _, value in ipairs({granted, wait, ask.free - granted, number, born, used, ends}) do

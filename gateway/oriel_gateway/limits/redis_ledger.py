@@ -1,7 +1,9 @@
 """The ledger in Redis 6.2 or later: one atomic script per call, on Redis' own clock. Only this file imports redis.
 
 A record is one key, PREFIX{tenant}bound: the braces put all records of a tenant into one hash slot, so the script
-stays atomic behind a proxy of a cluster. A password is taken from the environment and is never part of a message.
+stays atomic behind a proxy of a cluster. PREFIXform is the form of all records: a later version of Oriel that changes
+one of them writes the next number there, and gateways of this version then leave the records alone. A password is taken
+from the environment and is never part of a message.
 """
 
 import asyncio
@@ -37,6 +39,7 @@ from oriel_policies.bounds.ledger import Answer, Ask
 
 _log = logging.getLogger(__name__)
 PREFIX = "oriel:"
+FORM = 1
 MAX_CONNECTIONS = 24
 _NAMED = 100
 CONNECT_S = 0.5
@@ -51,6 +54,7 @@ def _script(file: str) -> str:
 
 _SCRIPT = _script("ledger.lua")
 _SHA = sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()  # Redis knows the script by it
+_FORM = _script("ledger_form.lua")
 _HELLO = _script("ledger_hello.lua")
 _EXCHANGE = _script("ledger_exchange.lua")
 _USE = _script("ledger_use.lua")
@@ -134,6 +138,7 @@ class RedisLedger:
         self._prefix, self._present, self._demand = prefix, f"{prefix}present", f"{prefix}demand"
         self._slot_ttl_s = slot_ttl_s
         self._presence_s = presence_s
+        self._known_form = False
         self._heard_s = 0.0  # when the last `hello` that was answered was sent
         self._named: set[str] = set()  # tenants with unreadable records, each logged once
         tls: dict[str, Any] = {}
@@ -157,6 +162,8 @@ class RedisLedger:
         self._redis = Redis.from_pool(pool)
 
     async def ask(self, questions: Sequence[Question]) -> list[list[Answer] | None]:
+        if not self._known_form:
+            await self._check_form()
         try:
             raw = await self._run(questions, range(len(questions)))
             unknown = [number for number, answer in enumerate(raw) if isinstance(answer, NoScriptError)]
@@ -176,6 +183,7 @@ class RedisLedger:
         return [None if answer is None else _answers(answer) for answer in raw]
 
     async def hello(self, share: float) -> Presence:
+        self._known_form = False  # a later version may have begun since
         now = monotonic()
         since = now - self._heard_s if self._heard_s else -1.0
         bounds = (self._presence_s, int(MISSED_S), WHOLE_SHARE)
@@ -235,11 +243,23 @@ class RedisLedger:
 
     async def _eval(self, script: str, keys: Sequence[str], *arguments: Any) -> Any:
         """Run a script. Raises LedgerLost, and no waiting connection is used again: it may lead to the wrong server."""
+        if not self._known_form and script is not _FORM:
+            await self._check_form()
         try:
             return await self._redis.eval(script, len(keys), *keys, self._holder, *arguments)
         except (RedisError, OSError) as error:
             await self._redis.connection_pool.disconnect(inuse_connections=False)
             raise _lost(error) from error
+
+    async def _check_form(self) -> None:
+        """Mark the records with their form; raise LedgerLost if there is a mark of a later one."""
+        found = (await self._eval(_FORM, [f"{self._prefix}form"], FORM, MONTH_S)).decode("utf-8", "replace")
+        if found != str(FORM):
+            raise LedgerLost(
+                f"the records {self._prefix}* are of form {found[:20]}, of a later version of Oriel, and this one "
+                f"reads form {FORM}: run that version, or give this one another --limiter-prefix"
+            )
+        self._known_form = True
 
     def _unreadable(self, tenant: str) -> None:
         if tenant not in self._named and len(self._named) < _NAMED:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -27,6 +27,7 @@ from oriel_policies.quality.canary import CanaryWatch, Verdict
 _log = logging.getLogger(__name__)
 
 MAX_KEPT: Final = 1000  # files that are read
+FORM: Final = 1  # of these files; a version that writes other ones takes the next number
 
 
 class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +38,7 @@ class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     text: str
     at: float
+    form: int = FORM
 
 
 def folder_name(policies: object) -> str:
@@ -65,7 +67,10 @@ class Canaries:
         self._folder = folder
         for path in islice(folder.glob("*.json"), MAX_KEPT):
             try:
-                self.rolled_back[path.stem] = msgspec.json.decode(path.read_bytes(), type=RolledBack)
+                found = msgspec.json.decode(path.read_bytes(), type=RolledBack)
+                if found.form > FORM:
+                    raise msgspec.ValidationError(f"it is of form {found.form}, of a later version of Oriel")
+                self.rolled_back[path.stem] = found
             except (OSError, msgspec.DecodeError, UnicodeError) as error:
                 _log.warning("%s cannot be read, a canary that was rolled back gets calls again: %s", path, error)
 
@@ -158,7 +163,20 @@ def _without(route: Route, canary: str) -> Route:
 
 
 def _digest(route: Route) -> str:
-    return blake2b(repr(route).encode(), digest_size=16).hexdigest()
+    """Return the name of a route's file. It stays the same if a later version of Oriel gives routes more fields."""
+    return blake2b(_text(route).encode(), digest_size=16).hexdigest()
+
+
+def _text(value: Any) -> str:
+    """Return a text of a value; of a dataclass without the fields that have their default."""
+    if isinstance(value, tuple):
+        return f"({','.join(map(_text, value))})"
+    if not is_dataclass(value):
+        return repr(value)
+    given = [
+        (each.name, getattr(value, each.name)) for each in fields(value) if getattr(value, each.name) != each.default
+    ]
+    return f"({','.join(f'{name}={_text(found)}' for name, found in given)})"
 
 
 def _written(work: "asyncio.Future[Any]") -> None:

@@ -5,7 +5,7 @@
 
 A segment is sealed by renaming a complete file, so that a reader never sees half of one. A server holds a lock on its
 open segment; one without a lock was left by a crash, and whoever opens the folder next seals it and adds a line that
-says so.
+says so. Lines that a later version of Oriel has written are kept as they are.
 All functions here block; they are called in one thread.
 """
 
@@ -75,7 +75,8 @@ class UsageFiles:
         """Seal the open segment, if there is one."""
         if self._file is None:
             return
-        _seal(self._root, self._path(), list(self._lines.values()))
+        lines = list(self._lines.values())
+        _seal(self._root, self._path(), lines[0].minute, encode_lines(lines))
         self._file.close()
         self._file = None
         self._lines = {}
@@ -111,19 +112,23 @@ class UsageFiles:
             with file:
                 if not _lock(file):
                     continue
-                lines, written_s = list(_lines_of(file)), os.fstat(file.fileno()).st_mtime
+                data, written_s = file.read(MAX_SEGMENT_BYTES), os.fstat(file.fileno()).st_mtime
+                data = data[: data.rfind(b"\n") + 1]
+                lines = [line for each in data.splitlines() if (line := decode_line(each)) is not None]
                 if path.exists():
                     minute, unit = (lines[-1].minute, lines[-1].unit) if lines else (minute_of(written_s), "")
                     lost_s = max(0.0, time.time() - written_s)
                     crash = UsageLine(kind="crash", minute=minute, unit=unit, wall_ns=int(lost_s * 1e9))
-                    _seal(self._root, path, [*merge(lines), crash])
+                    # Added up only if this version knows all that is in them: nothing of a later one is lost.
+                    whole = encode_lines(merge(lines)) if encode_lines(lines) == data else data
+                    _seal(self._root, path, lines[0].minute if lines else minute, whole + encode_lines([crash]))
                     self.recovered.append(path.stem)
                     self.lost_s = max(self.lost_s, lost_s)
                 path.unlink(missing_ok=True)
 
 
-def read_segment(path: Path) -> Iterator[tuple[int, UsageLine]]:
-    """Yield (number, line) of a segment, sealed or open. Lines that cannot be read are left out, at most
+def read_segment(path: Path) -> Iterator[tuple[int, UsageLine | None]]:
+    """Yield (number, line) of a segment, sealed or open; None is a line that this version cannot read. At most
     MAX_SEGMENT_BYTES are read. Raises OSError.
     """
     opened = gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
@@ -155,7 +160,7 @@ def lines_since(folder: Path, day: str, *, but: str = "") -> Iterator[UsageLine]
             continue
         try:
             for _, line in read_segment(path):
-                if day <= line.minute:
+                if line is not None and day <= line.minute:
                     yield line
         except (OSError, EOFError):
             continue
@@ -170,26 +175,26 @@ def _sealed(root: Path) -> list[Path]:
     return sorted(root.glob("????-??-??/??/*.ndjson.gz"), key=lambda path: (path.parts[-3:-1], path.name))
 
 
-def _lines_of(file: IO[bytes]) -> Iterator[UsageLine]:
+def _lines_of(file: IO[bytes]) -> Iterator[UsageLine | None]:
     left = MAX_SEGMENT_BYTES
     for line in file:
         left -= len(line)
         if left < 0:
             return
-        if line.endswith(b"\n") and (found := decode_line(line)) is not None:
-            yield found
+        if line.endswith(b"\n"):  # else a crash has cut it off, or it is being written
+            yield decode_line(line)
 
 
-def _seal(root: Path, path: Path, lines: list[UsageLine]) -> None:
+def _seal(root: Path, path: Path, minute: str, lines: bytes) -> None:
     """Write the lines to the folder of their hour, all or nothing, and remove the open segment."""
-    day, _, hour = lines[0].minute.partition("T")
+    day, _, hour = minute.partition("T")
     folder = root / day / hour[:2]
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     final = folder / f"{path.stem}.ndjson.gz"
     partial = path.with_suffix(".partial")
     with open(partial, "wb", opener=_private) as file:
         # without a time stamp, so that the same lines are the same bytes
-        file.write(gzip.compress(encode_lines(lines), compresslevel=6, mtime=0))
+        file.write(gzip.compress(lines, compresslevel=6, mtime=0))
         file.flush()
         os.fsync(file.fileno())
     partial.replace(final)
