@@ -135,6 +135,19 @@ def test_a_prompt_that_is_too_long_is_told_so_also_under_a_short_deadline() -> N
     assert isinstance(asked.result, InvalidRequest) and "the prompt has 60000 tokens" in asked.result.message
 
 
+def test_a_tenants_queue_does_not_refuse_the_calls_of_others() -> None:
+    bench = LanguageBench()
+    bench.warm()
+    for each in range(30):
+        bench.ask(f"many {each}", tenant="many", max_tokens=1000, ignore_eos=True, timeout_s=999)
+    one = [bench.ask(f"one {each}", tenant="one", timeout_s=2.0) for each in range(3)]
+    bench.run(2.1)
+    assert all(each.times and each.times[0] < each.call.deadline for each in one)
+    assert not {tenant for _, tenant in bench.served.order._waiting_us} - {"many"}
+    late = bench.ask("many more", tenant="many", timeout_s=2.0)
+    assert isinstance(late.result, QueueFull), "its own queue is longer than that"
+
+
 def test_a_call_that_expires_in_the_queue_is_refused_at_once() -> None:
     bench = LanguageBench(max_running=1)
     bench.ask(max_tokens=200)

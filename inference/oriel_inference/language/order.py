@@ -27,6 +27,8 @@ band gets `floor_share` of all turns, and N generations that run end N turns in 
 Owner and single writer: the scheduler.
 """
 
+from collections import Counter
+
 from oriel_inference.language.generation import Generation
 from oriel_inference.language.step_times import StepTimes
 from oriel_policies.waiting.feasibility import PROBE
@@ -59,20 +61,21 @@ class StepOrder:
         self.slots = slots
         self._cache_tokens = cache_tokens
         self._prompt_tokens = PROMPT_STEPS * step_tokens
+        self._waiting_us: Counter[tuple[int, str]] = Counter()  # of the engine, by band and tenant
         self._most: dict[Generation, int] = {}  # how many may run at once for the sake of this one
         self._refused = 0
 
     def join(self, generation: Generation, now: float) -> list[Generation] | None:
         """Queue a new generation. Returns those that it displaced; None if the queue is full."""
         displaced = self._push(generation, now, admitted=generation.call.admitted)
-        return None if displaced is None else [_unwrap(ticket) for ticket in displaced]
+        return None if displaced is None else [self._unwrap(ticket) for ticket in displaced]
 
     def remove(self, generation: Generation) -> None:
         """Remove a generation that has ended, if it is still here."""
         self.paused.pop(generation, None)
         if generation.ticket is not None:
             self.waiting.remove(generation.ticket)
-            _unwrap(generation.ticket)
+            self._unwrap(generation.ticket)
         elif generation in self.running:
             self._release(generation)
         if generation.is_bound and _BOUND in self.waiting.aside:
@@ -80,7 +83,7 @@ class StepOrder:
 
     def expired(self, now: float) -> list[Generation]:
         """Remove and return what waited until its deadline, and return what runs beyond its own."""
-        waited = [_unwrap(ticket) for ticket in self.waiting.expire(now)]
+        waited = [self._unwrap(ticket) for ticket in self.waiting.expire(now)]
         return waited + [each for each in self.running if each.deadline <= now]
 
     def next_expiry(self) -> float | None:
@@ -98,7 +101,7 @@ class StepOrder:
             generation.cost += generation.prompt_tokens
             if generation.ticket is not None:  # it paused during the step that made it, and has another deadline now
                 self.waiting.remove(generation.ticket)
-                self._push(_unwrap(generation.ticket), now, admitted=True)
+                self._push(self._unwrap(generation.ticket), now, admitted=True)
                 self._paused(generation, now)
 
     # Choosing ---------------------------------------------------------------------------------------------------
@@ -205,7 +208,7 @@ class StepOrder:
         ticket = self.waiting.pop(now)
         assert ticket is not None
         head.turn, head.used, head.cost = ticket, 0, 0
-        self.running[_unwrap(ticket)] = None
+        self.running[self._unwrap(ticket)] = None
 
     def _paused(self, each: Generation, now: float) -> None:
         each.paused_at, self.paused[each] = now, None
@@ -215,7 +218,7 @@ class StepOrder:
         """Return a slot to one that waits for its next turn. Nobody was charged for that: its tokens come on top."""
         self.waiting.remove(ticket)
         each.turn, each.cost = ticket, int(ticket.cost)
-        self.running[_unwrap(ticket)] = None
+        self.running[self._unwrap(ticket)] = None
 
     def _release(self, each: Generation) -> None:
         """Take a generation out of its slot, and charge its tenant what it had there."""
@@ -231,6 +234,16 @@ class StepOrder:
             self._release(each)
             self._push(each, now, admitted=True)
         return may_pause
+
+    def _unwrap(self, ticket: Ticket) -> Generation:
+        """Return the generation of a ticket that has left the queue."""
+        generation: Generation = ticket.payload
+        ticket.payload = generation.ticket = None
+        key = ticket.band, ticket.tenant
+        self._waiting_us[key] -= ticket.rows
+        if not self._waiting_us[key]:
+            del self._waiting_us[key]
+        return generation
 
     def _push(self, each: Generation, now: float, *, admitted: bool) -> list[Ticket] | None:
         prompt, left = 0 if each.has_begun else each.prompt_tokens, self._left(each)
@@ -250,7 +263,9 @@ class StepOrder:
         ticket.order, ticket.admitted = due_s, admitted
         ticket.model = _BOUND if each.is_bound and each.band else ""
         displaced = self.waiting.push(ticket)
-        each.ticket = None if displaced is None else ticket
+        if displaced is not None:
+            each.ticket = ticket
+            self._waiting_us[ticket.band, ticket.tenant] += ticket.rows
         return displaced
 
     # Predictions ------------------------------------------------------------------------------------------------
@@ -264,12 +279,24 @@ class StepOrder:
         """Return those that would not pause for a generation of `band`."""
         return [each for each in self.running if each.band <= band or not self._may_pause(each)]
 
-    def wait_s(self, band: int) -> float:
-        """Return how long a new generation of `band` would wait for a slot; 0.0 also while nothing is known."""
-        ahead_s, staying = self.waiting.rows_ahead(band) / 1e6, self._staying(band)
+    def wait_s(self, band: int, tenant: str | None = None) -> float:
+        """Return how long a new generation of `band` would wait for a slot; 0.0 also while nothing is known.
+
+        tenant: whose it is, if that is known: the other tenants of its band get their turns in turn with its own.
+        """
+        staying, slice_s = self._staying(band), SLICE * self.times.step_s(self.slots)
+        if tenant is None:
+            ahead_us = float(self.waiting.rows_ahead(band))
+        else:
+            own_us = self._waiting_us[band, tenant]
+            theirs = [us for (of, name), us in self._waiting_us.items() if of == band and name != tenant]
+            turn_us = own_us + slice_s / self.slots * 1e6
+            ahead_us = self.waiting.rows_ahead(band - 1) + own_us + sum([min(us, turn_us) for us in theirs])
         if len(staying) < self._most_beside(band):
-            return ahead_s
-        return ahead_s + min([self._left(each) for each in staying]) * self.times.step_s(len(staying))
+            return ahead_us / 1e6
+        ends_s = min([self._left(each) for each in staying]) * self.times.step_s(len(staying))
+        takes_turns = tenant is not None and any(each.tenant != tenant for each in staying)
+        return ahead_us / 1e6 + (min(ends_s, slice_s) if takes_turns else ends_s)
 
     def too_late_s(self, new: Generation, now: float) -> float | None:
         """Return None if a new generation may be in time, else the seconds after which one like it would be; 0.0 if it
@@ -280,7 +307,7 @@ class StepOrder:
             return None
         tokens = 1 if new.is_stream else max(new.least, min(new.most, int(times.quick.value)))
         prompt_s, together = times.reading_s(new.prompt_tokens), min(self.slots, len(self._staying(new.band)) + 1)
-        late_s = self.wait_s(new.band) + prompt_s + tokens * times.step_s(together) - left_s
+        late_s = self.wait_s(new.band, new.tenant) + prompt_s + tokens * times.step_s(together) - left_s
         if late_s <= 0.0:
             return None
         self._refused += 1
@@ -292,10 +319,3 @@ class StepOrder:
 def _urgency(each: Generation) -> tuple[int, bool, float]:
     """Return the key by which generations pause: the largest first."""
     return each.band, not each.has_begun, each.call.arrived_s
-
-
-def _unwrap(ticket: Ticket) -> Generation:
-    """Return the generation of a ticket that has left the queue."""
-    generation: Generation = ticket.payload
-    ticket.payload = generation.ticket = None
-    return generation
