@@ -2,9 +2,11 @@
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from oriel_cli.arguments import Parser
 from oriel_cli.errors import CommandFailed
@@ -44,6 +46,7 @@ COMMANDS = {
     "completion": _Entry("oriel_cli.completion", "print a script that completes commands and flags in a shell"),
     "version": _Entry("oriel_cli.version", "print the version"),
 }
+LOGGING = ("up", "gateway", "logic", "inference", "inference tritonserver")  # commands that write a log
 # Package that is not among the base dependencies -> the extra of Oriel that installs it.
 EXTRAS = {"grpc": "tools", "onnxruntime": "cpu", "onnx": "demo"}
 
@@ -62,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse(f"there is no command {words[0][:64]!r}{_near(words)} ('oriel --help' lists them)", 2)
     if name == words[0] and words[1:] and not words[1].startswith("-") and (near := _near(words, under=name)):
         return _refuse(f"there is no command {' '.join(words[:2])[:64]!r}{near}", 2)
+    if name in LOGGING:
+        _choose_log_format(words)
     try:
         command = importlib.import_module(entry.module)
         parser = Parser(prog=f"oriel {name}", description=f"{entry.summary}.", epilog=_beside(name))
@@ -82,6 +87,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has left ("oriel trace ... | head"): write nothing more, also not at exit.
         sys.stdout = sys.stderr
         return 0
+
+
+def _choose_log_format(words: Sequence[str]) -> None:
+    """Put the value of --log-format into the environment, where children find it, and begin to write JSON if it is
+    that: early, so that nothing is printed before.
+    """
+    for word, following in pairwise([*words, ""]):
+        flag, is_whole, value = word.partition("=")
+        if flag == "--log-format":
+            os.environ["ORIEL_LOG_FORMAT"] = value if is_whole else following
+    if os.environ.get("ORIEL_LOG_FORMAT") == "json":
+        from oriel_wire.process.logs import capture
+
+        capture(words[0])
 
 
 def _overview() -> str:
@@ -116,7 +135,9 @@ def _missing(package: str) -> str:
 
 
 def _refuse(line: str, code: int) -> int:
-    print(f"oriel: {' '.join(line.split())}", file=sys.stderr)
+    from oriel_wire.process.logs import write_refusal
+
+    write_refusal(f"oriel: {' '.join(line.split())}")
     return code
 
 

@@ -29,7 +29,8 @@ def run(args: argparse.Namespace) -> int:
     share_memory()  # this has to happen before imports start threads
     from oriel_gateway.app import serve
     from oriel_gateway.identity.tickets import ticket_keys
-    from oriel_wire.process.process import configure_logging, run_unit
+    from oriel_wire.process.logs import configure_logging
+    from oriel_wire.process.process import run_unit
 
     configure_logging("gateway")
     chosen = values(Settings, args) | {

@@ -11,7 +11,7 @@ from oriel_gateway.documents.source import store_location
 from oriel_wire.objects.client import Location
 from oriel_wire.objects.errors import BadStoreUrl
 from oriel_wire.process.flags import Flag, flag, number, setting
-from oriel_wire.process.shared_settings import usage_flag, usage_store_flag
+from oriel_wire.process.shared_settings import log_format_flag, usage_flag, usage_store_flag
 
 Addresses = Mapping[str, tuple[tuple[str, int], ...]]
 
@@ -182,6 +182,7 @@ class Settings:
     access_log: str = setting(
         "", "--access-log", metavar="PATH|-", help="a JSON line per request; - is standard output (default none)"
     )
+    log_format: str = field(default="", metadata=log_format_flag())
     quota_file: Path | None = setting(
         None,
         "--quota-file",

@@ -52,7 +52,8 @@ from oriel_wire.errors import StartFailed
 from oriel_wire.observe.spans import open_sink
 from oriel_wire.observe.trace import SpanSink
 from oriel_wire.process.control import serve_control
-from oriel_wire.process.process import PLAIN, listen
+from oriel_wire.process.logs import PLAIN
+from oriel_wire.process.process import listen
 from oriel_wire.usage.ledger import UsageLedger, open_ledger
 
 _log = logging.getLogger(__name__)

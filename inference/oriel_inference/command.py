@@ -31,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; return the exit code of the process. Raises StartFailed."""
     from oriel_inference.app import serve
-    from oriel_wire.process.process import configure_logging, log_to_file, run_unit
+    from oriel_wire.process.logs import configure_logging, log_to_file
+    from oriel_wire.process.process import run_unit
 
     warnings = list(settle(args.foreign))
     traces, unused = read_flags(args.trace_words)
@@ -39,7 +40,8 @@ def run(args: argparse.Namespace) -> int:
     defaults, without_effect = from_backend_config(args.backend_config, auto_complete=not args.strict_model_config)
     defaults = replace(defaults, custom_ops=args.custom_ops, config_name=args.config_name)
     wanted = {"log_verbose_level": args.log_verbose, "log_info": args.log_info, "log_warning": args.log_warning}
-    wanted |= {"log_error": args.log_error, "log_format": args.log_format}
+    form = None if args.log_format in ("text", "json") else args.log_format  # Triton's extension knows its own two
+    wanted |= {"log_error": args.log_error, "log_format": form}
     # Vertex AI reaches its own port only.
     in_vertex, aip_port = os.environ.get("AIP_MODE") == "PREDICTION", os.environ.get("AIP_HTTP_PORT")
     chosen = values(Settings, args) | {

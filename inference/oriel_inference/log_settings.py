@@ -2,7 +2,7 @@
 
 `log_info`, `log_warning` and `log_error` switch those lines on and off; `log_verbose_level` above 0 adds debug lines.
 The destination of the log, stderr or the file given at the start, does not change. Lines carry ISO 8601 times, so both
-names of `log_format` mean the same form.
+names of `log_format` mean the same form; JSON records are chosen at the start.
 """
 
 import logging

@@ -433,7 +433,12 @@ class Settings:
         default="",
         metadata=flags(
             LOG.flag("--log-file", metavar="FILE", help="append to this file instead of stderr"),
-            LOG.flag("--log-format", dest="log_format", choices=("default", "ISO8601"), help=argparse.SUPPRESS),
+            LOG.flag(
+                "--log-format",
+                dest="log_format",
+                choices=("default", "ISO8601", "text", "json"),
+                help="lines for people, or JSON (default: ORIEL_LOG_FORMAT, else text; Triton's two names mean text)",
+            ),
         ),
     )
     traces: TraceStart = field(default_factory=TraceStart, metadata=trace_flags(LOG))

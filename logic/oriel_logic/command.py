@@ -48,7 +48,9 @@ def run(args: argparse.Namespace) -> int:
         pass_on(settings.worker_environment)
         return launch(settings)
     except StartFailed as error:
-        sys.stderr.write(f"oriel logic: {error}\n")
+        from oriel_wire.process.logs import write_refusal
+
+        write_refusal(f"oriel logic: {error}")
         return 2
 
 
@@ -64,8 +66,9 @@ def launch(settings: Settings, dev: "Session | None" = None) -> int:
     server = ForkServer.launch(files, max_frame_bytes=settings.max_frame_bytes)
     scratch = ForkServer.launch(files, sets_up_all=True, max_frame_bytes=settings.max_frame_bytes)
     from oriel_logic.app import serve_unit
+    from oriel_wire.process.logs import configure_logging
     from oriel_wire.process.output import LimitedStream
-    from oriel_wire.process.process import configure_logging, run_unit
+    from oriel_wire.process.process import run_unit
 
     configure_logging("logic")
     if dev is not None:

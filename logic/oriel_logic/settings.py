@@ -6,7 +6,13 @@ from pathlib import Path
 
 from oriel_wire.objects.client import Location
 from oriel_wire.process.flags import flag, setting
-from oriel_wire.process.shared_settings import LOOPBACK, trusted_peer_flag, usage_flag, usage_store_flag
+from oriel_wire.process.shared_settings import (
+    LOOPBACK,
+    log_format_flag,
+    trusted_peer_flag,
+    usage_flag,
+    usage_store_flag,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +72,7 @@ class Settings:
     )
     usage_folder: Path | None = field(default=None, metadata=usage_flag())
     usage_store: Location | None = field(default=None, metadata=usage_store_flag())
+    log_format: str = field(default="", metadata=log_format_flag())
     host: str = setting("127.0.0.1", "--host", help="address to listen on")
     http_port: int = setting(8090, "--http-port")
     admin_port: int = setting(8092, "--admin-port", help="health and metrics")

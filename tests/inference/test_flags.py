@@ -37,7 +37,7 @@ def settings_of(monkeypatch: pytest.MonkeyPatch, *words: str) -> Settings:
 
     monkeypatch.setattr("oriel_inference.app.serve", serve)
     monkeypatch.setattr("oriel_wire.process.process.run_unit", run_unit)
-    monkeypatch.setattr("oriel_wire.process.process.configure_logging", lambda unit: None)
+    monkeypatch.setattr("oriel_wire.process.logs.configure_logging", lambda unit: None)
     assert command.run(parser().parse_args(["--model-repository", "/m", *words])) == 0
     return seen[0]
 

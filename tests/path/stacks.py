@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 START_S = 240.0
@@ -70,13 +70,14 @@ def picture(digit: int) -> bytes:
 
 
 @contextlib.contextmanager
-def started(state: Path, words: Sequence[str] = (), variables: Mapping[str, str] | None = None) -> Iterator[Stack]:
-    """Run a stack. words: further flags. variables: further environment variables."""
+def started(
+    state: Path, words: Sequence[str] = (), variables: Mapping[str, str] | None = None, log: IO[str] | None = None
+) -> Iterator[Stack]:
+    """Run a stack. words: further flags. variables: further environment variables. log: takes its stderr."""
     own = {"ORIEL_STATE": str(state), MARK: str(state), "PYTHONPATH": os.pathsep.join(sys.path)}
     environ = {**os.environ, **own, **(variables or {})}
-    process = subprocess.Popen(
-        command("up", "--demo", "--free-ports", "--json", *words), env=environ, stdout=subprocess.PIPE, text=True
-    )
+    demo = command("up", "--demo", "--free-ports", "--json", *words)
+    process = subprocess.Popen(demo, env=environ, stdout=subprocess.PIPE, stderr=log, text=True)
     with process:
         try:
             assert process.stdout is not None

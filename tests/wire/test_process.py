@@ -17,7 +17,8 @@ Start = Callable[..., subprocess.Popen[str]]
 
 PRELUDE = """
 import asyncio, logging, sys, time
-from oriel_wire.process.process import configure_logging, run_unit
+from oriel_wire.process.logs import configure_logging
+from oriel_wire.process.process import run_unit
 from oriel_wire.errors import StartFailed
 
 def say(word):

@@ -91,6 +91,11 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
         """Seconds left; negative once the deadline has passed."""
         return self.deadline - now
 
+    def log_fields(self, target: str, reason: str = "") -> dict[str, str]:
+        """Return the fields of a log record about this request."""
+        found = {"request_id": self.request_id, "trace_id": f"{self.trace.trace_id:032x}", "tenant": self.tenant}
+        return {**found, "tier": self.tier, "target": target, **({"reason": reason} if reason else {})}
+
 
 class Used(msgspec.Struct, frozen=True):
     """The use of one call as its server reports it.

@@ -55,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--usage", metavar="DIR", help="where usage is recorded (ORIEL_STATE, else ~/.local/state/oriel); or 'none'"
     )
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="logic's worker processes (2)")
+    parser.add_argument("--log-format", choices=("text", "json"), help="of all units: lines for people, or JSON (text)")
     for unit, ports in PORTS.items():
         for label, port in ports.items():
             parser.add_argument(f"--{unit}-{label}-port", type=int, default=port, metavar="N", help=f"({port})")

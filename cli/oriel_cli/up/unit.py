@@ -4,7 +4,6 @@ import asyncio
 import math
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 from oriel_cli import probe
 from oriel_cli.up.units import UnitSpec
 from oriel_wire.errors import StartFailed
+from oriel_wire.process.logs import error_descriptor
 
 REAP_S = 1.0
 
@@ -189,7 +189,7 @@ class Unit:
         return [model for model in answer.document if isinstance(model, dict)]
 
     async def _prepare(self) -> None:
-        process = await self._spawn(self.spec.prepare)
+        process = await self._spawn(self.spec.prepare, output=2)
         try:
             async with asyncio.timeout(self._timings.prepare_s):
                 code = await process.wait()
@@ -201,12 +201,14 @@ class Unit:
             raise StartFailed(f"{self.name} could not be prepared: see the line above")
 
     async def _spawn(
-        self, argv: Sequence[str], *, stdin: int = asyncio.subprocess.DEVNULL
+        self, argv: Sequence[str], *, stdin: int = asyncio.subprocess.DEVNULL, output: int | None = None
     ) -> asyncio.subprocess.Process:
+        output = error_descriptor() if output is None else output
         return await asyncio.create_subprocess_exec(
             *argv,
             stdin=stdin,
-            stdout=sys.__stderr__.fileno() if sys.__stderr__ else asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL if output is None else output,
+            stderr=output,
             env=self._environ,
             pass_fds=(self._lifeline,),
             start_new_session=True,

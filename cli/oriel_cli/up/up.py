@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import ipaddress
+import logging
 import math
 import os
 import sys
@@ -25,7 +26,10 @@ from oriel_cli.watch.traces import TraceStore, routes
 from oriel_wire.errors import StartFailed
 from oriel_wire.observe.spans import BUFFER_VARIABLE
 from oriel_wire.process.control import serve_control
-from oriel_wire.process.process import configure_logging, listen, run_unit
+from oriel_wire.process.logs import configure_logging, is_captured, standard_output
+from oriel_wire.process.process import listen, run_unit
+
+_log = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,7 +101,11 @@ class _Session:
             )
             took_s = time.monotonic() - self.began_s
             form = report.as_json if self.as_json else report.as_text
-            print(form(supervisor.units, models, self.assets, traces=traces, took_s=took_s), flush=True)
+            shown = form(supervisor.units, models, self.assets, traces=traces, took_s=took_s)
+            if self.as_json or not is_captured():
+                _print(shown)
+            else:
+                _log.info("%s", shown)
 
         # The trace buffer ends after the units, so that it still receives the last spans of their drain.
         async with asyncio.TaskGroup() as group:
@@ -110,7 +118,7 @@ class _Session:
 
     def _show(self, unit: ScaledUnit) -> None:
         if self.as_json:
-            print(report.change_as_json(unit), flush=True)
+            _print(report.change_as_json(unit))
         else:
             _say(f"{unit.name}: {unit.summary}")
 
@@ -125,7 +133,17 @@ def _refuse_unready(models: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _say(line: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+    if is_captured():
+        _log.info("%s", line)
+    else:
+        print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+
+
+def _print(text: str) -> None:
+    """Write an answer of this command, which is no part of the log."""
+    output = standard_output()
+    output.write(f"{text}\n".encode())
+    output.flush()
 
 
 def _is_loopback(host: str) -> bool:

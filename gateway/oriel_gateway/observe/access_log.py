@@ -7,7 +7,8 @@ from typing import Any
 
 from oriel_gateway.observe.decisions import stages
 from oriel_gateway.observe.record import Record
-from oriel_wire.observe.line_log import DELAY_S, MAX_QUEUED, LineLog, timestamp
+from oriel_wire.observe.line_log import DELAY_S, MAX_QUEUED, LineLog
+from oriel_wire.process.logs import timestamp
 
 
 class AccessLog(LineLog[Record]):
@@ -21,7 +22,7 @@ def _line(decided: Record, offset_s: float) -> dict[str, Any]:
     """Build the line of a request. offset_s: seconds from the monotonic clock to the wall clock."""
     tenant, target = decided.tenant, decided.target
     return {
-        "ts": timestamp(decided.ended_s + offset_s),  # when it ended, in UTC
+        "time": timestamp(decided.ended_s + offset_s),  # when it ended, in UTC
         "trace_id": decided.mark.trace,
         "request_id": decided.mark.request_id,
         "tenant": tenant.name if tenant is not None else "",
@@ -34,5 +35,6 @@ def _line(decided: Record, offset_s: float) -> dict[str, Any]:
         "reason": decided.outcome.value,
         "bytes_in": decided.bytes_in,
         "bytes_out": decided.bytes_out,
+        "duration_ms": round((decided.ended_s - decided.received_s) * 1e3, 3),
         "stages_ms": stages(decided),
     }

@@ -12,7 +12,8 @@ from oriel_inference.dataplane.dataplane import Completion
 from oriel_inference.errors import Outcome
 from oriel_inference.servers.statuses import status_number
 from oriel_wire.context import CallContext
-from oriel_wire.observe.line_log import CLOSE_S, DELAY_S, MAX_QUEUED, LineLog, timestamp
+from oriel_wire.observe.line_log import CLOSE_S, DELAY_S, MAX_QUEUED, LineLog
+from oriel_wire.process.logs import timestamp
 
 MAX_NAME = 128
 
@@ -20,7 +21,7 @@ MAX_NAME = 128
 class _Line(msgspec.Struct, kw_only=True):
     """The line of one request.
 
-    ts: the time when it ended, UTC.
+    time: the time when it ended, UTC.
     status: an HTTP status or a gRPC status code.
     queue_ms: milliseconds until its batch began, or until it ended.
     compute_ms: the time of its whole batch.
@@ -28,7 +29,7 @@ class _Line(msgspec.Struct, kw_only=True):
     Times of a stage that the request never reached are null.
     """
 
-    ts: str = ""
+    time: str = ""
     trace_id: str = ""
     request_id: str
     model: str
@@ -41,7 +42,7 @@ class _Line(msgspec.Struct, kw_only=True):
     rows: int = 0
     queue_ms: float | None = None
     compute_ms: float | None = None
-    total_ms: float | None = None
+    duration_ms: float | None = None
     bytes: int = 0
 
 
@@ -67,7 +68,7 @@ class AccessLog(LineLog[_Note]):
         line.queue_ms = _milliseconds((answer.times.started_s if answer is not None else ended_s) - completion.queued_s)
         if answer is not None:
             line.compute_ms = _milliseconds(answer.times.split_s - answer.times.started_s)
-        line.total_ms = _milliseconds(ended_s - received_s)
+        line.duration_ms = _milliseconds(ended_s - received_s)
         self.put((line, ended_s))
 
     def refused(
@@ -76,7 +77,7 @@ class AccessLog(LineLog[_Note]):
         """Log a request that reached no version."""
         now = time.monotonic()
         line = _of_call(ctx, model, protocol, outcome)
-        line.total_ms, line.bytes = _milliseconds(now - received_s), size
+        line.duration_ms, line.bytes = _milliseconds(now - received_s), size
         self.put((line, now))
 
     def turned_away(self, request_id: str, status: int, outcome: Outcome, model: str) -> None:
@@ -103,7 +104,7 @@ def _of_call(ctx: CallContext, model: str, protocol: str, outcome: Outcome) -> _
 def _dated(note: _Note, offset_s: float) -> _Line:
     """Complete a line. offset_s: seconds from the monotonic clock to the wall clock."""
     line, ended_s = note
-    line.ts = timestamp(ended_s + offset_s)
+    line.time = timestamp(ended_s + offset_s)
     return line
 
 

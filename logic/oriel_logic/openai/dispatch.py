@@ -179,7 +179,8 @@ class OpenAI:
                     return refused(DeadlineExceeded(visit.ledger.interrupted), visit)
                 meant = first_logic_error(error)
                 if meant is None or (isinstance(meant, HandlerFailed) and meant.__cause__ is not None):
-                    _log.error("request %s: '%s' failed", visit.call.request_id, label, exc_info=error)
+                    about = visit.call.log_fields(label)
+                    _log.error("request %s: '%s' failed", about["request_id"], label, exc_info=error, extra=about)
                 return refused(meant or HandlerFailed("the service failed: its log says why"), visit)
 
         return handle

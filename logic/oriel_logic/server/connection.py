@@ -159,7 +159,8 @@ class ServiceConnection(ServerConnection):
             raise
         except Exception:
             # The edge of a request's task: an unexpected error cuts off this answer only.
-            _log.exception("request %s failed unexpectedly", visit.call.request_id)
+            about = visit.call.log_fields(visit.service)
+            _log.exception("request %s failed unexpectedly", visit.call.request_id, extra=about)
             self.transport.abort()
         finally:
             if self._task is task:

@@ -138,7 +138,10 @@ class Envelope:
         except LogicError as error:
             visit.outcome = error.outcome
             if isinstance(error, HandlerFailed) and error.__cause__ is not None:
-                _log.error("request %s: service '%s' failed", visit.call.request_id, visit.service, exc_info=error)
+                about = visit.call.log_fields(visit.service, error.outcome.value)
+                _log.error(
+                    "request %s: service '%s' failed", about["request_id"], visit.service, exc_info=error, extra=about
+                )
             for each in filter(None, (error, error.__cause__, error.__context__)):
                 each.__traceback__ = None  # its frames may hold the error, and only the collector would free them
             return error_reply(error, visit.call.request_id)
@@ -253,14 +256,16 @@ class Watched:
             self._end(self._visit.outcome or Outcome.OK)  # a stream that ended with an error piece has recorded it
             raise
         except TimeoutError:
-            _log.warning("%s: no piece of its answer came for %g s", self._whose(), self._idle_s)
+            about = self._visit.call.log_fields(self._visit.service)
+            _log.warning("%s: no piece of its answer came for %g s", self._whose(), self._idle_s, extra=about)
             self._end(Outcome.DEADLINE_EXCEEDED)
             raise
         except Exception as error:
             frame = None if isinstance(error, CallerLeft) else self._error_frame
             is_refusal = isinstance(error, LogicError) and not (isinstance(error, HandlerFailed) and error.__cause__)
             if frame is None or not is_refusal:
-                _log.error("%s failed while it streamed", self._whose(), exc_info=error)
+                about = self._visit.call.log_fields(self._visit.service)
+                _log.error("%s failed while it streamed", self._whose(), exc_info=error, extra=about)
             if frame is None or not isinstance(error, LogicError):
                 self._end(error.outcome if isinstance(error, LogicError) else Outcome.HANDLER_FAILED)
                 raise

@@ -11,7 +11,6 @@ twice what it would with knowledge of the job's length.
 import asyncio
 import logging
 import socket
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from oriel_logic.workers.forkserver import kill_group
 from oriel_logic.workers.frames import Frame, Kind, Packed, body_bound, decoded, encoded, pack, unpack
 from oriel_logic.workers.model_calls import CallServer
 from oriel_policies.waiting.flows import Ticket
+from oriel_wire.process.logs import write_printed
 from oriel_wire.process.messages import FrameError, MessageStream
 from oriel_wire.process.output import OutputPipe
 
@@ -126,14 +126,23 @@ class Job:
             self.fail(value)
             return
         outcome, line, trace = value
-        _log.error("request %s: stage '%s' failed: %s\n%s", self.request_id, self.stage, line, trace)
+        about = {
+            "request_id": self.request_id,
+            "target": self.service.rpartition(":")[2],
+            "reason": outcome,
+            "traceback": trace,
+        }
+        _log.error("request %s: stage '%s' failed: %s", self.request_id, self.stage, line, extra=about)
         failed = failure(outcome, self.stage)
         failed.add_note(line)  # for the handler's author, in a self-test
         self.fail(failed)
 
     def unreadable(self, error: Exception) -> LogicError:
         """Return the caller's error for an answer that cannot be unpacked here; `error` is logged."""
-        _log.error("request %s: the result of '%s' cannot be read", self.request_id, self.stage, exc_info=error)
+        about = {"request_id": self.request_id, "target": self.service}
+        _log.error(
+            "request %s: the result of '%s' cannot be read", self.request_id, self.stage, exc_info=error, extra=about
+        )
         return failure(Outcome.HANDLER_FAILED.value, self.stage)
 
 
@@ -328,5 +337,4 @@ def cpu_ns(pid: int) -> int:
 
 
 def _show(line: str) -> None:
-    if sys.__stderr__ is not None:
-        sys.__stderr__.write(line + "\n")
+    write_printed(line, "worker")

@@ -86,7 +86,7 @@ def logged(second: float, total_ms: float, tenant: str = "acme", tier: str = "go
     """A line as a gateway writes it."""
     who: Any = SimpleNamespace(name=tenant, tier=SimpleNamespace(name=tier))
     line = _line(record(who, None, Outcome.ANSWERED), 0.0)
-    told = {"ts": f"2026-11-28T10:00:{second:06.3f}+00:00", "stages_ms": {"queue": 1.0, "total": total_ms}}
+    told = {"time": f"2026-11-28T10:00:{second:06.3f}+00:00", "stages_ms": {"queue": 1.0, "total": total_ms}}
     assert told.keys() <= line.keys()
     return msgspec.json.encode(line | told).decode() + "\n"
 
@@ -110,7 +110,7 @@ def test_an_access_log_is_a_trace_of_arrivals_by_tenant_or_tier() -> None:
         "{}",
         logged(1.0, -1.0),
         logged(1.0, 1e300),
-        '{"ts": 1, "stages_ms": {}}',
+        '{"time": 1, "stages_ms": {}}',
         logged(1.0, 2.0).replace("total", "all"),
     ],
 )

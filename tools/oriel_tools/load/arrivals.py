@@ -97,10 +97,10 @@ def _bounded(lines: Iterator[str]) -> Iterator[str]:
 class _Logged(msgspec.Struct):
     """The fields of a line of an access log that a trace needs.
 
-    ts: time at which the request had ended. stages_ms: its stages in milliseconds, `total` among them.
+    time: time at which the request had ended. stages_ms: its stages in milliseconds, `total` among them.
     """
 
-    ts: datetime
+    time: datetime
     stages_ms: dict[str, float]
     tenant: str = ""
     tier: str = ""
@@ -114,7 +114,7 @@ def _logged(lines: Iterator[tuple[int, str]], stream: str) -> list[float]:
             continue
         try:
             each = decoder.decode(line)
-            arrived = each.ts.timestamp() - each.stages_ms["total"] / 1e3
+            arrived = each.time.timestamp() - each.stages_ms["total"] / 1e3
             if not 0.0 <= each.stages_ms["total"] <= MAX_TOTAL_MS:
                 raise ValueError
         except (msgspec.DecodeError, KeyError, OverflowError, ValueError):

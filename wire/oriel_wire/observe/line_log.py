@@ -7,17 +7,16 @@ Lines that do not fit into the queue or cannot be written are lost and counted.
 
 import json
 import logging
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from oriel_wire.errors import StartFailed
+from oriel_wire.process.logs import head, standard_output
 
 _log = logging.getLogger(__name__)
 
@@ -96,15 +95,18 @@ class LineLog(Generic[Note]):
             batch = [notes.popleft() for _ in range(min(len(notes), WRITE_LINES))]
             try:
                 offset_s = time.time() - time.monotonic()
-                self._append(b"".join([json_line(self._line(note, offset_s)) for note in batch]))
+                # Each line begins with the fields that every record of the log has.
+                common = json_line(head("INFO", "request"))[:-2] + b","
+                self._append(b"".join([common + json_line(self._line(note, offset_s))[1:] for note in batch]))
             except OSError as error:
                 self._failed += len(batch)
                 self._report(error)
 
     def _append(self, data: bytes) -> None:
         if self._path == STDOUT:
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
+            output = standard_output()
+            output.write(data)
+            output.flush()
             return
         with open(self._path, "ab") as file:
             file.write(data)
@@ -122,8 +124,3 @@ def json_line(line: msgspec.Struct | dict[str, Any]) -> bytes:
     if not text.isascii():
         text = json.dumps(msgspec.to_builtins(line), separators=(",", ":")).encode()
     return text + b"\n"
-
-
-def timestamp(seconds: float) -> str:
-    """Return a time of the wall clock in UTC, to the millisecond."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

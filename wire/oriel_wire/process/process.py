@@ -1,4 +1,4 @@
-"""The process of a unit: signals, listening sockets, log lines, exit codes.
+"""The process of a unit: signals, listening sockets, exit codes.
 
 Stop order, the same for every unit:
 1. SIGTERM, SIGINT, or end-of-file on the supervisor's lifeline pipe sets the stop event; `main` drains and returns.
@@ -15,23 +15,20 @@ import os
 import resource
 import signal
 import socket
-import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import uvloop
 
 from oriel_wire.errors import StartFailed
+from oriel_wire.process.logs import one_line, write_refusal
 
 LIFELINE_VARIABLE = "ORIEL_LIFELINE_FD"
 GRACE_S = 30.0
 ORPHAN_GRACE_S = 5.0
 HARD_EXIT_S = 1.5
 BACKLOG = 1024
-# `extra` of a record that is a table: its lines are written unchanged.
-PLAIN = {"oriel_plain": True}
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +50,7 @@ def run_unit(main: Callable[[asyncio.Event], Awaitable[None]], *, unit: str = ""
             refusal = _start_failure(crash)
             if refusal is not None:
                 name = f"oriel {unit}" if unit else "oriel"
-                sys.stderr.write(f"{name}: {_one_line(str(refusal))}\n")
+                write_refusal(f"{name}: {one_line(str(refusal))}")
                 return 2
             _log.critical("the process crashed", exc_info=crash)
             return 1
@@ -213,54 +210,3 @@ def _bind_refusal(refused: OSError, host: str, port: int, what: str, flag: str) 
         case errno.EADDRNOTAVAIL:
             return f"{host} is not an address of this machine ({what}): pass another --host"
     return f"port {port} on {host} cannot be opened ({what}): {refused.strerror}"
-
-
-def configure_logging(unit: str) -> None:
-    """Send every log record of this process to stderr, one line each; ORIEL_LOG_LEVEL sets the level (INFO)."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_OneLine(unit))
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    named = os.environ.get("ORIEL_LOG_LEVEL", "").upper() or "INFO"
-    level = logging.getLevelNamesMapping().get(named, logging.INFO)
-    root.setLevel(level)
-    if named not in logging.getLevelNamesMapping():
-        _log.warning("ORIEL_LOG_LEVEL is none of %s: INFO is used", ", ".join(logging.getLevelNamesMapping()))
-    for chatty in ("httpx", "httpcore", "uvicorn", "urllib3", "asyncio"):
-        logging.getLogger(chatty).setLevel(max(level, logging.WARNING))
-
-
-def log_to_file(path: str) -> None:
-    """Append log records to this file instead. Raises StartFailed."""
-    try:
-        # The file stays open as long as the process.
-        stream = open(path, "a", encoding="utf-8", buffering=1)
-    except OSError as refused:
-        raise StartFailed(f"the log file {path!r} cannot be opened: {refused.strerror}") from refused
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.StreamHandler):
-            handler.setStream(stream)
-
-
-class _OneLine(logging.Formatter):
-    """`2025-01-31T12:00:00.123Z WARNING gateway oriel_gateway.app: text`, also for text with line breaks."""
-
-    converter = staticmethod(time.gmtime)
-
-    def __init__(self, unit: str) -> None:
-        super().__init__(
-            f"%(asctime)s.%(msecs)03dZ %(levelname)s {unit} %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
-        )
-
-    def format(self, record: logging.LogRecord) -> str:
-        if "oriel_plain" in record.__dict__:
-            return "\n".join(map(_one_line, record.getMessage().splitlines()))
-        return _one_line(super().format(record))
-
-
-def _one_line(text: str) -> str:
-    # A log may contain text from outside: it must not add lines or terminal control codes.
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
-        for character in text.strip().replace("\n", " | ")
-    )

@@ -23,6 +23,15 @@ def usage_flag(group: Group = PLAIN) -> dict[str, tuple[Flag, ...]]:
     )
 
 
+def log_format_flag() -> dict[str, tuple[Flag, ...]]:
+    """The metadata of a field whose value `oriel` has put into the environment before the command runs."""
+    return PLAIN.flag(
+        "--log-format",
+        choices=("text", "json"),
+        help="lines for people, or JSON (default: ORIEL_LOG_FORMAT, else text)",
+    )
+
+
 def usage_store_flag(group: Group = PLAIN) -> dict[str, tuple[Flag, ...]]:
     return group.flag(
         "--usage-store",

@@ -183,7 +183,8 @@ class ModelProcess(Generic[_M]):
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def _print(self, line: str) -> None:
-        _log.info("model %s: %s", self._launch.model, line)
+        model = self._launch.model
+        _log.info("model %s: %s", model, line, extra={"target": model, "printed": "model"})
 
 
 def resident_bytes(pid: int) -> int:

@@ -373,7 +373,7 @@ class PythonSession(RequestSession):
             case Returned() if self._executions is not None:
                 self._executions.returned(message)
             case Say():
-                _log_lines(message.level, f"model {self.launch.model}", message.text)
+                _log_text(message.level, self.launch.model, message.text)
             case Credit() if message.request in self.model_calls:
                 self.model_calls[message.request].taken(message.count)
             case Cancel() if message.request in self.model_calls:
@@ -385,7 +385,7 @@ class PythonSession(RequestSession):
             case MakeMetric() | UseMetric():
                 self._measure(message)
             case Failed():
-                _log_lines(logging.ERROR, f"model {self.launch.model} failed to load", message.detail)
+                _log_text(logging.ERROR, self.launch.model, f"failed to load\n{message.detail}")
                 self._done(LoadFailed(f"the model's code failed: {message.reason}"))
             case Loaded() | Ready() | Finalized():
                 self._done(message)
@@ -451,9 +451,7 @@ class _Once:
         pass
 
 
-def _log_lines(level: int, head: str, text: str) -> None:
-    """Log a text of several lines, such as a traceback, one record per line, because the log has one line per
-    record.
-    """
-    for line in text.rstrip().splitlines() or [""]:
-        _log.log(level, "%s: %s", head, line)
+def _log_text(level: int, model: str, text: str) -> None:
+    """Log a text of a model; what follows its first line is mostly a traceback."""
+    first, _, rest = text.rstrip().partition("\n")
+    _log.log(level, "model %s: %s", model, first, extra={"target": model, "printed": "model", "traceback": rest})
