@@ -1,18 +1,17 @@
 """The chart's values: named, typed and preset as the Terraform module's variables, and refused where a plan refuses."""
 
-import json
 import re
 from typing import Any
 
 import pytest
 import yaml
 
+from .chart_values import SCHEMA
 from .harness import TerraformFailed
 from .helm import CHART, HelmFailed, helm
 from .module_files import Module, Type, type_of
 from .objects import INFRASTRUCTURE
 
-SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 # Of a cloud's own, of charts of others, and of the release.
 TERRAFORM_ONLY = frozenset(

@@ -22,7 +22,7 @@ app.kubernetes.io/managed-by: Helm
 {{- /* Metadata of an object in the namespace; from (list ROOT NAME WORKLOAD). */ -}}
 {{- define "oriel.metadata" -}}
 name: {{ index . 1 }}
-namespace: {{ (index . 0).Release.Namespace }}
+namespace: {{ (index . 0).Release.Namespace | toJson }}
 labels: {{- include "oriel.labels" (index . 2) | nindent 2 }}
 {{- end }}
 
@@ -39,7 +39,7 @@ labels: {{- include "oriel.labels" (index . 2) | nindent 2 }}
 automountServiceAccountToken: false
 enableServiceLinks: false
 {{- with (index . 0).Values.images.pull_secret }}
-imagePullSecrets: [{ name: {{ . }} }]
+imagePullSecrets: [{ name: {{ toJson . }} }]
 {{- end }}
 {{- $user := index . 1 }}
 securityContext:
@@ -97,7 +97,7 @@ limits: { memory: {{ include "oriel.memory" .memory }} }
 {{- /* Environment variable out of a Secret; from (list VARIABLE REFERENCE), with the reference's name and key. */ -}}
 {{- define "oriel.secretEnv" -}}
 - name: {{ index . 0 }}
-  valueFrom: { secretKeyRef: { name: {{ (index . 1).name }}, key: {{ (index . 1).key }} } }
+  valueFrom: { secretKeyRef: { name: {{ (index . 1).name | toJson }}, key: {{ (index . 1).key | toJson }} } }
 {{- end }}
 
 {{- /* Environment of every unit. Kubernetes puts the POD_ variables into the last one, so they stand before it. */ -}}

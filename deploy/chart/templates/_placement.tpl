@@ -39,8 +39,7 @@ wait for ever. Use node groups, or share_gpu_nodes = false.
 {{- end }}
 
 {{- define "oriel.gpuToleration" -}}
-tolerations:
-  - { key: {{ .Values.infrastructure.gpu_taint.key }}, operator: Equal, value: {{ .Values.infrastructure.gpu_taint.value | quote }}, effect: {{ .Values.infrastructure.gpu_taint.effect }} }
+tolerations: [{{ merge (dict "operator" "Equal") .Values.infrastructure.gpu_taint | toJson }}]
 {{- end }}
 
 {{- /* Gateways, Redis and the collector. Not on GPU nodes, whose taint they do not tolerate: the public door has to outlive
@@ -71,7 +70,7 @@ affinity:
         preference:
           matchExpressions:
             {{- range $key, $value := .Values.infrastructure.gpu_node_selector }}
-            - { key: {{ $key }}, operator: In, values: [{{ $value | quote }}] }
+            - { key: {{ toJson $key }}, operator: In, values: [{{ toJson $value }}] }
             {{- end }}
       {{- end }}
       - { weight: 50, preference: { matchExpressions: [{ key: oriel.dev/pool, operator: In, values: [cpu] }] } }

@@ -1,0 +1,87 @@
+"""What the chart makes of values, without a cluster and without Terraform."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from .chart_values import PLAIN, SCHEMA, anything, in_order, named, smallest
+from .helm import CHART, KEYS, helm, rendered
+from .judges import VERSIONS, judge
+from .objects import of, pods
+
+# All that is in no namespace, so that an uninstall by hand knows what is left.
+OF_THE_CLUSTER = {("PriorityClass", f"oriel-{name}") for name in ("gpu", "gateway", "cpu")}
+VALUES = pytest.mark.parametrize("values", [smallest(), anything(PLAIN), named(PLAIN)], ids=["few", "texts", "names"])
+
+
+@VALUES
+def test_helm_lint_finds_nothing(values) -> None:
+    helm("lint", "--strict", str(CHART), values=values)
+
+
+@VALUES
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_object_is_one_that_kubernetes_takes(values, version) -> None:
+    for each in rendered(values):
+        judge(each, version)
+
+
+@VALUES
+def test_nothing_is_outside_the_namespace_but_priority_classes(values) -> None:
+    found = rendered(values, namespace="models")
+    outside = {(each["kind"], each["metadata"]["name"]) for each in found if "namespace" not in each["metadata"]}
+    assert outside == OF_THE_CLUSTER
+    assert {each["metadata"].get("namespace") for each in found} == {"models", None}
+    found = rendered({**values, "namespace_labels": True}, namespace="models")
+    assert of(found, "Namespace")["models"]["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+
+
+def preset(schema: Any) -> dict[str, Any]:
+    """Return the defaults of the members that have one, those of their members too, and null for those without."""
+    found = {}
+    for name, each in schema["properties"].items():
+        if name not in schema.get("required", ()):
+            found[name] = preset(each) if "properties" in each and "default" in each else each.get("default")
+    return found
+
+
+def below(*path: str) -> dict[str, Any]:
+    """Return the defaults at a path; below a map, of its values."""
+    schema = SCHEMA
+    for name in path:
+        schema = schema["properties"][name]
+        schema = schema["additionalProperties"] or schema
+        if "$ref" in schema:
+            schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
+    return preset(schema)
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        (lambda more: {"model_groups": {"a": {"accelerator": "cpu", **more}}}, ["model_groups"]),
+        (lambda more: {"model_groups": {"a": {"accelerator": "gpu", **more}}}, ["model_groups"]),
+        (lambda more: {"policies": {"tenants": {"a": {"tier": "gold", "keys_sha256": [], **more}}}},
+         ["policies", "tenants"]),
+        (lambda more: {"policies": {"pools": {"a": {"address": "a.b.svc", "port": 1, **more, "models": ["m"]}}}},
+         ["policies", "pools"]),
+        (lambda more: {"observability": {"otlp": {"endpoint": "https://o", **more}}}, ["observability", "otlp"]),
+    ],
+)  # fmt: skip
+def test_what_is_left_out_below_a_name_has_the_schemas_default(given: Callable[..., Any], path) -> None:
+    gpu = {"gpu_enabled": True, "infrastructure": {**smallest()["infrastructure"], "gpu_node_selector": {"a": "b"}}}
+    more = below(*path)
+    assert more
+    assert in_order(rendered(smallest() | gpu | given({}))) == in_order(rendered(smallest() | gpu | given(more)))
+
+
+def test_keys_are_those_given_or_made_or_somebody_elses() -> None:
+    def keys(given: Any) -> Any:
+        return of(rendered({**smallest(), "keys": given}), "Secret").get("oriel-keys", {}).get("stringData")
+
+    assert keys(KEYS) == KEYS
+    one, other = keys({}), keys({})
+    assert all(len(text) >= 32 and text != other[name] for name, text in one.items()) and set(one) == set(KEYS)
+    assert keys({"external": True}) is None
+    assert "oriel-keys" in str(pods(rendered({**smallest(), "keys": {"external": True}}))["gateway"])
