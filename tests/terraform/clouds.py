@@ -1,6 +1,5 @@
 """A root of one cloud, applied to the stand-in, and what tests ask about the result."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,5 +38,5 @@ def of_type(applied, type_name: str) -> dict[str, dict[str, Any]]:
 
 
 def objects(applied) -> list[dict[str, Any]]:
-    documents = [json.loads(text) for each in of_type(applied, "helm_release").values() for text in each["values"]]
-    return [each for document in documents for each in document.get("objects", [])]
+    found: list[dict[str, Any]] = applied.state.objects()
+    return found

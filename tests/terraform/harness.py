@@ -287,7 +287,7 @@ class Workspace:
 
 
 def name_of(address: str) -> str:
-    """Return the address without the keys of instances: module.platform.helm_release.base, aws_subnet.private."""
+    """Return the address without the keys of instances: module.platform.helm_release.namespace, aws_subnet.private."""
     return re.sub(r"\[[^]]*\]", "", address)
 
 

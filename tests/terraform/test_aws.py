@@ -295,5 +295,5 @@ def test_redis_password_is_random_and_only_where_it_has_to_be(applied):
 def test_the_password_waits_for_no_pod_and_the_protection_for_everything(applied):
     after = applied.state.dependencies()
     # The platform's pods wait for the password: it can't wait for them.
-    assert "module.platform.helm_release.platform" not in after["helm_release.secrets"]
+    assert "module.platform.helm_release.oriel" not in after["helm_release.secrets"]
     assert set(after) - {"terraform_data.deletion_protection"} <= after["terraform_data.deletion_protection"]

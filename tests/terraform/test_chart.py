@@ -73,11 +73,6 @@ def test_out_comes_what_went_in(tree, found) -> None:
     assert documents(rendered((tree / TEMPLATE).read_text(), found)) == found
 
 
-def test_out_come_all_of_the_platforms_objects(tree, shared) -> None:
-    found = objects.objects(shared, keda={"enabled": True}, model_groups=objects.NAMED, observability=objects.WATCHED)
-    assert documents(rendered((tree / TEMPLATE).read_text(), found)) == found
-
-
 # --- the releases ---------------------------------------------------------------------------------------------------
 
 ALL = {
@@ -102,15 +97,14 @@ def test_releases_are_made_in_order_and_destroyed_the_other_way_round(workspace)
     variables = given(keda={"enabled": True}, model_groups=objects.NAMED, charts=ALL, observability=objects.WATCHED)
     one.apply(**variables)
     made = order(one.calls, "create")
-    assert made[0] == "helm_release.base"
-    assert {name.split('"')[1] for name in made[1:-2] if name != "helm_release.keys"} == {
+    assert made[0] == "helm_release.namespace"
+    assert {name.split('"')[1] for name in made[1:-1]} == {
         "keda",
         "nvidia-device-plugin",
         "metrics-server",
         "prometheus-operator-crds",
     }
-    assert "helm_release.keys" in made[1:-2]
-    assert made[-2:] == ["helm_release.platform", "helm_release.custom[0]"]
+    assert made[-1] == "helm_release.oriel"
     assert not one.plan(**variables).changes
     one.destroy(**variables)
     gone = [call.type for call in one.calls if call.action == "delete"]
@@ -127,14 +121,14 @@ def test_a_release_that_fails_is_rolled_back_and_models_have_the_time_they_need(
             assert release["atomic"] and release["cleanup_on_fail"] and release["wait"], address
             assert release["timeout"] >= 300 and release["max_history"] == 10
         # A node, and then one pod after another, or a quarter of them at a time.
-        assert plan.values("helm_release.platform")["timeout"] >= 900 + pods_in_turn * 1800
+        assert plan.values("helm_release.oriel")["timeout"] >= 900 + pods_in_turn * 1800
 
 
 def test_a_namespace_that_is_there_for_its_secrets_is_taken_over_and_left(shared) -> None:
     """docs/deploy.md: Secrets are put there before the first apply. No other release takes what is not its own."""
     plan = shared("modules/platform").plan(**given())
     taking = {address for address, each in plan.resources("helm_release").items() if each.get("take_ownership")}
-    assert taking == {"helm_release.base"}
+    assert taking == {"helm_release.namespace"}
     annotations = {each["kind"]: each["metadata"].get("annotations", {}) for each in plan.objects()}
     kept = {kind: each for kind, each in annotations.items() if "helm.sh/resource-policy" in each}
     assert kept == {"Namespace": {"helm.sh/resource-policy": "keep"}}
@@ -161,4 +155,4 @@ def test_charts_of_others_are_pinned_and_there_only_when_asked_for(shared) -> No
     assert values["tolerations"][0]["key"] == objects.INFRASTRUCTURE["gpu_taint"]["key"]
     assert json.loads(found["keda"]["values"][0])["watchNamespace"] == "oriel"
     few = one.plan(**given(gpu_enabled=False))
-    assert set(few.resources("helm_release")) == {"helm_release.base", "helm_release.keys", "helm_release.platform"}
+    assert set(few.resources("helm_release")) == {"helm_release.namespace", "helm_release.oriel"}

@@ -60,9 +60,12 @@ AFTER = {
             "aws_eks_addon.system",
             "aws_eks_pod_identity_association.this",
         },
-        "module.platform.helm_release.base": {"aws_eks_access_policy_association.deployer", "aws_eks_addon.system"},
-        "module.platform.helm_release.platform": {
-            "module.platform.helm_release.base",
+        "module.platform.helm_release.namespace": {
+            "aws_eks_access_policy_association.deployer",
+            "aws_eks_addon.system",
+        },
+        "module.platform.helm_release.oriel": {
+            "module.platform.helm_release.namespace",
             "aws_eip.gateway",
             "aws_eks_pod_identity_association.this",
             "aws_elasticache_replication_group.limiter",
@@ -72,7 +75,7 @@ AFTER = {
             "helm_release.autoscaler",
             "helm_release.storage",
         },
-        "helm_release.secrets": {"module.platform.helm_release.base"},
+        "helm_release.secrets": {"module.platform.helm_release.namespace"},
         "aws_s3_bucket_policy.models": {"aws_s3_bucket_public_access_block.models"},
         "aws_s3_bucket_lifecycle_configuration.models": {"aws_s3_bucket_versioning.models"},
     },
@@ -88,12 +91,12 @@ AFTER = {
         "google_storage_bucket_iam_member.readers": {"google_container_cluster.this"},
         "google_redis_instance.this": {"google_service_networking_connection.this"},
         "google_storage_bucket.models": {"google_kms_crypto_key_iam_member.this"},
-        "module.platform.helm_release.base": {"google_container_node_pool.system"},
-        "helm_release.secrets": {"module.platform.helm_release.base", "google_redis_instance.this"},
-        "module.platform.helm_release.platform": {
+        "module.platform.helm_release.namespace": {"google_container_node_pool.system"},
+        "helm_release.secrets": {"module.platform.helm_release.namespace", "google_redis_instance.this"},
+        "module.platform.helm_release.oriel": {
             "google_storage_bucket_iam_member.readers",
             "helm_release.storage",
-            "module.platform.helm_release.base",
+            "module.platform.helm_release.namespace",
         },
     },
     "azure": {
@@ -105,14 +108,14 @@ AFTER = {
             "azurerm_role_assignment.subnet",
             "azurerm_subnet_nat_gateway_association.nodes",
         },
-        "module.platform.helm_release.base": {"azurerm_role_assignment.registry"},
-        "helm_release.secrets": {"module.platform.helm_release.base", "azurerm_managed_redis.this"},
-        "module.platform.helm_release.platform": {
+        "module.platform.helm_release.namespace": {"azurerm_role_assignment.registry"},
+        "helm_release.secrets": {"module.platform.helm_release.namespace", "azurerm_managed_redis.this"},
+        "module.platform.helm_release.oriel": {
             "azurerm_federated_identity_credential.units",
             "azurerm_kubernetes_cluster_node_pool.scaled",
             "azurerm_private_endpoint.this",
             "azurerm_role_assignment.models",
-            "module.platform.helm_release.base",
+            "module.platform.helm_release.namespace",
         },
     },
 }
@@ -218,7 +221,7 @@ def test_apply_change_and_destroy(workspace, cloud, gpu, zero):
     if gpu:
         assert one.plan(**given, cpu_pool={"max_size": 7}).actions() == {CPU_POOL[cloud]: "update"}
     else:
-        assert one.plan(**given, image_tag="0.2.0").actions() == {"module.platform[0].helm_release.platform": "update"}
+        assert one.plan(**given, image_tag="0.2.0").actions() == {"module.platform[0].helm_release.oriel": "update"}
 
     assert one.destroy(**given).resources() == {}
     dependencies_come_first(one.calls, dependencies, "delete")

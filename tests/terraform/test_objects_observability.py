@@ -381,7 +381,7 @@ def test_a_collector_that_chooses_gets_all_spans_and_the_documented_policy(share
 def test_a_collector_decides_after_the_last_span_of_the_longest_call_has_come(tree) -> None:
     variables = (tree / "modules/platform/variables.tf").read_text()
     (waits,) = re.findall(r"decision_wait_s = optional\(number, (\d+)\)", variables)
-    give_up_ms = re.findall(r"give_up_ms = (\d+)", (tree / "modules/platform/policies.tf").read_text())
+    give_up_ms = re.findall(r"give_up_ms = (\d+)", (tree.parent / "deploy/chart/templates/policies.yaml").read_text())
     assert int(waits) >= max(map(int, give_up_ms)) / 1000 + 2
 
 

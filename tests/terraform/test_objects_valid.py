@@ -1,14 +1,12 @@
 """Every object of every point of the matrix, judged by Kubernetes' own schemas; custom ones by schemas of our own."""
 
 import copy
-import gzip
-import json
 from collections import Counter
 
 import pytest
 
 from . import objects
-from .judges import CUSTOM, VERSIONS, WRONG, judge
+from .judges import VERSIONS, WRONG, judge
 
 
 @pytest.mark.parametrize(("gpu", "zero", "keda"), objects.MATRIX)
@@ -34,7 +32,7 @@ def test_no_name_twice_and_all_in_the_namespace(shared, gpu, zero, keda) -> None
 
 
 @pytest.mark.parametrize("other", [{}, {"redis_url": None, "redis_auth_secret_ref": None, "cloud": "local"}])
-def test_what_the_carrier_chart_could_not_carry_is_not_there(shared, other) -> None:
+def test_no_value_is_null_or_a_number_or_text_that_yaml_would_change(shared, other) -> None:
     for each in objects.at(shared, True, True, True, infrastructure=other):
         for path, value in objects.leaves(each):
             assert value is not None, f"{each['kind']}{path}: null is no value for Kubernetes"
@@ -62,20 +60,6 @@ def test_the_objects_of_a_bundled_redis_and_of_given_services_are_valid_too(shar
     for each in found:
         for version in VERSIONS:
             judge(each, version)
-
-
-def test_what_helm_stores_of_a_release_fits_its_secret(shared) -> None:
-    """Helm keeps a release as one Secret, compressed, in base64: values and manifest, at most 1 MiB."""
-    for address, found in objects.releases(shared, observability=objects.WATCHED).items():
-        text = json.dumps(found).encode()
-        assert len(gzip.compress(text + text)) * 4 / 3 < 512 * 1024, address
-
-
-def test_custom_objects_come_last_and_alone(shared) -> None:
-    found = objects.releases(shared, keda={"enabled": True}, model_groups=objects.NAMED, observability=objects.WATCHED)
-    for address, each in found.items():
-        assert {one["kind"] in CUSTOM for one in each} == {address == "helm_release.custom[0]"}
-    assert "helm_release.custom[0]" not in objects.releases(shared)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_it_names_every_variable_and_output(tree) -> None:
 
 def test_what_it_says_of_waiting_is_so(shared) -> None:
     given = {"infrastructure": objects.INFRASTRUCTURE, "images": {"registry": "registry.example/oriel", "tag": "0.1.0"}}
-    release = shared("modules/platform").plan(**given).values("helm_release.platform")
+    release = shared("modules/platform").plan(**given).values("helm_release.oriel")
     assert f"({release['timeout'] // 60} min by default)" in README.read_text()
 
 

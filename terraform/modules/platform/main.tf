@@ -1,136 +1,199 @@
-# Every Kubernetes object is an HCL value, a file per concern; releases.tf hands them to Kubernetes. So terraform itself
-# evaluates them before there is a cluster, and a plan shows each change of each field.
-#
-# The names the concern files share: labels (by component), common_labels, selectors, model_groups, telemetry_env, pod_base.
+# What is installed, in this order: the namespace, the charts of others, and the platform: the chart of deploy/chart, whose values
+# are this module's variables. Destroyed the other way round.
 
 locals {
-  namespace = var.namespace
+  keda_namespace = "keda"
+  # A server of another namespace, by the name of its Service.
+  of_a_service = "^[a-z0-9-]+\\.([a-z0-9-]+)\\.svc(?:\\.cluster\\.local)?\\.?$"
 
-  # Fixed: images, documents, dashboards and network policies rely on them.
-  ports = {
-    gateway   = { http = 8080, grpc = 8081, admin = 8082, scaler = 8083, internal = 8084 }
-    logic     = { http = 8090, admin = 8092 }
-    inference = { http = 8000, grpc = 8001, metrics = 8002 }
-    redis     = { redis = 6379 }
+  # As the chart has them if none are named: what a plan has to know of them.
+  default_groups = {
+    for name in ["cpu", "gpu"] : name => { accelerator = name, models = [], replicas = { min = null, max = 4 }, load_grace_s = 900, place_models = false, engine = null }
+    if var.model_groups == null && (name == "cpu" || var.gpu_enabled)
   }
+  model_groups = merge(local.default_groups, var.model_groups)
 
-  common_labels = {
-    "app.kubernetes.io/name"       = "oriel"
-    "app.kubernetes.io/part-of"    = "oriel"
-    "app.kubernetes.io/managed-by" = "terraform"
-  }
-  labels = {
-    for component in ["gateway", "logic", "inference", "redis", "collector", "anchor"] :
-    component => merge(local.common_labels, { "app.kubernetes.io/component" = component })
-  }
-  # What finds the pods of a component again. It may never change: Kubernetes refuses another selector of a Deployment.
-  selectors = {
-    for component in keys(local.labels) :
-    component => { "app.kubernetes.io/name" = "oriel", "app.kubernetes.io/component" = component }
-  }
-
-  group_labels = {
-    for group in keys(local.model_groups) : group => merge(local.labels.inference, { "oriel.dev/model-group" = group })
-  }
-  group_selectors = {
-    for group in keys(local.model_groups) : group => merge(local.selectors.inference, { "oriel.dev/model-group" = group })
-  }
-
-  image_registry = var.images.registry
-  pull_secrets   = [for name in compact([var.images.pull_secret]) : { name = name }]
-
-  # What the units themselves need to finish after SIGTERM (their README: 25 s, 20 s for logic, then 1.5 s at most), and
-  # before that a pause for whoever still sends: Kubernetes takes a pod out of DNS and load balancers while it is being
-  # stopped, not before. Names are looked up every 5 s; the cluster's DNS caches
-  # them for 5 s on the clouds, for 30 s where its Corefile says `ttl 30` (kubeadm, kind). Who still sends to one that drains is
-  # answered, and one that is gone is found out at the first call. Cloud load balancers take longer.
-  unit_drain_s  = 25
-  pause_s       = { gateway = 20, logic = 12, inference = 12 }
-  stop_margin_s = 8
-
-  # Pod addresses, whose x-oriel-* headers (deadline, tier, tenant) count. Which pods can send any is what the network
-  # policies say: only the gateway reaches logic; it alone, or with logic, reaches inference.
-  cluster_networks = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"]
-  trusted_peers    = flatten([for network in local.cluster_networks : ["--trusted-peer", network]])
-
-  unit_env = concat([
-    { name = "ORIEL_STATE", value = "/var/lib/oriel" },
-    { name = "XDG_CACHE_HOME", value = "/var/lib/oriel/cache" },
-  ], local.telemetry_env)
-
-  pod_security = {
-    runAsNonRoot   = true
-    runAsUser      = 65532
-    runAsGroup     = 65532
-    fsGroup        = 65532
-    seccompProfile = { type = "RuntimeDefault" }
-  }
-  container_security = {
-    allowPrivilegeEscalation = false
-    readOnlyRootFilesystem   = true
-    capabilities             = { drop = ["ALL"] }
-  }
-  # Everything of ours may be moved: cluster autoscalers keep a node for a pod that has an emptyDir, unless it says so.
-  movable = { "cluster-autoscaler.kubernetes.io/safe-to-evict" = "true" }
-
-  # Same wherever a unit runs: nothing but these two can be written.
-  scratch_volumes = [
-    { name = "tmp", emptyDir = { sizeLimit = "512Mi" } },
-    # The usage ledger keeps up to 1 GiB there; a pod whose emptyDir overflows is evicted.
-    { name = "state", emptyDir = { sizeLimit = "1536Mi" } },
+  # A release waits until its pods are ready: a GPU node starts, an image of several GB is pulled (15 min), models load. An
+  # upgrade replaces a group's pods one after the other on GPUs, a quarter at a time elsewhere, and each waits for its models:
+  # less time than that would roll back an upgrade that is going well.
+  node_start_s = 900
+  rollout_s = [for group in values(local.model_groups) :
+    (group.load_grace_s + 60) * (contains(["gpu", "tensorrt"], group.accelerator) ? group.replicas.max : ceil(group.replicas.max / ceil(group.replicas.max * 0.25)))
   ]
-  scratch_mounts = [
-    { name = "tmp", mountPath = "/tmp" },
-    { name = "state", mountPath = "/var/lib/oriel" },
-  ]
+  platform_timeout_s = local.node_start_s + min(86400, max(300, local.rollout_s...))
 
-  service_accounts = [
-    for component in ["gateway", "logic", "inference"] : {
-      apiVersion = "v1"
-      kind       = "ServiceAccount"
-      metadata = merge(
-        { name = component, namespace = local.namespace, labels = local.labels[component] },
-        length(try(var.infrastructure.workload_identity.service_account_annotations[component], {})) == 0 ? {} : {
-          annotations = var.infrastructure.workload_identity.service_account_annotations[component]
-        },
-      )
-      # The clouds put their own short-lived token into the pods. Kubernetes' own is for its API, which only the gateway calls:
-      # it mounts its token by itself (gateway.tf).
-      automountServiceAccountToken = false
-    }
-  ]
-
-  # Before everything else, in a release of their own: pods are refused without their namespace and their priority class.
-  base_objects = concat([
-    {
-      apiVersion = "v1"
-      kind       = "Namespace"
-      metadata = {
-        name = local.namespace
-        # Helm leaves it, and with it the Secrets that people put there, on destroy and when a first install is rolled back.
-        annotations = { "helm.sh/resource-policy" = "keep" }
-        labels = merge(local.common_labels, {
-          "pod-security.kubernetes.io/enforce" = "restricted"
-          "pod-security.kubernetes.io/audit"   = "restricted"
-          "pod-security.kubernetes.io/warn"    = "restricted"
-        })
-      }
-    },
-  ], local.priority_objects)
-
-  objects = concat(
-    local.service_accounts,
-    local.gateway_role,
-    local.policies_objects,
-    local.redis_objects,
-    local.inference_objects,
-    local.logic_objects,
-    local.gateway_objects,
-    local.placement_objects,
-    local.network_objects,
-    local.scaling_objects,
-    local.observability_objects,
+  # Calls with a pool of their own.
+  named_calls = concat(
+    flatten([for group in values(local.model_groups) : concat([for model in group.models : "model ${model}"], [for service in try(group.engine.services, []) : "service ${service}"])]),
+    flatten([for pool in values(var.policies.pools) : concat([for model in pool.models : "model ${model}"], [for service in pool.services : "service ${service}"])]),
   )
-  # Kinds that a chart has to bring first.
-  custom_objects = concat(local.scaling_custom_objects, local.observability_custom_objects)
+
+  charts = {
+    keda = {
+      enabled    = var.keda.enabled
+      repository = "https://kedacore.github.io/charts"
+      chart      = "keda"
+      version    = var.keda.chart_version
+      namespace  = local.keda_namespace
+      values = {
+        # Its operator may read Secrets and scale: in one namespace, not in all of them.
+        watchNamespace = var.namespace
+      }
+    }
+    nvidia-device-plugin = {
+      enabled    = var.gpu_enabled && var.charts.nvidia_device_plugin.enabled
+      repository = "https://nvidia.github.io/k8s-device-plugin"
+      chart      = "nvidia-device-plugin"
+      version    = var.charts.nvidia_device_plugin.version
+      namespace  = "kube-system"
+      values = {
+        nodeSelector = var.infrastructure.gpu_node_selector
+        # null takes the chart's own away: it asks for labels that only node-feature-discovery sets.
+        affinity = null
+        tolerations = [{
+          key      = var.infrastructure.gpu_taint.key
+          operator = "Exists"
+          effect   = var.infrastructure.gpu_taint.effect
+        }]
+      }
+    }
+    metrics-server = {
+      enabled    = var.charts.metrics_server.enabled
+      repository = "https://kubernetes-sigs.github.io/metrics-server"
+      chart      = "metrics-server"
+      version    = var.charts.metrics_server.version
+      namespace  = "kube-system"
+      values     = { replicas = 2, podDisruptionBudget = { enabled = true, maxUnavailable = 1 } }
+    }
+    kube-prometheus-stack = {
+      enabled    = var.charts.kube_prometheus_stack.enabled
+      repository = "https://prometheus-community.github.io/helm-charts"
+      chart      = "kube-prometheus-stack"
+      version    = var.charts.kube_prometheus_stack.version
+      namespace  = var.observability.namespace
+      values = {
+        # The monitors, rules and dashboards of all namespaces: by default it takes only those of its own release.
+        prometheus = {
+          prometheusSpec = {
+            serviceMonitorSelectorNilUsesHelmValues = false
+            ruleSelectorNilUsesHelmValues           = false
+          }
+        }
+        grafana = { sidecar = { dashboards = { enabled = true, label = "grafana_dashboard", labelValue = "1", searchNamespace = "ALL" } } }
+      }
+    }
+    prometheus-operator-crds = {
+      enabled    = var.charts.prometheus_operator_crds.enabled && !var.charts.kube_prometheus_stack.enabled
+      repository = "https://prometheus-community.github.io/helm-charts"
+      chart      = "prometheus-operator-crds"
+      version    = var.charts.prometheus_operator_crds.version
+      namespace  = var.observability.namespace
+      values     = {}
+    }
+  }
+}
+
+# The namespace comes first and from a release elsewhere: a release is kept in its namespace, so that none could make its own with
+# the labels that it needs. It may be there before, made by hand for the Secrets that pods name (docs/deploy.md): then it is
+# taken over, and given the labels.
+resource "helm_release" "namespace" {
+  name      = "oriel-namespace"
+  namespace = "kube-system"
+  chart     = "${path.module}/chart"
+  values = [jsonencode({ objects = [{
+    apiVersion = "v1"
+    kind       = "Namespace"
+    metadata = {
+      name = var.namespace
+      # Helm leaves it, and with it the Secrets that people put there, on destroy and when a first install is rolled back.
+      annotations = { "helm.sh/resource-policy" = "keep" }
+      labels      = merge({ "app.kubernetes.io/part-of" = "oriel" }, { for mode in ["enforce", "audit", "warn"] : "pod-security.kubernetes.io/${mode}" => "restricted" })
+    }
+  }] })]
+  take_ownership  = true
+  atomic          = true
+  cleanup_on_fail = true
+  wait            = true
+  max_history     = 10
+  timeout         = 300
+}
+
+resource "helm_release" "charts" {
+  for_each = { for name, chart in local.charts : name => chart if chart.enabled }
+
+  name             = each.key
+  namespace        = each.value.namespace
+  create_namespace = !contains(["kube-system", var.namespace], each.value.namespace)
+  repository       = each.value.repository
+  chart            = each.value.chart
+  version          = each.value.version
+  values           = [jsonencode(each.value.values)]
+  atomic           = true
+  cleanup_on_fail  = true
+  wait             = true
+  max_history      = 10
+  timeout          = 900
+
+  depends_on = [helm_release.namespace]
+}
+
+resource "helm_release" "oriel" {
+  name      = "oriel"
+  namespace = var.namespace
+  chart     = "${path.module}/../../../deploy/chart"
+  values = [jsonencode({
+    # What objects use of it; the chart refuses names that it does not know.
+    infrastructure = { for name in [
+      "cloud", "model_repository_url", "redis_url", "redis_tls", "redis_auth_secret_ref", "workload_identity", "store_networks",
+      "gpu_node_selector", "gpu_taint", "storage_class",
+    ] : name => var.infrastructure[name] }
+    keda           = merge({ for name, value in var.keda : name => value if name != "chart_version" }, { namespace = local.keda_namespace })
+    store_networks = var.store_networks
+    images         = var.images
+    gateway        = var.gateway
+    logic          = var.logic
+    model_groups   = var.model_groups
+    policies       = var.policies
+    redis          = var.redis
+    gpu_enabled    = var.gpu_enabled
+    scale_to_zero  = var.scale_to_zero
+    placement      = var.placement
+    observability  = var.observability
+  })]
+  atomic          = true
+  cleanup_on_fail = true
+  wait            = true
+  max_history     = 10
+  timeout         = local.platform_timeout_s
+
+  depends_on = [helm_release.namespace, helm_release.charts]
+
+  # What two variables decide: a validation would not be looked at while the other one has a mistake.
+  lifecycle {
+    # Nobody could say which of two groups without a pod to start for a model that neither names.
+    precondition {
+      condition     = !var.keda.enabled || length([for group in values(local.model_groups) : group if length(group.models) == 0 && group.engine == null]) <= 1
+      error_message = "keda.enabled: several model groups name no models, so that a call could not tell which one to start: give all groups but one `models` (names, or patterns such as \"gpu-*\"), for example model_groups = { cpu = { accelerator = \"cpu\" }, gpu = { accelerator = \"gpu\", models = [\"gpu-*\"] } }."
+    }
+    precondition {
+      condition     = var.keda.enabled || alltrue([for group in values(local.model_groups) : coalesce(group.replicas.min, 1) != 0])
+      error_message = "model_groups: replicas.min is 0 only with keda.enabled: nothing else would start the first pod."
+    }
+    precondition {
+      condition     = var.keda.enabled || alltrue([for group in values(local.model_groups) : group.engine == null])
+      error_message = "model_groups: an engine needs keda.enabled: without it, all groups are servers of one pool, for models."
+    }
+    precondition {
+      condition     = length(local.named_calls) == length(distinct(local.named_calls))
+      error_message = "policies.pools: a model or service stands in two pools, or a model in model_groups as well: calls go to one pool only."
+    }
+    precondition {
+      condition     = var.keda.enabled || length(local.model_groups) == 1 || alltrue([for group in values(local.model_groups) : !group.place_models || length(group.models) > 0])
+      error_message = "model_groups: place_models needs a pool for this group alone: name its models, or set keda.enabled."
+    }
+    precondition {
+      condition     = var.keda.enabled || coalesce(var.logic.replicas.min, 2) != 0
+      error_message = "logic.replicas: min is 0 only with keda.enabled: nothing else would start the first pod."
+    }
+  }
 }

@@ -355,7 +355,7 @@ variable "scale_to_zero" {
 }
 
 variable "placement" {
-  description = "Where pods run. share_gpu_nodes: logic servers and CPU inference use the spare CPUs of GPU nodes that are needed for a GPU pod anyway (placement.tf). pause_image: image of the pods that mark the other nodes and do nothing."
+  description = "Where pods run. share_gpu_nodes: logic servers and CPU inference use the spare CPUs of GPU nodes that are needed for a GPU pod anyway (deploy/chart/templates/_placement.tpl). pause_image: image of the pods that mark the other nodes and do nothing."
   type = object({
     share_gpu_nodes = optional(bool, true)
     pause_image     = optional(string, "registry.k8s.io/pause:3.10.1")
