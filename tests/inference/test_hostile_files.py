@@ -133,7 +133,7 @@ def test_small_files_are_bounded(tmp_path: Path, name: str, config: str) -> None
 def test_far_more_files_than_a_version_may_have_cost_a_bounded_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real bound is tried with an upload to a running server, in `make test-long`: test_control.py."""
+    """The real bound is tried with an upload to a running server, in `make test SUITE=long`: test_control.py."""
     assert MAX_ENTRIES == 10_000
     folder = models.put(tmp_path, "double", models.double(), models.DOUBLE) / "1"
     for number in range(2000):

@@ -13,7 +13,7 @@ from .harness import HERE, Workspace
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave every test that runs terraform to `make test-long` and `make test SUITE=terraform`."""
+    """Leave every test that runs terraform to `make test SUITE=long` and `make test SUITE=terraform`."""
     for item in items:
         if "terraform" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.long)

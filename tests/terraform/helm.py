@@ -1,4 +1,4 @@
-"""The real helm, of the package helm-binary, and the objects that it makes of deploy/chart."""
+"""The real helm, of the package helm-binary, and the objects that it makes of deploy/chart; kubectl for Kustomize."""
 
 import json
 import shutil
@@ -22,14 +22,18 @@ class HelmFailed(Exception):
     """A command failed. Its text is what helm printed."""
 
 
+def binary(name: str) -> str:
+    """Return the path of helm or kubectl, of this environment or on PATH."""
+    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not here: its package is for Linux on x86-64")
+    return found
+
+
 def helm(*arguments: str, values: Mapping[str, Any], namespace: str = "oriel") -> str:
     """Return what the command printed. Raises HelmFailed."""
-    folder = str(Path(sys.executable).parent)
-    binary = shutil.which("helm", path=folder) or shutil.which("helm")
-    if binary is None:
-        pytest.skip("helm is not here: its package is for Linux on x86-64")
     done = subprocess.run(
-        [binary, *arguments, "--namespace", namespace, "--values", "-"],
+        [binary("helm"), *arguments, "--namespace", namespace, "--values", "-"],
         input=json.dumps(values),
         capture_output=True,
         text=True,
