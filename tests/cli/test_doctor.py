@@ -14,16 +14,14 @@ from email.utils import format_datetime
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from redis_server import PASSWORD, redis_server
 
 from oriel_cli.doctor import command, machine, services
 from oriel_cli.doctor.findings import Finding
 from oriel_cli.main import main
 from oriel_policies.documents import Snapshot
+
+from .certificate_pair import pair
 
 NOW = datetime.now(UTC)
 TIERS = "[tiers.gold]\nband = 0\ntarget_ms = 500\n"
@@ -42,17 +40,6 @@ while True:
 
 def of(found: list[Finding], status: str) -> list[str]:
     return [each.what for each in found if each.status == status]
-
-
-def pair(folder: Path, *, begins: timedelta, ends: timedelta) -> tuple[Path, Path]:
-    key, other = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "api")])
-    made = x509.CertificateBuilder().subject_name(other).issuer_name(other).public_key(key.public_key())
-    made = made.serial_number(1).not_valid_before(NOW + begins).not_valid_after(NOW + ends)
-    chain, secret = folder / "tls.crt", folder / "tls.key"
-    chain.write_bytes(made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
-    form, none = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    secret.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, none))
-    return chain, secret
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from oriel_cli.doctor import machine, services
+from oriel_cli.doctor import cluster, machine, services
 from oriel_cli.doctor.findings import MAX_SKEW_S, Finding
 
 KEY_VARIABLE = "ORIEL_KEY"
@@ -30,13 +30,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limiter-ca", type=Path, metavar="FILE", help="who signs for a rediss:// limiter, PEM")
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain of the gateway, PEM")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key, PEM")
+    parser.add_argument(
+        "--cluster",
+        nargs="?",
+        const="oriel",
+        metavar="NAMESPACE",
+        help="check the installation in this namespace (oriel) of the cluster that kubectl reaches, and nothing here",
+    )
     parser.add_argument("--json", action="store_true", help="for machines")
 
 
 def run(args: argparse.Namespace) -> int:
     """Check what the flags name. The key of ORIEL_KEY is looked up, never printed."""
-    documents, found = services.read(args.policies) if args.policies else (None, [])
-    found = list(dict.fromkeys([*found, *asyncio.run(examine(args, documents))]))  # two parts may say the same
+    if args.cluster:
+        found = cluster.examine(args.cluster)
+    else:
+        documents, found = services.read(args.policies) if args.policies else (None, [])
+        found = list(dict.fromkeys([*found, *asyncio.run(examine(args, documents))]))  # two parts may say the same
     failed = any(each.status == "fail" for each in found)
     if args.json:
         listed = [

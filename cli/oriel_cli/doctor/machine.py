@@ -3,11 +3,12 @@
 import ctypes
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from time import time
+from typing import TYPE_CHECKING
 
 from oriel_cli.doctor.findings import EXPIRY_WARNING_S, Finding, fail, good, warn
 from oriel_cli.errors import CommandFailed
@@ -17,6 +18,9 @@ from oriel_cli.up.plan import PORTS
 from oriel_wire.distribution import build, installed_version
 from oriel_wire.errors import StartFailed
 from oriel_wire.process.process import listen
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
 
 LOOPBACK = "127.0.0.1"
 RENEW = "replace both files: they are taken up within a second"
@@ -173,7 +177,12 @@ def certificates(chain: Path | None, key: Path | None) -> Iterator[Finding]:
     except (StartFailed, ValueError) as error:
         yield fail("certificate", str(error), "put a certificate chain and its key, both as PEM, into these files")
         return
-    for each in found:
+    yield from validity(found)
+
+
+def validity(chain: "Iterable[Certificate]") -> Iterator[Finding]:
+    """Check how long each certificate of a chain is valid."""
+    for each in chain:
         name = each.subject.rfc4514_string()[:100] or "a certificate without a name"
         left_s, until = each.not_valid_after_utc.timestamp() - time(), f"{each.not_valid_after_utc:%Y-%m-%d}"
         if left_s <= 0:
