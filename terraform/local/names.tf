@@ -16,7 +16,7 @@ locals {
     placement      = ["share_gpu_nodes", "pause_image"]
     keda           = ["enabled", "chart_version", "polling_interval_s", "cooldown_s"]
     charts         = ["(nvidia_device_plugin|metrics_server|kube_prometheus_stack|prometheus_operator_crds|cluster_autoscaler)(\\.(enabled|version))?"]
-    observability  = ["namespace", "service_monitors", "monitor_labels(\\..+)?", "dashboards", "otlp(\\.(endpoint|trace_tail|decision_wait_s|sample_ratio|image|authorization_secret_ref))?", "otlp\\.authorization_secret_ref\\.(name|key)"]
+    observability  = ["namespace", "service_monitors", "monitor_labels(\\..+)?", "runbooks_url", "dashboards", "otlp(\\.(endpoint|trace_tail|decision_wait_s|sample_ratio|image|authorization_secret_ref))?", "otlp\\.authorization_secret_ref\\.(name|key)"]
   }
   platform_given = { for input, value in var.platform : input => flatten([
     for a in try(keys(value), []) : [a, [

@@ -52,7 +52,10 @@ def expected(name: str, tier: str = "gold") -> dict[str, Any]:
         factor, long, short = BURN[name].split()
         summary = f"Tier {tier} uses its error budget at {factor} times the rate it was given, over {long} and {short}."
     severity = "page" if name in PAGES else "ticket"
-    return {"exp_labels": {"severity": severity, "tier": tier}, "exp_annotations": {"summary": summary}}
+    return {
+        "exp_labels": {"severity": severity, "tier": tier},
+        "exp_annotations": {"summary": summary, "runbook_url": f"docs/runbooks.md#{name.lower()}"},
+    }
 
 
 def at(minute: int, *firing: str, of: tuple[str, ...] = PAGES) -> list[dict[str, Any]]:

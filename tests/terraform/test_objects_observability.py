@@ -1,6 +1,7 @@
 """Monitors find their ports, dashboards and rules name metrics that exist, the collector's configuration is whole."""
 
 import ast
+import importlib
 import json
 import re
 from functools import cache
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from oriel_cli.arguments import Parser
+from oriel_cli.main import COMMANDS
 from oriel_cli.up.plan import PORTS as UNIT_PORTS
 from oriel_wire.observe.otel_settings import resource_of
 
@@ -17,6 +20,7 @@ from . import objects
 from .promtool import promtool
 
 ROOT = Path(__file__).parents[2]
+RUNBOOKS = (ROOT / "docs/runbooks.md").read_text()
 UNITS = ("gateway", "logic", "inference")
 # Prometheus and the operator put these on what they read from a pod.
 TARGET_LABELS = {"pod", "namespace", "container", "job", "instance", "endpoint"}
@@ -216,13 +220,25 @@ QUIET = {
 }
 
 
-def test_each_thing_that_stops_callers_has_an_alert_and_a_line_in_the_docs(tree) -> None:
-    found, page = alerts(tree), (ROOT / "docs/monitoring.md").read_text()
+def test_each_thing_that_stops_callers_has_an_alert_and_a_runbook(tree) -> None:
+    found = alerts(tree)
     for name, (series, _) in FIRES.items():
         assert series.partition("{")[0] in metrics(found[name]["expr"]), name
+    sections = dict(part.split("\n", 1) for part in RUNBOOKS.split("\n## ")[1:])
+    assert sections.keys() == found.keys()
     for name, rule in found.items():
-        assert rule["labels"]["severity"] in ("page", "ticket")
-        assert f"`{name}`" in page or f"`{name.removeprefix('OrielBudgetBurn')}`" in page, name
+        assert sections[name].strip().startswith(f"{rule['labels']['severity'].capitalize()}. "), name
+        assert rule["annotations"]["runbook_url"] == f"docs/runbooks.md#{name.lower()}"
+        assert all(f"\n- {part}: " in sections[name] for part in ("First", "Causes", "Then")), name
+
+
+@pytest.mark.parametrize("line", sorted(set(re.findall(r"`oriel ([^`]+)`", RUNBOOKS))))
+def test_every_command_of_the_runbooks_parses(line: str) -> None:
+    words = line.split()
+    command = importlib.import_module(COMMANDS[words[0]].module)
+    parser = Parser()
+    command.add_arguments(parser)
+    parser.parse_args(words[1:])
 
 
 def test_promtool_sees_each_alert_fire_and_keep_quiet(tree, tmp_path: Path) -> None:
@@ -263,7 +279,7 @@ def expected(rule: dict[str, Any], series: dict[str, Any]) -> dict[str, Any]:
     days, hours = divmod(int(value - 20 * HOUR) // HOUR, 24)
     summary = summary.replace("{{ $value | humanizeDuration }}", f"{days}d {hours}h 0m 0s")
     summary = summary.replace("{{ $value | humanizePercentage }}", f"{value * 100:.4g}%")
-    return {"exp_labels": own | rule["labels"], "exp_annotations": {"summary": summary}}
+    return {"exp_labels": own | rule["labels"], "exp_annotations": rule["annotations"] | {"summary": summary}}
 
 
 def test_the_scrape_configuration_reads_each_units_own_port(tree) -> None:
