@@ -3,7 +3,7 @@
 Start: the sockets are opened first, so that a busy port is reported at once; then the servers run, not ready yet; then
 the models are loaded. The unit is ready when every model is loaded or known to be unavailable.
 Stop: the unit reports that it is not ready and accepts no new connections; requests in flight finish within the drain
-time; what still waits is refused; threads end and sessions close.
+time, those of higher tiers first; shortly before its end, what still waits is refused; threads end and sessions close.
 """
 
 import asyncio
@@ -59,6 +59,7 @@ from oriel_wire.usage.ledger import UsageLedger, open_ledger
 _log = logging.getLogger(__name__)
 
 POLL_S = 0.05
+REFUSE_S = 2.0  # this long before the end of the drain, calls that still wait are refused
 # Triton's names of the ports, in the log lines that tell scripts that it has started.
 TRITON_PORTS = {"HTTP": "HTTPService", "gRPC": "GRPCInferenceService", "metrics": "Metrics Service"}
 TRITON_PORTS |= {"SageMaker": "Sagemaker HTTPService", "Vertex-AI": "Vertex AI HTTPService"}
@@ -197,7 +198,10 @@ async def open_unit(
             finally:
                 surface.stopping = True
                 await models.stop_loading()
+                refuse_s = settings.drain_s - min(REFUSE_S, settings.drain_s / 2)
+                refusing = asyncio.get_running_loop().call_later(refuse_s, models.refuse_waiting)
                 await ports.drain(surface, settings.drain_s)
+                refusing.cancel()
                 await models.close(loading)
                 if usage is not None and recording is not None:
                     await usage.close()

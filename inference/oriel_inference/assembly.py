@@ -83,6 +83,11 @@ class Models:
         self.language.stop()
         await asyncio.gather(*(asyncio.to_thread(store.close) for store in self.remote))
 
+    def refuse_waiting(self) -> None:
+        """Fail the calls that have not begun, and later ones. Batches that run end on their own."""
+        for model in (*self.catalog.serving(), *self.catalog.leaving):
+            model.batcher.close()
+
     async def close(self, loading: asyncio.Task[None]) -> None:
         """Cut off what still runs, and close all models. loading: the task that loads the models of the start."""
         if cut := _under_way(self.catalog):

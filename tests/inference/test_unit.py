@@ -31,7 +31,7 @@ from oriel_wire.v2.proto import v2_pb2
 from ..waiting import until
 from . import models
 from .clients import client_of
-from .gated import INFER, ROW, gated
+from .gated import INFER, ROW, batcher_of, gated
 
 OWN = (("grpc.use_local_subchannel_pool", 1),)
 
@@ -161,6 +161,47 @@ async def test_both_listeners_answer_until_the_last_call_of_either_has_ended(
                 await other_channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=60)
         fake.gate.open()
         await held
+    async with asyncio.timeout(60):
+        await serving
+
+
+async def test_a_drain_shorter_than_the_queue_answers_gold_and_refuses_bronze(
+    tmp_path: Path, fake: FakeBackend
+) -> None:
+    """Calls that still waited at its end were cut off without an answer. A spot node leaves little time."""
+    stop, started, answered = asyncio.Event(), asyncio.get_running_loop().create_future(), list[str]()
+    config = models.DOUBLE.replace("max_batch_size: 8", "max_batch_size: 1")
+    models.put(tmp_path, "double", models.double(), config)
+    settings = Settings(repositories=(tmp_path,), http_port=0, grpc_port=0, metrics_port=0, cores=1, drain_s=3.0)
+
+    async def serve() -> None:
+        async with open_unit(settings, backends=lambda _: fake, sink=ListSink()) as unit:
+            started.set_result(unit)
+            await stop.wait()
+
+    serving = asyncio.create_task(serve())
+    unit = await started
+    fake.gate.close()
+
+    async def ask(client: httpx.AsyncClient, name: str, priority: int) -> httpx.Response:
+        answer = await client.post(INFER, json=ROW, headers={"x-oriel-priority": str(priority)})
+        answered.append(name)
+        return answer
+
+    async with client_of(unit.http_port) as client:
+        calls = {"first": asyncio.create_task(ask(client, "first", 0))}
+        await asyncio.to_thread(fake.gate.wait_for_runs, 1)
+        for waiting, (name, priority) in enumerate((("bronze", 2), ("later bronze", 2), ("gold", 0)), 1):
+            calls[name] = asyncio.create_task(ask(client, name, priority))
+            await until(lambda count=waiting: batcher_of(unit).pending == count)
+        stop.set()
+        await until(lambda: unit.surface.stopping)
+        fake.gate.step(2)
+        refused = await calls["later bronze"]
+        assert answered == ["first", "gold", "later bronze"]
+        assert refused.status_code == 503 and "shutting down" in refused.text
+        fake.gate.open()  # what runs ends
+        assert [(await calls[name]).status_code for name in ("first", "gold", "bronze")] == [200, 200, 200]
     async with asyncio.timeout(60):
         await serving
 
