@@ -3,15 +3,9 @@
 locals {
   on_system_pool = { nodeSelector = { "oriel.dev/pool" = "system" } }
   # A node is ready only with these; they run on each of them.
-  node_addons = {
-    kube-proxy = {}
-    vpc-cni    = { enableNetworkPolicy = "true" }
-  }
+  node_addons = { for addon, values in { kube-proxy = {}, vpc-cni = { enableNetworkPolicy = "true" } } : addon => values if local.own_cluster }
   # These have pods that need a node.
-  system_addons = {
-    coredns            = local.on_system_pool
-    aws-ebs-csi-driver = { controller = local.on_system_pool }
-  }
+  system_addons = { for addon, values in { coredns = local.on_system_pool, aws-ebs-csi-driver = { controller = local.on_system_pool } } : addon => values if local.own_cluster }
   # The service accounts whose rights come with the add-on.
   addon_identities = {
     vpc-cni            = "vpc-cni"
@@ -20,7 +14,7 @@ locals {
 }
 
 data "aws_eks_addon_version" "this" {
-  for_each = toset(concat(["eks-pod-identity-agent"], keys(local.node_addons), keys(local.system_addons)))
+  for_each = toset(local.own_cluster ? concat(["eks-pod-identity-agent"], keys(local.node_addons), keys(local.system_addons)) : [])
 
   addon_name         = each.key
   kubernetes_version = var.cluster.kubernetes_version
@@ -28,7 +22,9 @@ data "aws_eks_addon_version" "this" {
 
 # First: the others get their rights through it.
 resource "aws_eks_addon" "pod_identity" {
-  cluster_name                = aws_eks_cluster.this.name
+  count = local.own_cluster ? 1 : 0
+
+  cluster_name                = local.eks.name
   addon_name                  = "eks-pod-identity-agent"
   addon_version               = data.aws_eks_addon_version.this["eks-pod-identity-agent"].version
   resolve_conflicts_on_create = "OVERWRITE"
@@ -38,7 +34,7 @@ resource "aws_eks_addon" "pod_identity" {
 resource "aws_eks_addon" "node" {
   for_each = local.node_addons
 
-  cluster_name                = aws_eks_cluster.this.name
+  cluster_name                = local.eks.name
   addon_name                  = each.key
   addon_version               = data.aws_eks_addon_version.this[each.key].version
   configuration_values        = length(each.value) > 0 ? jsonencode(each.value) : null
@@ -59,7 +55,7 @@ resource "aws_eks_addon" "node" {
 resource "aws_eks_addon" "system" {
   for_each = local.system_addons
 
-  cluster_name                = aws_eks_cluster.this.name
+  cluster_name                = local.eks.name
   addon_name                  = each.key
   addon_version               = data.aws_eks_addon_version.this[each.key].version
   configuration_values        = jsonencode(each.value)

@@ -1,6 +1,8 @@
 # Adds and removes nodes of the cpu and gpu pools. Where a pod fits on either, the GPU pool comes last.
 
 locals {
+  # A cluster that is there has an autoscaler of its own, or Karpenter.
+  autoscaled       = try(var.platform.charts.cluster_autoscaler.enabled, local.own_cluster)
   autoscaler_chart = try(var.platform.charts.cluster_autoscaler.version, "9.59.0")
 
   autoscaler_statements = [
@@ -25,7 +27,7 @@ locals {
       Sid      = "DescribePools"
       Effect   = "Allow"
       Action   = "eks:DescribeNodegroup"
-      Resource = "arn:${local.partition}:eks:${var.region}:${local.account}:nodegroup/${var.name}/*/*"
+      Resource = "arn:${local.partition}:eks:${var.region}:${local.account}:nodegroup/${local.cluster_name}/*/*"
     },
     {
       # EKS puts this tag on the groups of its node groups.
@@ -33,13 +35,13 @@ locals {
       Effect    = "Allow"
       Action    = ["autoscaling:SetDesiredCapacity", "autoscaling:TerminateInstanceInAutoScalingGroup"]
       Resource  = "arn:${local.partition}:autoscaling:${var.region}:${local.account}:autoScalingGroup:*:autoScalingGroupName/eks-${var.name}-*"
-      Condition = { StringEquals = { "aws:ResourceTag/k8s.io/cluster-autoscaler/${var.name}" = "owned" } }
+      Condition = { StringEquals = { "aws:ResourceTag/k8s.io/cluster-autoscaler/${local.cluster_name}" = "owned" } }
     },
   ]
 }
 
 resource "helm_release" "autoscaler" {
-  count = var.deploy_platform ? 1 : 0
+  count = var.deploy_platform && local.autoscaled ? 1 : 0
 
   name       = "cluster-autoscaler"
   namespace  = "kube-system"
@@ -50,7 +52,7 @@ resource "helm_release" "autoscaler" {
     fullnameOverride = "cluster-autoscaler"
     cloudProvider    = "aws"
     awsRegion        = var.region
-    autoDiscovery    = { clusterName = aws_eks_cluster.this.name }
+    autoDiscovery    = { clusterName = local.eks.name }
     rbac             = { serviceAccount = { name = local.pod_roles.autoscaler.service_account } }
     nodeSelector     = { "oriel.dev/pool" = "system" }
     extraArgs = {

@@ -1,9 +1,45 @@
+# A cluster that is there gets our pools, and keeps its own settings, add-ons and administrators.
+data "aws_eks_cluster" "existing" {
+  count = local.own_cluster ? 0 : 1
+
+  name = var.cluster.existing
+  lifecycle {
+    postcondition {
+      condition     = self.vpc_config[0].vpc_id == var.cluster.network.id
+      error_message = "cluster.existing: ${self.name} is in ${self.vpc_config[0].vpc_id}, and not in cluster.network.id."
+    }
+    postcondition {
+      condition     = self.access_config[0].authentication_mode != "CONFIG_MAP"
+      error_message = "cluster.existing: the authentication mode of ${self.name} has to be API or API_AND_CONFIG_MAP."
+    }
+    postcondition {
+      condition     = tonumber(split(".", self.version)[1]) >= 30
+      error_message = "cluster.existing: ${self.name} has Kubernetes ${self.version}; 1.30 or newer is needed."
+    }
+  }
+}
+
+# By it pods get their roles: without the add-on this fails the plan.
+data "aws_eks_addon" "pod_identity" {
+  count = local.own_cluster ? 0 : 1
+
+  cluster_name = var.cluster.existing
+  addon_name   = "eks-pod-identity-agent"
+}
+
 locals {
-  cluster_log_group = "/aws/eks/${var.name}/cluster"
+  own_cluster  = var.cluster.existing == null
+  cluster_name = coalesce(var.cluster.existing, var.name)
+  eks          = try(aws_eks_cluster.this[0], data.aws_eks_cluster.existing[0])
+  # Of the nodes: never newer than the control plane.
+  kubernetes_version = try(data.aws_eks_cluster.existing[0].version, var.cluster.kubernetes_version)
+  cluster_log_group  = "/aws/eks/${var.name}/cluster"
 }
 
 # Before the cluster, which would make it itself: unencrypted and kept for ever.
 resource "aws_cloudwatch_log_group" "cluster" {
+  count = local.own_cluster ? 1 : 0
+
   name              = local.cluster_log_group
   retention_in_days = 30
   kms_key_id        = aws_kms_key.this["cluster"].arn
@@ -11,24 +47,30 @@ resource "aws_cloudwatch_log_group" "cluster" {
 
 # On the API's interfaces only: the security group EKS makes is on the nodes, too.
 resource "aws_security_group" "api" {
+  count = local.own_cluster ? 1 : 0
+
   name        = "${var.name}-api"
   description = "Kubernetes API: HTTPS from inside the network"
-  vpc_id      = aws_vpc.this.id
+  vpc_id      = local.vpc_id
   tags        = { Name = "${var.name}-api" }
 }
 
 resource "aws_vpc_security_group_ingress_rule" "api" {
-  security_group_id = aws_security_group.api.id
+  count = local.own_cluster ? 1 : 0
+
+  security_group_id = aws_security_group.api[0].id
   description       = "HTTPS from inside the network: whoever runs terraform or kubectl there"
-  cidr_ipv4         = var.network_cidr
+  cidr_ipv4         = local.vpc_cidr
   ip_protocol       = "tcp"
   from_port         = 443
   to_port           = 443
 }
 
 resource "aws_eks_cluster" "this" {
+  count = local.own_cluster ? 1 : 0
+
   name     = var.name
-  role_arn = aws_iam_role.cluster.arn
+  role_arn = aws_iam_role.cluster[0].arn
   version  = var.cluster.kubernetes_version
   # EKS itself refuses to delete it, whoever asks.
   deletion_protection = var.cluster.deletion_protection
@@ -36,9 +78,9 @@ resource "aws_eks_cluster" "this" {
   bootstrap_self_managed_addons = false
   enabled_cluster_log_types     = ["api", "audit", "authenticator"]
 
-  # No extended support at six times the price: when a version's standard support ends, EKS takes the control plane to the next.
+  # EXTENDED costs six times as much from then on; with STANDARD, EKS takes the control plane to the next version.
   upgrade_policy {
-    support_type = "STANDARD"
+    support_type = var.cluster.extended_support ? "EXTENDED" : "STANDARD"
   }
 
   access_config {
@@ -54,8 +96,8 @@ resource "aws_eks_cluster" "this" {
   }
 
   vpc_config {
-    subnet_ids              = [for subnet in aws_subnet.private : subnet.id]
-    security_group_ids      = [aws_security_group.api.id]
+    subnet_ids              = values(local.private_subnets)
+    security_group_ids      = [aws_security_group.api[0].id]
     endpoint_private_access = true
     endpoint_public_access  = length(var.cluster.api_access_cidrs) > 0
     public_access_cidrs     = length(var.cluster.api_access_cidrs) > 0 ? var.cluster.api_access_cidrs : null
@@ -76,7 +118,9 @@ data "aws_iam_session_context" "caller" {
 }
 
 resource "aws_eks_access_entry" "deployer" {
-  cluster_name  = aws_eks_cluster.this.name
+  count = local.own_cluster ? 1 : 0
+
+  cluster_name  = local.eks.name
   principal_arn = data.aws_iam_session_context.caller.issuer_arn
   type          = "STANDARD"
   lifecycle {
@@ -85,8 +129,29 @@ resource "aws_eks_access_entry" "deployer" {
 }
 
 resource "aws_eks_access_policy_association" "deployer" {
-  cluster_name  = aws_eks_cluster.this.name
-  principal_arn = aws_eks_access_entry.deployer.principal_arn
+  count = local.own_cluster ? 1 : 0
+
+  cluster_name  = local.eks.name
+  principal_arn = aws_eks_access_entry.deployer[0].principal_arn
+  policy_arn    = "arn:${local.partition}:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy"
+  access_scope {
+    type = "cluster"
+  }
+}
+
+resource "aws_eks_access_entry" "administrator" {
+  for_each = setsubtract(var.cluster.administrators, aws_eks_access_entry.deployer[*].principal_arn)
+
+  cluster_name  = local.eks.name
+  principal_arn = each.key
+  type          = "STANDARD"
+}
+
+resource "aws_eks_access_policy_association" "administrator" {
+  for_each = aws_eks_access_entry.administrator
+
+  cluster_name  = local.eks.name
+  principal_arn = each.value.principal_arn
   policy_arn    = "arn:${local.partition}:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy"
   access_scope {
     type = "cluster"

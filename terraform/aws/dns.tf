@@ -2,7 +2,7 @@
 # makes from the Service. Kept apart from it, so that a new Service keeps the addresses and names can be set before.
 
 resource "aws_eip" "gateway" {
-  for_each = toset(local.zones)
+  for_each = toset(local.public_zones)
 
   domain     = "vpc"
   tags       = { Name = "${var.name}-gateway-${each.key}" }
@@ -24,4 +24,10 @@ resource "aws_route53_record" "gateway" {
   type    = "A"
   ttl     = 60
   records = [for address in aws_eip.gateway : address.public_ip]
+  lifecycle {
+    precondition {
+      condition     = length(local.public_zones) > 0
+      error_message = "dns: the gateway has a public address only where cluster.network.public_subnets are given."
+    }
+  }
 }

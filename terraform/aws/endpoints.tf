@@ -3,7 +3,7 @@
 locals {
   # Who calls what without the NAT gateway: nodes that join (ec2, ecr, eks), the CNI and the disks' driver (ec2),
   # the autoscaler (autoscaling, ec2, eks), pods' identities (eks-auth, sts), log shippers (logs).
-  endpoints = toset(["autoscaling", "ec2", "ecr.api", "ecr.dkr", "eks", "eks-auth", "logs", "sts"])
+  endpoints = toset(local.own_network ? ["autoscaling", "ec2", "ecr.api", "ecr.dkr", "eks", "eks-auth", "logs", "sts"] : [])
 
   # What leaves by these doors is signed by this account. Its resources may be another's: EKS's own images are.
   endpoint_statements = { for service in local.endpoints : service => concat(
@@ -46,11 +46,13 @@ locals {
 }
 
 resource "aws_vpc_endpoint" "s3" {
-  vpc_id            = aws_vpc.this.id
+  count = local.own_network ? 1 : 0
+
+  vpc_id            = local.vpc_id
   policy            = jsonencode({ Version = "2012-10-17", Statement = local.s3_statements })
   service_name      = "com.amazonaws.${var.region}.s3"
   vpc_endpoint_type = "Gateway"
-  route_table_ids   = [aws_route_table.private.id]
+  route_table_ids   = [aws_route_table.private[0].id]
   tags              = { Name = "${var.name}-s3" }
 }
 
@@ -78,25 +80,29 @@ resource "terraform_data" "endpoint_zones" {
 resource "aws_vpc_endpoint" "interface" {
   for_each = local.endpoints
 
-  vpc_id              = aws_vpc.this.id
+  vpc_id              = local.vpc_id
   service_name        = "com.amazonaws.${var.region}.${each.key}"
   policy              = jsonencode({ Version = "2012-10-17", Statement = local.endpoint_statements[each.key] })
   vpc_endpoint_type   = "Interface"
   private_dns_enabled = true
   subnet_ids          = [for zone in terraform_data.endpoint_zones["${each.key} in ${join(", ", local.zones)}"].input : aws_subnet.private[zone].id]
-  security_group_ids  = [aws_security_group.endpoints.id]
+  security_group_ids  = [aws_security_group.endpoints[0].id]
   tags                = { Name = "${var.name}-${each.key}" }
 }
 
 resource "aws_security_group" "endpoints" {
+  count = local.own_network ? 1 : 0
+
   name        = "${var.name}-endpoints"
   description = "Endpoints of AWS services: HTTPS from inside the network"
-  vpc_id      = aws_vpc.this.id
+  vpc_id      = local.vpc_id
   tags        = { Name = "${var.name}-endpoints" }
 }
 
 resource "aws_vpc_security_group_ingress_rule" "endpoints" {
-  security_group_id = aws_security_group.endpoints.id
+  count = local.own_network ? 1 : 0
+
+  security_group_id = aws_security_group.endpoints[0].id
   description       = "HTTPS from inside the network"
   cidr_ipv4         = var.network_cidr
   ip_protocol       = "tcp"

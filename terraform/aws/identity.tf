@@ -10,9 +10,10 @@ locals {
       ebs-csi    = { namespace = "kube-system", service_account = "ebs-csi-controller-sa" }
       vpc-cni    = { namespace = "kube-system", service_account = "aws-node" }
     } : role => merge(account, { role = role })
+    if(local.own_cluster || !contains(["ebs-csi", "vpc-cni"], role)) && (local.autoscaled || role != "autoscaler")
   }
   # Logic servers get none: they call nothing of the cloud.
-  associated_roles = toset(["gateway", "inference", "autoscaler"])
+  associated_roles = setintersection(keys(local.pod_roles), ["gateway", "inference", "autoscaler"])
 
   # Read only, each its own folder of the bucket; nobody in the cluster writes it.
   bucket_readers = { gateway = "policies", inference = "models" }
@@ -56,7 +57,7 @@ locals {
     },
   ]
 
-  pod_statements = merge(local.read_statements, { autoscaler = local.autoscaler_statements, ebs-csi = local.volume_statements })
+  pod_statements = { for role, statements in merge(local.read_statements, { autoscaler = local.autoscaler_statements, ebs-csi = local.volume_statements }) : role => statements if contains(keys(local.pod_roles), role) }
   managed_policies = {
     vpc-cni = "AmazonEKS_CNI_Policy"
     ebs-csi = "service-role/AmazonEBSCSIDriverPolicy"
@@ -95,7 +96,7 @@ resource "aws_iam_role_policy" "pod" {
 }
 
 resource "aws_iam_role_policy_attachment" "pod" {
-  for_each = local.managed_policies
+  for_each = { for role, policy in local.managed_policies : role => policy if local.own_cluster }
 
   role       = aws_iam_role.pod[each.key].name
   policy_arn = "arn:${local.partition}:iam::aws:policy/${each.value}"
@@ -104,7 +105,7 @@ resource "aws_iam_role_policy_attachment" "pod" {
 resource "aws_eks_pod_identity_association" "this" {
   for_each = local.associated_roles
 
-  cluster_name    = aws_eks_cluster.this.name
+  cluster_name    = local.eks.name
   namespace       = local.pod_roles[each.key].namespace
   service_account = local.pod_roles[each.key].service_account
   role_arn        = aws_iam_role.pod[each.key].arn
@@ -112,6 +113,8 @@ resource "aws_eks_pod_identity_association" "this" {
 }
 
 resource "aws_iam_role" "cluster" {
+  count = local.own_cluster ? 1 : 0
+
   name = "${var.name}-${var.region}-cluster"
   assume_role_policy = jsonencode({
     Version   = "2012-10-17"
@@ -120,13 +123,17 @@ resource "aws_iam_role" "cluster" {
 }
 
 resource "aws_iam_role_policy_attachment" "cluster" {
-  role       = aws_iam_role.cluster.name
+  count = local.own_cluster ? 1 : 0
+
+  role       = aws_iam_role.cluster[0].name
   policy_arn = "arn:${local.partition}:iam::aws:policy/AmazonEKSClusterPolicy"
 }
 
 resource "aws_iam_role_policy" "cluster" {
+  count = local.own_cluster ? 1 : 0
+
   name = "own"
-  role = aws_iam_role.cluster.name
+  role = aws_iam_role.cluster[0].name
   policy = jsonencode({
     Version = "2012-10-17"
     Statement = [

@@ -10,18 +10,18 @@ locals {
   tags      = merge(var.tags, { "oriel-cluster" = var.name })
   namespace = try(var.platform.namespace, "oriel")
   # Written out, so that roles and the cluster don't wait for one another.
-  cluster_arn = "arn:${local.partition}:eks:${var.region}:${local.account}:cluster/${var.name}"
+  cluster_arn = "arn:${local.partition}:eks:${var.region}:${local.account}:cluster/${local.cluster_name}"
   gpu_taint   = { key = "nvidia.com/gpu", value = "present", effect = "NoSchedule" }
 
   infrastructure = {
     cloud                  = "aws"
-    cluster_name           = aws_eks_cluster.this.name
-    cluster_endpoint       = aws_eks_cluster.this.endpoint
-    cluster_ca_certificate = base64decode(aws_eks_cluster.this.certificate_authority[0].data)
+    cluster_name           = local.eks.name
+    cluster_endpoint       = local.eks.endpoint
+    cluster_ca_certificate = base64decode(local.eks.certificate_authority[0].data)
     cluster_auth = {
       api_version = "client.authentication.k8s.io/v1beta1"
       command     = "aws"
-      args        = ["eks", "get-token", "--cluster-name", aws_eks_cluster.this.name, "--region", var.region, "--output", "json"]
+      args        = ["eks", "get-token", "--cluster-name", local.eks.name, "--region", var.region, "--output", "json"]
       env         = {}
     }
     registry_url         = "${local.account}.dkr.ecr.${var.region}.${data.aws_partition.current.dns_suffix}/${var.name}"
@@ -33,7 +33,7 @@ locals {
     redis_auth_secret_ref = var.redis.managed ? { name = "oriel-redis-auth", key = "password" } : null
     # Pod identity is an association on the cluster's side (identity.tf): nothing on the pods.
     workload_identity = { service_account_annotations = {}, pod_labels = {} }
-    gpu_node_selector = { "oriel.dev/pool" = "gpu" }
+    gpu_node_selector = var.gpu_pool.node_selector
     gpu_taint         = local.gpu_taint
     storage_class     = "oriel-gp3"
   }
@@ -44,6 +44,8 @@ locals {
 locals {
   fixed = {
     account      = local.account
+    cluster      = local.cluster_name
+    network      = try(var.cluster.network.id, "own")
     name         = var.name
     network_cidr = var.network_cidr
     region       = var.region

@@ -1,16 +1,14 @@
-# Three pools: system runs what must always run, cpu and gpu grow from zero (autoscaler.tf) unless one is kept warm.
+# system runs what must always run; cpu and gpu grow from zero (autoscaler.tf) unless one is kept warm; cpu-spot and
+# gpu-spot, if there are any, hold only what tolerates to lose its node: floors stay on demand.
 
 locals {
   pool_floor = var.scale_to_zero ? 0 : 1
-  pools = merge(
+  scaled_pools = merge(
     {
-      system = { instance_type = "m6i.large", ami_type = "AL2023_x86_64_STANDARD", min = 2, max = 2, disk_gb = 50, throughput = null, labels = {}, taints = [], zones = local.zones }
       cpu = {
-        instance_type = coalesce(var.cpu_pool.instance_type, "m6i.xlarge")
-        ami_type      = "AL2023_x86_64_STANDARD"
-        min           = local.pool_floor
-        max           = var.cpu_pool.max_size
-        disk_gb       = var.cpu_pool.disk_gb
+        instance_type = local.cpu_type
+        ami_type      = contains(data.aws_ec2_instance_type.cpu.supported_architectures, "arm64") ? "AL2023_ARM_64_STANDARD" : "AL2023_x86_64_STANDARD"
+        given         = var.cpu_pool
         throughput    = null
         labels        = {}
         taints        = []
@@ -22,9 +20,7 @@ locals {
         instance_type = local.gpu_type
         # Brings NVIDIA's driver and container toolkit.
         ami_type = "AL2023_x86_64_NVIDIA"
-        min      = local.pool_floor
-        max      = var.gpu_pool.max_size
-        disk_gb  = var.gpu_pool.disk_gb
+        given    = var.gpu_pool
         # MiB/s, four times gp3's own: a node that starts from zero writes images of several GB before its first call. The 3,000
         # IOPS that gp3 has allow up to 750.
         throughput = 500
@@ -35,11 +31,50 @@ locals {
       } if var.gpu_enabled
     },
   )
+  pools = merge(
+    { system = { instance_type = "m6i.large", ami_type = "AL2023_x86_64_STANDARD", min = 2, max = 2, disk_gb = 50, throughput = null, labels = { "oriel.dev/pool" = "system" }, taints = [], zones = local.zones, capacity = "ON_DEMAND" } },
+    {
+      for name, pool in local.scaled_pools : name => merge(pool, {
+        min      = local.pool_floor
+        max      = pool.given.max_size
+        disk_gb  = pool.given.disk_gb
+        labels   = merge(pool.labels, { "oriel.dev/pool" = name })
+        capacity = "ON_DEMAND"
+      }) if pool.given.max_size > 0
+    },
+    {
+      for name, pool in local.scaled_pools : "${name}-spot" => merge(pool, {
+        min      = 0
+        max      = pool.given.spot_max_size
+        disk_gb  = pool.given.disk_gb
+        labels   = merge(pool.labels, { "oriel.dev/pool" = name, "oriel.dev/spot" = "true" })
+        taints   = concat(pool.taints, [{ key = "oriel.dev/spot", value = "true", effect = "NO_SCHEDULE" }])
+        capacity = "SPOT"
+      }) if pool.given.spot_max_size > 0
+    },
+  )
+  cpu_type = coalesce(var.cpu_pool.instance_type, "m6i.xlarge")
   gpu_type = coalesce(var.gpu_pool.instance_type, "g6.2xlarge")
   # A group with a zone that lacks its type is CREATE_FAILED, or tries there in vain.
   gpu_zones = flatten([for each in values(terraform_data.gpu_zones) : each.input])
   # EKS's own spelling.
   eks_taint_effects = { NoSchedule = "NO_SCHEDULE", PreferNoSchedule = "PREFER_NO_SCHEDULE", NoExecute = "NO_EXECUTE" }
+}
+
+data "aws_ec2_instance_type" "cpu" {
+  instance_type = local.cpu_type
+}
+
+data "aws_ec2_instance_type" "gpu" {
+  count = var.gpu_enabled ? 1 : 0
+
+  instance_type = local.gpu_type
+  lifecycle {
+    postcondition {
+      condition     = sum(concat([0], self.gpus[*].count)) == var.gpu_pool.gpus
+      error_message = "gpu_pool.gpus: ${self.instance_type} has ${sum(concat([0], self.gpus[*].count))} GPUs."
+    }
+  }
 }
 
 data "aws_ec2_instance_type_offerings" "gpu" {
@@ -109,17 +144,17 @@ resource "aws_launch_template" "node" {
 resource "aws_eks_node_group" "this" {
   for_each = local.pools
 
-  cluster_name = aws_eks_cluster.this.name
+  cluster_name = local.eks.name
   # A pool of another kind is another pool, there before the old one is drained. The floor counts, because EKS refuses
   # one above the present size, which only the autoscaler knows.
   node_group_name = "${var.name}-${each.key}-${substr(sha256(jsonencode([each.value.instance_type, each.value.ami_type, each.value.min, each.value.zones])), 0, 6)}"
   node_role_arn   = aws_iam_role.node.arn
-  subnet_ids      = [for zone in each.value.zones : aws_subnet.private[zone].id]
-  version         = var.cluster.kubernetes_version
+  subnet_ids      = [for zone in each.value.zones : local.private_subnets[zone]]
+  version         = local.kubernetes_version
   ami_type        = each.value.ami_type
-  capacity_type   = "ON_DEMAND"
+  capacity_type   = each.value.capacity
   instance_types  = [each.value.instance_type]
-  labels          = merge(each.value.labels, { "oriel.dev/pool" = each.key })
+  labels          = each.value.labels
 
   dynamic "taint" {
     for_each = each.value.taints

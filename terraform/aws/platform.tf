@@ -5,17 +5,21 @@ locals {
 
   # A network load balancer on the addresses of dns.tf, one per public subnet in the same order. `nlb` is the controller built
   # into EKS's control plane, which the AWS Load Balancer Controller replaces (README.md: how).
-  gateway_annotations = {
-    "service.beta.kubernetes.io/aws-load-balancer-type"            = "nlb"
-    "service.beta.kubernetes.io/aws-load-balancer-eip-allocations" = join(",", [for zone in local.zones : aws_eip.gateway[zone].allocation_id])
-    "service.beta.kubernetes.io/aws-load-balancer-subnets"         = join(",", [for zone in local.zones : aws_subnet.public[zone].id])
+  gateway_annotations = merge({
+    "service.beta.kubernetes.io/aws-load-balancer-type" = "nlb"
     # Nodes of the other pools come and go, and connections through one would end with it; kube-proxy passes calls on to
     # gateways wherever they are. Not by the node label for that (exclude-from-external-load-balancers): EKS refuses labels of
     # Kubernetes' own on node groups.
     "service.beta.kubernetes.io/aws-load-balancer-target-node-labels"                = "oriel.dev/pool=system"
     "service.beta.kubernetes.io/aws-load-balancer-cross-zone-load-balancing-enabled" = "true"
     "service.beta.kubernetes.io/aws-load-balancer-additional-resource-tags"          = join(",", [for key, value in local.tags : "${key}=${value}"])
-  }
+    }, length(local.public_zones) > 0 ? {
+    "service.beta.kubernetes.io/aws-load-balancer-eip-allocations" = join(",", [for zone in local.public_zones : aws_eip.gateway[zone].allocation_id])
+    "service.beta.kubernetes.io/aws-load-balancer-subnets"         = join(",", [for zone in local.public_zones : local.public_subnets[zone]])
+    } : {
+    "service.beta.kubernetes.io/aws-load-balancer-internal" = "true"
+    "service.beta.kubernetes.io/aws-load-balancer-subnets"  = join(",", values(local.private_subnets))
+  })
 }
 
 resource "helm_release" "storage" {
@@ -67,9 +71,9 @@ module "platform" {
   placement     = try(var.platform.placement, null)
   keda          = try(var.platform.keda, null)
   observability = try(var.platform.observability, null)
-  # EKS brings no metrics-server, which HorizontalPodAutoscalers need.
+  # EKS brings no metrics-server, which HorizontalPodAutoscalers need; a cluster that is there has one.
   charts = merge(try(var.platform.charts, {}), {
-    metrics_server = merge({ enabled = true }, try(var.platform.charts.metrics_server, {}))
+    metrics_server = merge({ enabled = local.own_cluster }, try(var.platform.charts.metrics_server, {}))
   })
 
   # On destroy the other way round: the load balancer goes while Kubernetes, its addresses and the way out are there,

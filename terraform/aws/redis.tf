@@ -20,7 +20,7 @@ resource "aws_elasticache_subnet_group" "limiter" {
   count = var.redis.managed ? 1 : 0
 
   name       = var.name
-  subnet_ids = [for subnet in aws_subnet.private : subnet.id]
+  subnet_ids = values(local.private_subnets)
 }
 
 # The default throws out keys that end by themselves when memory runs out: all of ours do, and none may go early.
@@ -41,7 +41,7 @@ resource "aws_security_group" "redis" {
 
   name        = "${var.name}-redis"
   description = "Redis: from nodes and pods of the cluster"
-  vpc_id      = aws_vpc.this.id
+  vpc_id      = local.vpc_id
   tags        = { Name = "${var.name}-redis" }
 }
 
@@ -50,7 +50,7 @@ resource "aws_vpc_security_group_ingress_rule" "redis" {
 
   security_group_id            = aws_security_group.redis[0].id
   description                  = "Redis from nodes and pods of the cluster"
-  referenced_security_group_id = aws_eks_cluster.this.vpc_config[0].cluster_security_group_id
+  referenced_security_group_id = local.eks.vpc_config[0].cluster_security_group_id
   ip_protocol                  = "tcp"
   from_port                    = local.redis_port
   to_port                      = local.redis_port

@@ -30,11 +30,15 @@ variable "network_cidr" {
 }
 
 variable "cluster" {
-  description = "The cluster. kubernetes_version: a minor version. api_access_cidrs: networks that may reach the Kubernetes API from the internet; with none it can only be reached from inside the network. deletion_protection: refuse to destroy it."
+  description = "The cluster. kubernetes_version: a minor version. api_access_cidrs: networks that may reach the Kubernetes API from the internet; with none it can only be reached from inside the network. deletion_protection: refuse to destroy it. extended_support: keep the version when its standard support ends, at the cloud's price. administrators: who administers it besides whoever applies first: ARNs of roles and users on AWS, user:NAME and group:NAME on Google Cloud, object IDs of users and groups on Azure. network: a network that is there (terraform/README.md, Into what is there). existing: a cluster in that network, by its name (Azure: resource ID), that gets Oriel's pools; kubernetes_version, extended_support and api_access_cidrs then do nothing to it."
   type = object({
     kubernetes_version  = optional(string, "1.35")
     api_access_cidrs    = optional(list(string), [])
     deletion_protection = optional(bool, true)
+    extended_support    = optional(bool, false)
+    administrators      = optional(list(string), [])
+    network             = optional(object({ id = string, subnets = list(string), public_subnets = optional(list(string), []) }))
+    existing            = optional(string)
   })
   default = {}
   validation {
@@ -44,6 +48,10 @@ variable "cluster" {
   validation {
     condition     = alltrue([for cidr in var.cluster.api_access_cidrs : can(cidrhost(cidr, 0)) && cidr != "0.0.0.0/0"])
     error_message = "cluster.api_access_cidrs: IPv4 networks such as 203.0.113.7/32; never 0.0.0.0/0."
+  }
+  validation {
+    condition     = var.cluster.existing == null || var.cluster.network != null
+    error_message = "cluster.existing: name the network and the subnets of its nodes in cluster.network."
   }
 }
 
@@ -62,30 +70,43 @@ variable "scale_to_zero" {
 }
 
 variable "cpu_pool" {
-  description = "Nodes for logic servers and CPU inference. instance_type: null for a type with 4 CPUs and 16 GiB (terraform/README.md). max_size: the largest number of nodes. disk_gb: of each node."
+  description = "Nodes for logic servers and CPU inference. instance_type: null for a type with 4 CPUs and 16 GiB (terraform/README.md). One of ARM processors needs images for them. max_size: the largest number of nodes; 0 leaves them to Karpenter or auto-provisioning. spot_max_size: of a second pool of nodes that the cloud may take back. disk_gb: of each node."
   type = object({
     instance_type = optional(string)
     max_size      = optional(number, 10)
+    spot_max_size = optional(number, 0)
     disk_gb       = optional(number, 100)
   })
   default = {}
   validation {
-    condition     = var.cpu_pool.max_size >= 1 && var.cpu_pool.max_size <= 1000 && var.cpu_pool.disk_gb >= 30
-    error_message = "cpu_pool: max_size from 1 to 1000, disk_gb at least 30."
+    condition     = alltrue([for size in [var.cpu_pool.max_size, var.cpu_pool.spot_max_size] : size >= 0 && size <= 1000]) && var.cpu_pool.disk_gb >= 30
+    error_message = "cpu_pool: max_size and spot_max_size from 0 to 1000, disk_gb at least 30."
   }
 }
 
 variable "gpu_pool" {
-  description = "Nodes with one GPU each. instance_type: null for a type with 8 CPUs, one GPU and at least 32 GiB (terraform/README.md). max_size: the largest number of nodes. disk_gb: of each node."
+  description = "Nodes with GPUs. instance_type: null for a type with 8 CPUs, one GPU and at least 32 GiB (terraform/README.md). gpus: of each node. max_size, spot_max_size, disk_gb: as in cpu_pool. node_selector: labels of GPU nodes that others make."
   type = object({
     instance_type = optional(string)
+    gpus          = optional(number, 1)
     max_size      = optional(number, 4)
+    spot_max_size = optional(number, 0)
     disk_gb       = optional(number, 200)
+    node_selector = optional(map(string), { "oriel.dev/pool" = "gpu" })
   })
   default = {}
   validation {
-    condition     = var.gpu_pool.max_size >= 1 && var.gpu_pool.max_size <= 1000 && var.gpu_pool.disk_gb >= 50
-    error_message = "gpu_pool: max_size from 1 to 1000, disk_gb at least 50."
+    condition     = alltrue([for size in [var.gpu_pool.max_size, var.gpu_pool.spot_max_size] : size >= 0 && size <= 1000]) && var.gpu_pool.disk_gb >= 50 && contains([1, 2, 4, 8, 16], var.gpu_pool.gpus)
+    error_message = "gpu_pool: max_size and spot_max_size from 0 to 1000, disk_gb at least 50, gpus 1, 2, 4, 8 or 16."
+  }
+  # Karpenter and auto-provisioning cannot imagine a node with the pods of a DaemonSet, which CPU pods then wait for.
+  validation {
+    condition     = min(var.cpu_pool.max_size, var.gpu_enabled ? var.gpu_pool.max_size : 1) > 0 || !try(var.platform.placement.share_gpu_nodes, true)
+    error_message = "max_size = 0 leaves nodes to Karpenter or auto-provisioning, which needs platform.placement.share_gpu_nodes = false."
+  }
+  validation {
+    condition     = var.gpu_pool.max_size == 0 || var.gpu_pool.node_selector == tomap({ "oriel.dev/pool" = "gpu" })
+    error_message = "gpu_pool.node_selector: only for nodes that others make, with max_size = 0."
   }
 }
 

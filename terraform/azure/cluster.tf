@@ -1,16 +1,51 @@
 # AKS: private unless api_access_cidrs, Entra ID for people (no local accounts), workload identity for pods, Cilium for
 # NetworkPolicies. Its scaling pools are in nodes.tf. etcd and disks are encrypted by Azure with its own keys.
 
+# A cluster that is there gets our pools, and keeps its own settings.
+data "azurerm_kubernetes_cluster" "existing" {
+  count = local.own_cluster ? 0 : 1
+
+  resource_group_name = split("/", var.cluster.existing)[4]
+  name                = split("/", var.cluster.existing)[8]
+  lifecycle {
+    postcondition {
+      condition     = self.oidc_issuer_enabled
+      error_message = "cluster.existing: ${self.name} needs an OIDC issuer and workload identity: by them pods read the models."
+    }
+    postcondition {
+      condition     = try(length(self.network_profile[0].network_policy) > 0, false)
+      error_message = "cluster.existing: ${self.name} enforces no network policies; it needs Cilium, Calico or Azure's."
+    }
+    postcondition {
+      condition     = tonumber(split(".", self.kubernetes_version)[1]) >= 30
+      error_message = "cluster.existing: ${self.name} has Kubernetes ${self.kubernetes_version}; 1.30 or newer is needed."
+    }
+    postcondition {
+      condition     = var.dns == null || try(length(self.identity[0].principal_id) > 0, false)
+      error_message = "dns: ${self.name} has no system-assigned identity that could be allowed to use the gateway's address."
+    }
+  }
+}
+
+locals {
+  own_cluster       = var.cluster.existing == null
+  aks               = try(azurerm_kubernetes_cluster.this[0], data.azurerm_kubernetes_cluster.existing[0])
+  cluster_principal = try(azurerm_user_assigned_identity.cluster[0].principal_id, data.azurerm_kubernetes_cluster.existing[0].identity[0].principal_id)
+}
+
 resource "azurerm_kubernetes_cluster" "this" {
+  count = local.own_cluster ? 1 : 0
+
   name                = var.name
   resource_group_name = azurerm_resource_group.this.name
   location            = azurerm_resource_group.this.location
   node_resource_group = "${var.name}-nodes"
   dns_prefix          = var.name
   kubernetes_version  = var.cluster.kubernetes_version
-  # Free promises nothing for the API server.
-  sku_tier = "Standard"
-  tags     = local.tags
+  # Free promises nothing for the API server; support of old versions comes with Premium only.
+  sku_tier     = var.cluster.extended_support ? "Premium" : "Standard"
+  support_plan = var.cluster.extended_support ? "AKSLongTermSupport" : "KubernetesOfficial"
+  tags         = local.tags
 
   # From private to public and back makes a new cluster (README.md).
   private_cluster_enabled             = local.private
@@ -18,7 +53,7 @@ resource "azurerm_kubernetes_cluster" "this" {
   private_cluster_public_fqdn_enabled = false
   run_command_enabled                 = false
   dynamic "api_server_access_profile" {
-    for_each = local.private ? [] : [concat(var.cluster.api_access_cidrs, ["${azurerm_public_ip.nat.ip_address}/32"])]
+    for_each = local.private ? [] : [concat(var.cluster.api_access_cidrs, [for address in azurerm_public_ip.nat[*].ip_address : "${address}/32"])]
     content {
       # The nodes come by the NAT gateway, and AKS does not let them in by itself.
       authorized_ip_ranges = api_server_access_profile.value
@@ -35,12 +70,12 @@ resource "azurerm_kubernetes_cluster" "this" {
   workload_identity_enabled = true
   identity {
     type         = "UserAssigned"
-    identity_ids = [azurerm_user_assigned_identity.cluster.id]
+    identity_ids = [azurerm_user_assigned_identity.cluster[0].id]
   }
   kubelet_identity {
-    client_id                 = azurerm_user_assigned_identity.nodes.client_id
-    object_id                 = azurerm_user_assigned_identity.nodes.principal_id
-    user_assigned_identity_id = azurerm_user_assigned_identity.nodes.id
+    client_id                 = azurerm_user_assigned_identity.nodes[0].client_id
+    object_id                 = azurerm_user_assigned_identity.nodes[0].principal_id
+    user_assigned_identity_id = azurerm_user_assigned_identity.nodes[0].id
   }
 
   automatic_upgrade_channel = "patch"
@@ -68,7 +103,7 @@ resource "azurerm_kubernetes_cluster" "this" {
     network_data_plane  = "cilium"
     network_policy      = "cilium"
     load_balancer_sku   = "standard"
-    outbound_type       = "userAssignedNATGateway"
+    outbound_type       = try(length(data.azurerm_subnet.existing["0"].route_table_id) > 0, false) ? "userDefinedRouting" : "userAssignedNATGateway"
     pod_cidr            = local.cidr.pods
     service_cidr        = local.cidr.services
     dns_service_ip      = cidrhost(local.cidr.services, 10)
@@ -97,7 +132,7 @@ resource "azurerm_kubernetes_cluster" "this" {
     vm_size                     = "Standard_D4s_v5"
     node_count                  = 2
     zones                       = length(local.zones) == 0 ? null : local.zones
-    vnet_subnet_id              = azurerm_subnet.nodes.id
+    vnet_subnet_id              = local.nodes_subnet
     orchestrator_version        = var.cluster.kubernetes_version
     os_sku                      = "Ubuntu"
     os_disk_type                = "Managed"
@@ -112,8 +147,8 @@ resource "azurerm_kubernetes_cluster" "this" {
 
   lifecycle {
     precondition {
-      condition     = 2 + var.cpu_pool.max_size + (var.gpu_enabled ? var.gpu_pool.max_size : 0) < local.max_nodes
-      error_message = "network_cidr has pod addresses for ${local.max_nodes} nodes: make cpu_pool.max_size and gpu_pool.max_size smaller."
+      condition     = 2 + sum(concat([0], values(local.pools)[*].max)) < local.max_nodes
+      error_message = "network_cidr has pod addresses for ${local.max_nodes} nodes: make the sizes of cpu_pool and gpu_pool smaller."
     }
   }
 

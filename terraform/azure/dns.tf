@@ -31,7 +31,7 @@ resource "azurerm_role_assignment" "address" {
 
   scope                            = each.value
   role_definition_name             = each.key
-  principal_id                     = azurerm_user_assigned_identity.cluster.principal_id
+  principal_id                     = local.cluster_principal
   principal_type                   = "ServicePrincipal"
   skip_service_principal_aad_check = true
 }

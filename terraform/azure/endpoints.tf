@@ -23,7 +23,7 @@ resource "azurerm_private_dns_zone_virtual_network_link" "this" {
   name                  = var.name
   resource_group_name   = azurerm_resource_group.this.name
   private_dns_zone_name = azurerm_private_dns_zone.this[each.key].name
-  virtual_network_id    = azurerm_virtual_network.this.id
+  virtual_network_id    = local.network_id
   registration_enabled  = false
   tags                  = local.tags
 }
@@ -34,7 +34,7 @@ resource "azurerm_private_endpoint" "this" {
   name                = "${var.name}-${each.key}"
   resource_group_name = azurerm_resource_group.this.name
   location            = azurerm_resource_group.this.location
-  subnet_id           = azurerm_subnet.endpoints.id
+  subnet_id           = local.endpoints_subnet
   tags                = local.tags
 
   private_service_connection {

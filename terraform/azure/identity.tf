@@ -3,7 +3,14 @@
 # token of their service account, exchanged for one of these identities; gateway and inference read the models, nobody
 # writes. logic has an identity without a role: what its services may use is yours to give.
 
+locals {
+  # A role is given out in a group, not in a network.
+  network_group = local.own_network ? azurerm_resource_group.this.id : join("/", slice(local.network_parts, 0, 5))
+}
+
 resource "azurerm_user_assigned_identity" "cluster" {
+  count = local.own_cluster ? 1 : 0
+
   name                = "${var.name}-cluster"
   resource_group_name = azurerm_resource_group.this.name
   location            = azurerm_resource_group.this.location
@@ -11,9 +18,11 @@ resource "azurerm_user_assigned_identity" "cluster" {
 }
 
 resource "azurerm_role_assignment" "subnet" {
-  scope                            = azurerm_subnet.nodes.id
+  count = local.own_cluster ? 1 : 0
+
+  scope                            = local.nodes_subnet
   role_definition_name             = "Network Contributor"
-  principal_id                     = azurerm_user_assigned_identity.cluster.principal_id
+  principal_id                     = local.cluster_principal
   principal_type                   = "ServicePrincipal"
   skip_service_principal_aad_check = true
 }
@@ -21,25 +30,31 @@ resource "azurerm_role_assignment" "subnet" {
 # A private cluster links the zone with its API's name to the network, and Azure asks for a right on the network for that;
 # the one on the subnet does not hold there, and Network Contributor would let it change the network.
 resource "azurerm_role_definition" "network" {
+  count = local.own_cluster ? 1 : 0
+
   name              = "${var.name}-${local.suffix}-network-join"
-  scope             = azurerm_resource_group.this.id
+  scope             = local.network_group
   description       = "Link private DNS zones to the network of ${var.name}."
-  assignable_scopes = [azurerm_resource_group.this.id]
+  assignable_scopes = [local.network_group]
   permissions {
     actions = ["Microsoft.Network/virtualNetworks/join/action", "Microsoft.Network/virtualNetworks/read"]
   }
 }
 
 resource "azurerm_role_assignment" "network" {
-  scope                            = azurerm_virtual_network.this.id
-  role_definition_id               = azurerm_role_definition.network.role_definition_resource_id
-  principal_id                     = azurerm_user_assigned_identity.cluster.principal_id
+  count = local.own_cluster ? 1 : 0
+
+  scope                            = local.network_id
+  role_definition_id               = azurerm_role_definition.network[0].role_definition_resource_id
+  principal_id                     = local.cluster_principal
   principal_type                   = "ServicePrincipal"
   skip_service_principal_aad_check = true
 }
 
 # The nodes' identity is made here and not by AKS: what it may do counts before the first node pulls an image.
 resource "azurerm_user_assigned_identity" "nodes" {
+  count = local.own_cluster ? 1 : 0
+
   name                = "${var.name}-nodes"
   resource_group_name = azurerm_resource_group.this.name
   location            = azurerm_resource_group.this.location
@@ -47,18 +62,30 @@ resource "azurerm_user_assigned_identity" "nodes" {
 }
 
 resource "azurerm_role_assignment" "nodes" {
-  scope                            = azurerm_user_assigned_identity.nodes.id
+  count = local.own_cluster ? 1 : 0
+
+  scope                            = azurerm_user_assigned_identity.nodes[0].id
   role_definition_name             = "Managed Identity Operator"
-  principal_id                     = azurerm_user_assigned_identity.cluster.principal_id
+  principal_id                     = local.cluster_principal
   principal_type                   = "ServicePrincipal"
   skip_service_principal_aad_check = true
 }
 
 # Whoever applies installs the platform. Where that changes from one apply to the next, so does this.
 resource "azurerm_role_assignment" "operator" {
+  count = local.own_cluster ? 1 : 0
+
   scope                = azurerm_resource_group.this.id
   role_definition_name = "Azure Kubernetes Service RBAC Cluster Admin"
   principal_id         = data.azurerm_client_config.current.object_id
+}
+
+resource "azurerm_role_assignment" "administrators" {
+  for_each = setsubtract(var.cluster.administrators, local.own_cluster ? [data.azurerm_client_config.current.object_id] : [])
+
+  scope                = local.own_cluster ? azurerm_resource_group.this.id : var.cluster.existing
+  role_definition_name = "Azure Kubernetes Service RBAC Cluster Admin"
+  principal_id         = each.key
 }
 
 resource "azurerm_user_assigned_identity" "units" {
@@ -76,7 +103,7 @@ resource "azurerm_federated_identity_credential" "units" {
   name                = "kubernetes"
   resource_group_name = azurerm_resource_group.this.name
   parent_id           = each.value.id
-  issuer              = azurerm_kubernetes_cluster.this.oidc_issuer_url
+  issuer              = local.aks.oidc_issuer_url
   subject             = "system:serviceaccount:${local.namespace}:${each.key}"
   audience            = ["api://AzureADTokenExchange"]
 }

@@ -19,10 +19,10 @@ locals {
 
   infrastructure = {
     cloud        = "azure"
-    cluster_name = azurerm_kubernetes_cluster.this.name
+    cluster_name = local.aks.name
     # Of the kubeconfig only these two are taken: it holds no secret where local accounts are off.
-    cluster_endpoint       = nonsensitive(azurerm_kubernetes_cluster.this.kube_config[0].host)
-    cluster_ca_certificate = base64decode(nonsensitive(azurerm_kubernetes_cluster.this.kube_config[0].cluster_ca_certificate))
+    cluster_endpoint       = nonsensitive(local.aks.kube_config[0].host)
+    cluster_ca_certificate = base64decode(nonsensitive(local.aks.kube_config[0].cluster_ca_certificate))
     cluster_auth = {
       api_version = "client.authentication.k8s.io/v1beta1"
       command     = "kubelogin"
@@ -43,7 +43,7 @@ locals {
       # Azure's webhook gives tokens to pods with this label only.
       pod_labels = { "azure.workload.identity/use" = "true" }
     }
-    gpu_node_selector = { "oriel.dev/pool" = "gpu" }
+    gpu_node_selector = var.gpu_pool.node_selector
     # Ours (nodes.tf): AKS puts none on GPU nodes.
     gpu_taint     = { key = "nvidia.com/gpu", value = "present", effect = "NoSchedule" }
     storage_class = "managed-csi"
@@ -64,6 +64,8 @@ resource "terraform_data" "zones" {
 # What nothing can be changed in place: another value would make nearly everything anew. Kept as it was first applied.
 locals {
   fixed = {
+    cluster      = coalesce(var.cluster.existing, var.name)
+    network      = try(var.cluster.network.id, "own")
     api          = local.private ? "private" : "public"
     name         = var.name
     network_cidr = var.network_cidr

@@ -20,7 +20,7 @@ resource "azurerm_container_registry" "images" {
 resource "azurerm_role_assignment" "registry" {
   scope                            = azurerm_container_registry.images.id
   role_definition_name             = "AcrPull"
-  principal_id                     = azurerm_user_assigned_identity.nodes.principal_id
+  principal_id                     = try(azurerm_user_assigned_identity.nodes[0].principal_id, local.aks.kubelet_identity[0].object_id)
   principal_type                   = "ServicePrincipal"
   skip_service_principal_aad_check = true
 }

@@ -1,7 +1,48 @@
 # GKE: regional, private nodes, Dataplane V2 (NetworkPolicies are enforced by it), workload identity, secrets encrypted in
 # etcd with a key of ours. Its pools are in nodes.tf.
 
+# A cluster that is there gets our pools, and keeps its own settings.
+data "google_container_cluster" "existing" {
+  count = local.own_cluster ? 0 : 1
+
+  name     = var.cluster.existing
+  location = var.region
+  lifecycle {
+    postcondition {
+      condition     = endswith(try(self.network, ""), "/${var.cluster.network.id}")
+      error_message = "cluster.existing: a regional cluster of ${var.region} in cluster.network.id."
+    }
+    postcondition {
+      condition     = try(self.workload_identity_config[0].workload_pool, "") == "${local.project}.svc.id.goog"
+      error_message = "cluster.existing: ${var.cluster.existing} needs workload identity: by it pods read the bucket."
+    }
+    postcondition {
+      condition     = self.datapath_provider == "ADVANCED_DATAPATH" || try(self.network_policy[0].enabled, false)
+      error_message = "cluster.existing: ${var.cluster.existing} enforces no network policies; it needs Dataplane V2 or Calico."
+    }
+    postcondition {
+      condition     = try(tonumber(split(".", self.master_version)[1]) >= 30, false)
+      error_message = "cluster.existing: ${var.cluster.existing} needs Kubernetes 1.30 or newer."
+    }
+  }
+}
+
+locals {
+  own_cluster = var.cluster.existing == null
+  gke         = try(google_container_cluster.this[0], data.google_container_cluster.existing[0])
+}
+
+resource "google_project_iam_member" "administrators" {
+  for_each = toset(var.cluster.administrators)
+
+  project = local.project
+  role    = "roles/container.admin"
+  member  = each.key
+}
+
 resource "google_container_cluster" "this" {
+  count = local.own_cluster ? 1 : 0
+
   name                = var.name
   location            = var.region
   node_locations      = local.zones
@@ -9,8 +50,8 @@ resource "google_container_cluster" "this" {
   min_master_version  = var.cluster.kubernetes_version
   resource_labels     = local.labels
 
-  network                   = google_compute_network.this.id
-  subnetwork                = google_compute_subnetwork.nodes.id
+  network                   = local.network_id
+  subnetwork                = local.subnet.id
   networking_mode           = "VPC_NATIVE"
   datapath_provider         = "ADVANCED_DATAPATH"
   default_max_pods_per_node = local.pods_per_node
@@ -49,7 +90,7 @@ resource "google_container_cluster" "this" {
   master_authorized_networks_config {
     gcp_public_cidrs_access_enabled = false
     dynamic "cidr_blocks" {
-      for_each = toset(concat([var.network_cidr], var.cluster.api_access_cidrs))
+      for_each = toset(concat([local.own_network ? var.network_cidr : local.subnet.ip_cidr_range], var.cluster.api_access_cidrs))
       content {
         cidr_block = cidr_blocks.value
       }
@@ -73,7 +114,7 @@ resource "google_container_cluster" "this" {
   }
 
   release_channel {
-    channel = "REGULAR"
+    channel = var.cluster.extended_support ? "EXTENDED" : "REGULAR"
   }
 
   cluster_autoscaling {

@@ -14,11 +14,11 @@ resource "terraform_data" "keys_made" {
 data "google_storage_project_service_account" "this" {}
 
 locals {
-  keys = {
+  keys = { for use, agent in {
     secrets = "serviceAccount:service-${local.project_number}@container-engine-robot.iam.gserviceaccount.com"
     disks   = "serviceAccount:service-${local.project_number}@compute-system.iam.gserviceaccount.com"
     models  = data.google_storage_project_service_account.this.member
-  }
+  } : use => agent if use != "secrets" || local.own_cluster }
 }
 
 resource "google_kms_key_ring" "this" {

@@ -35,9 +35,9 @@ locals {
 
   infrastructure = {
     cloud                  = "gcp"
-    cluster_name           = google_container_cluster.this.name
-    cluster_endpoint       = "https://${local.private ? google_container_cluster.this.private_cluster_config[0].private_endpoint : google_container_cluster.this.endpoint}"
-    cluster_ca_certificate = base64decode(google_container_cluster.this.master_auth[0].cluster_ca_certificate)
+    cluster_name           = local.gke.name
+    cluster_endpoint       = "https://${try(local.gke.private_cluster_config[0].enable_private_endpoint, false) ? local.gke.private_cluster_config[0].private_endpoint : local.gke.endpoint}"
+    cluster_ca_certificate = base64decode(local.gke.master_auth[0].cluster_ca_certificate)
     cluster_auth = {
       api_version = "client.authentication.k8s.io/v1beta1"
       command     = "gke-gcloud-auth-plugin"
@@ -52,7 +52,7 @@ locals {
     redis_auth_secret_ref = var.redis.managed ? { name = "oriel-redis-auth", key = "password" } : null
     # Nothing: a pod is known to the bucket by its service account itself (identity.tf).
     workload_identity = { service_account_annotations = {}, pod_labels = {} }
-    gpu_node_selector = { "oriel.dev/pool" = "gpu" }
+    gpu_node_selector = var.gpu_pool.node_selector
     # Put on GPU nodes by GKE itself.
     gpu_taint     = { key = "nvidia.com/gpu", value = "present", effect = "NoSchedule" }
     storage_class = "oriel-encrypted"
@@ -95,6 +95,8 @@ resource "google_project_service" "this" {
 # protects the old. Kept as it was first applied.
 locals {
   fixed = {
+    cluster      = coalesce(var.cluster.existing, var.name)
+    network      = try(var.cluster.network.id, "own")
     name         = var.name
     network_cidr = var.network_cidr
     project      = local.project

@@ -1,34 +1,37 @@
-# Three pools. system: two nodes in two zones, for what must always run. cpu and gpu: from no node to max_size in the whole
-# region. GKE taints GPU nodes by itself (nvidia.com/gpu=present:NoSchedule), installs their driver and its device plugin.
+# system: two nodes in two zones, for what must always run. cpu and gpu, and as spot machines cpu-spot and gpu-spot: from no
+# node to max_size in the whole region. GKE taints GPU nodes by itself (nvidia.com/gpu=present:NoSchedule), installs their driver and its device plugin.
 
 locals {
   # n2: AVX-512, which ONNX Runtime's CPU kernels use; e2 may be any processor.
   cpu_type = coalesce(var.cpu_pool.instance_type, "n2-standard-4")
   gpu_type = coalesce(var.gpu_pool.instance_type, "g2-standard-8")
   gpus = {
-    g2-standard-  = "nvidia-l4"
-    g4-standard-  = "nvidia-rtx-pro-6000"
-    a2-highgpu-   = "nvidia-tesla-a100"
-    a2-ultragpu-  = "nvidia-a100-80gb"
-    a3-highgpu-1g = "nvidia-h100-80gb"
-    n1-standard-  = "nvidia-tesla-t4"
+    g2-standard- = "nvidia-l4"
+    g4-standard- = "nvidia-rtx-pro-6000"
+    a2-highgpu-  = "nvidia-tesla-a100"
+    a2-ultragpu- = "nvidia-a100-80gb"
+    a3-highgpu-  = "nvidia-h100-80gb"
+    n1-standard- = "nvidia-tesla-t4"
   }
   gpu_model = one([for prefix, model in local.gpus : model if startswith(local.gpu_type, prefix)])
-  # Machines of these families with more than one GPU; the API refuses them with a count of one. n1 takes what it is given.
-  several_gpus = can(regex("^(g2-standard-(24|48|96)|g4-standard-(96|192|384)|a2-(highgpu|ultragpu)-([2-9]|1[0-9])g)", local.gpu_type))
-  least        = var.scale_to_zero ? 0 : 1
+  # As Google says it of the type; it says nothing of n1, which takes as many as it is given.
+  gpu_counts = distinct(flatten([
+    for found in values(data.google_compute_machine_types.gpu) : [for type in found.machine_types : type.accelerators[*].guest_accelerator_count]
+  ]))
 
-  pools = merge({
-    system = { type = "e2-standard-4", disk_gb = 50, zones = slice(local.zones, 0, min(2, length(local.zones))), gpu = null }
-    cpu    = { type = local.cpu_type, disk_gb = var.cpu_pool.disk_gb, zones = local.zones, gpu = null }
+  scaled_pools = merge({
+    cpu = { type = local.cpu_type, given = var.cpu_pool, zones = local.zones, gpu = null, where = "BALANCED" }
     }, var.gpu_enabled ? {
-    gpu = { type = local.gpu_type, disk_gb = var.gpu_pool.disk_gb, zones = local.gpu_zones, gpu = local.gpu_model }
-  } : {})
-  scaling = {
-    cpu = { max = var.cpu_pool.max_size, where = "BALANCED" }
     # Wherever there is one: GPUs run out zone by zone.
-    gpu = { max = var.gpu_pool.max_size, where = "ANY" }
-  }
+    gpu = { type = local.gpu_type, given = var.gpu_pool, zones = local.gpu_zones, gpu = local.gpu_model, where = "ANY" }
+  } : {})
+  pools = merge(
+    { for name, pool in local.scaled_pools : name => merge(pool, { of = name, spot = false, least = var.scale_to_zero ? 0 : 1, max = pool.given.max_size }) if pool.given.max_size > 0 },
+    # Only what tolerates to lose its node runs there: floors stay on demand.
+    { for name, pool in local.scaled_pools : "${name}-spot" => merge(pool, { of = name, spot = true, least = 0, max = pool.given.spot_max_size, where = "ANY" }) if pool.given.spot_max_size > 0 },
+  )
+  # A cluster that is there may have pools of these names.
+  pool_prefix = local.own_cluster ? "" : "${var.name}-"
 
   # Not every zone has every GPU, and GKE refuses a pool with a zone that lacks it.
   gpu_zones = flatten([for each in values(terraform_data.gpu_zones) : each.input])
@@ -52,15 +55,15 @@ data "google_compute_machine_types" "gpu" {
 }
 
 resource "google_container_node_pool" "system" {
-  name           = "system"
-  cluster        = google_container_cluster.this.id
-  node_locations = local.pools.system.zones
+  name           = "${local.pool_prefix}system"
+  cluster        = local.gke.id
+  node_locations = slice(local.zones, 0, min(2, length(local.zones)))
   node_count     = 1 # per zone
 
   node_config {
-    machine_type      = local.pools.system.type
+    machine_type      = "e2-standard-4"
     disk_type         = "pd-balanced"
-    disk_size_gb      = local.pools.system.disk_gb
+    disk_size_gb      = 50
     boot_disk_kms_key = google_kms_crypto_key.this["disks"].id
     image_type        = "COS_CONTAINERD"
     service_account   = google_service_account.nodes.email
@@ -88,33 +91,42 @@ resource "google_container_node_pool" "system" {
 }
 
 resource "google_container_node_pool" "scaled" {
-  for_each = { for name, pool in local.pools : name => pool if name != "system" }
+  for_each = local.pools
 
-  name           = each.key
-  cluster        = google_container_cluster.this.id
+  name           = "${local.pool_prefix}${each.key}"
+  cluster        = local.gke.id
   node_locations = each.value.zones
   # Per zone: the autoscaler takes away what is over the minimum, but does not come up to it by itself.
-  initial_node_count = local.least
+  initial_node_count = each.value.least
 
   autoscaling {
-    total_min_node_count = local.least
-    total_max_node_count = local.scaling[each.key].max
-    location_policy      = local.scaling[each.key].where
+    total_min_node_count = each.value.least
+    total_max_node_count = each.value.max
+    location_policy      = each.value.where
   }
 
   node_config {
     machine_type      = each.value.type
     disk_type         = can(regex("^(c4|n4|g4)", each.value.type)) ? "hyperdisk-balanced" : "pd-balanced"
-    disk_size_gb      = each.value.disk_gb
+    disk_size_gb      = each.value.given.disk_gb
     boot_disk_kms_key = google_kms_crypto_key.this["disks"].id
     image_type        = "COS_CONTAINERD"
     service_account   = google_service_account.nodes.email
     oauth_scopes      = ["https://www.googleapis.com/auth/cloud-platform"]
     # These nodes come and go, and a load balancer's connections through one would end with it: it sends to the system pool
     # alone, whose kube-proxy passes calls on to gateways wherever they are.
-    labels = {
-      "oriel.dev/pool"                                          = each.key
+    labels = merge(each.value.spot ? { "oriel.dev/spot" = "true" } : {}, {
+      "oriel.dev/pool"                                          = each.value.of
       "node.kubernetes.io/exclude-from-external-load-balancers" = "true"
+    })
+    spot = each.value.spot
+    dynamic "taint" {
+      for_each = each.value.spot ? ["NO_SCHEDULE"] : []
+      content {
+        key    = "oriel.dev/spot"
+        value  = "true"
+        effect = taint.value
+      }
     }
     resource_labels = local.labels
     metadata        = { disable-legacy-endpoints = "true" }
@@ -122,7 +134,7 @@ resource "google_container_node_pool" "scaled" {
       for_each = each.value.gpu == null ? [] : [each.value.gpu]
       content {
         type  = guest_accelerator.value
-        count = 1
+        count = var.gpu_pool.gpus
         gpu_driver_installation_config {
           # CUDA 13, which the GPU images carry, needs driver 580; GKE's default is often older.
           gpu_driver_version = "LATEST"
@@ -152,20 +164,20 @@ resource "google_container_node_pool" "scaled" {
     # Counts at creation only; a change of it would make a new pool.
     ignore_changes = [initial_node_count]
     precondition {
-      condition     = each.key != "gpu" || local.gpu_model != null
+      condition     = each.value.of != "gpu" || local.gpu_model != null
       error_message = "gpu_pool.instance_type: one of ${join("*, ", keys(local.gpus))}*; ${local.gpu_type} is none."
     }
     precondition {
-      condition     = each.key != "gpu" || !local.several_gpus
-      error_message = "gpu_pool.instance_type: a machine with one GPU; ${local.gpu_type} has more, and a model server asks for one."
+      condition     = each.value.of != "gpu" || alltrue([for count in local.gpu_counts : count == var.gpu_pool.gpus])
+      error_message = "gpu_pool.gpus: ${local.gpu_type} has ${join(", ", local.gpu_counts)} GPUs."
     }
     precondition {
       condition     = length(each.value.zones) > 0
       error_message = "No zone of ${join(", ", local.zones)} has ${each.value.type}: choose another region or gpu_pool.instance_type."
     }
     precondition {
-      condition     = 2 + var.cpu_pool.max_size + (var.gpu_enabled ? var.gpu_pool.max_size : 0) < local.max_nodes
-      error_message = "network_cidr has pod addresses for ${local.max_nodes} nodes: make cpu_pool.max_size and gpu_pool.max_size smaller."
+      condition     = !local.own_cluster || 2 + sum(values(local.pools)[*].max) < local.max_nodes
+      error_message = "The network has pod addresses for ${local.max_nodes} nodes: make the sizes of cpu_pool and gpu_pool smaller."
     }
   }
 

@@ -10,8 +10,9 @@ resource "google_redis_instance" "this" {
   redis_version           = "REDIS_7_2"
   auth_enabled            = true
   transit_encryption_mode = "SERVER_AUTHENTICATION"
-  connect_mode            = "PRIVATE_SERVICE_ACCESS"
-  authorized_network      = google_compute_network.this.id
+  # In a network that is there Google peers for this instance alone: a network has one connection for all services.
+  connect_mode       = local.own_network ? "PRIVATE_SERVICE_ACCESS" : "DIRECT_PEERING"
+  authorized_network = local.network_id
   # Its records are counters and leases: none of them may be thrown out early.
   redis_configs = { maxmemory-policy = "noeviction" }
 

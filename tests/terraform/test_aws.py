@@ -86,7 +86,7 @@ def test_nothing_is_public_but_the_gateways_addresses(applied):
 
 # Allowed statements with a `*` for their action or resource, each with its reason.
 WILD = {
-    "aws_iam_role_policy.cluster: LoadBalancerAddresses": "descriptions can't be limited to a resource in IAM",
+    "aws_iam_role_policy.cluster[0]: LoadBalancerAddresses": "descriptions can't be limited to a resource in IAM",
     'aws_iam_role_policy.pod["autoscaler"]: Describe': "descriptions can't be limited to a resource in IAM",
     'aws_kms_key.this["cluster"]: AccountPolicies': "a key's own policy: * is this key, and IAM policies decide",
     'aws_kms_key.this["cluster"]: ClusterLogs': "a key's own policy: * is this key",
@@ -116,7 +116,7 @@ def test_endpoints_let_through_what_this_account_signs(applied):
         (service,) = {action.partition(":")[0] for action in each.actions}
         name = endpoints[each.address]["service_name"].removeprefix("com.amazonaws.eu-central-1.")
         assert service == name.partition(".")[0], each.name
-        if each.name == "aws_vpc_endpoint.s3: Read":
+        if each.name == "aws_vpc_endpoint.s3[0]: Read":
             assert set(each.actions) == {"s3:GetObject", "s3:ListBucket"}
         elif each.sid == "OwnRolesByToken":
             assert (each.actions, each.resources) == (

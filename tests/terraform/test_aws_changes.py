@@ -114,7 +114,7 @@ def test_longest_names_fit_what_aws_takes_and_a_retired_version_can_be_destroyed
     applied.workspace.apply(**unprotected)
     other = {"name": "a" * 20, "network_cidr": "10.50.0.0/16", "region": "ap-southeast-1"}
     moved = applied.workspace.plan(**unprotected | other)
-    assert moved.actions()["aws_vpc.this"] == "replace"
+    assert moved.actions()["aws_vpc.this[0]"] == "replace"
     for type_name, argument, most in (
         ("aws_iam_role", "name", 64),
         ("aws_s3_bucket", "bucket", 63),

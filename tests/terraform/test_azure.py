@@ -28,7 +28,7 @@ def pools(resources: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     found = {
         each["name"]: each for address, each in resources.items() if "azurerm_kubernetes_cluster_node_pool" in address
     }
-    return found | {"system": resources["azurerm_kubernetes_cluster.this"]["default_node_pool"][0]}
+    return found | {"system": resources["azurerm_kubernetes_cluster.this[0]"]["default_node_pool"][0]}
 
 
 def test_a_zone_that_is_briefly_away_moves_nothing(applied):
@@ -89,7 +89,7 @@ def test_redis_key_is_in_the_secret_and_nowhere_else(applied):
 
 
 def test_nothing_is_public_but_the_gateways_address(applied):
-    cluster = applied.made["azurerm_kubernetes_cluster.this"]
+    cluster = applied.made["azurerm_kubernetes_cluster.this[0]"]
     assert cluster["private_cluster_public_fqdn_enabled"] is False
     assert cluster["private_dns_zone_id"] == "System" and cluster["api_server_access_profile"] == []
     assert cluster["run_command_enabled"] is False
@@ -99,13 +99,13 @@ def test_nothing_is_public_but_the_gateways_address(applied):
     # The NAT gateway's takes no call; nodes have none.
     assert set(applied.state.resources("azurerm_public_ip")) == {
         "azurerm_public_ip.gateway[0]",
-        "azurerm_public_ip.nat",
+        "azurerm_public_ip.nat[0]",
     }
 
 
 def test_nobody_gets_in_with_a_key(applied):
-    assert applied.made["azurerm_kubernetes_cluster.this"]["local_account_disabled"] is True
-    (entra,) = applied.made["azurerm_kubernetes_cluster.this"]["azure_active_directory_role_based_access_control"]
+    assert applied.made["azurerm_kubernetes_cluster.this[0]"]["local_account_disabled"] is True
+    (entra,) = applied.made["azurerm_kubernetes_cluster.this[0]"]["azure_active_directory_role_based_access_control"]
     assert entra["azure_rbac_enabled"] is True and entra["tenant_id"] == TENANT
     account = applied.made["azurerm_storage_account.models"]
     assert account["shared_access_key_enabled"] is False and account["local_user_enabled"] is False
@@ -122,20 +122,20 @@ def test_registry_models_and_redis_have_private_endpoints_with_their_names(appli
         (connection,) = endpoint["private_service_connection"]
         assert connection["private_connection_resource_id"] == applied.made[target]["id"]
         assert connection["subresource_names"] == [part]
-        assert endpoint["subnet_id"] == applied.made["azurerm_subnet.endpoints"]["id"]
+        assert endpoint["subnet_id"] == applied.made["azurerm_subnet.endpoints[0]"]["id"]
         known = applied.made[f'azurerm_private_dns_zone.this["{name}"]']
         assert known["name"] == zone
         assert endpoint["private_dns_zone_group"][0]["private_dns_zone_ids"] == [known["id"]]
         link = applied.made[f'azurerm_private_dns_zone_virtual_network_link.this["{name}"]']
         assert link["private_dns_zone_name"] == zone
-        assert link["virtual_network_id"] == applied.made["azurerm_virtual_network.this"]["id"]
+        assert link["virtual_network_id"] == applied.made["azurerm_virtual_network.this[0]"]["id"]
 
 
 def test_networks_are_apart_as_aks_wants_them(applied):
-    (profile,) = applied.made["azurerm_kubernetes_cluster.this"]["network_profile"]
-    network = ipaddress.ip_network(applied.made["azurerm_virtual_network.this"]["address_space"][0])
+    (profile,) = applied.made["azurerm_kubernetes_cluster.this[0]"]["network_profile"]
+    network = ipaddress.ip_network(applied.made["azurerm_virtual_network.this[0]"]["address_space"][0])
     nodes, endpoints = (
-        ipaddress.ip_network(applied.made[f"azurerm_subnet.{name}"]["address_prefixes"][0])
+        ipaddress.ip_network(applied.made[f"azurerm_subnet.{name}[0]"]["address_prefixes"][0])
         for name in ("nodes", "endpoints")
     )
     services, pods = ipaddress.ip_network(profile["service_cidr"]), ipaddress.ip_network(profile["pod_cidr"])
@@ -146,14 +146,14 @@ def test_networks_are_apart_as_aks_wants_them(applied):
     assert (profile["network_plugin"], profile["network_plugin_mode"]) == ("azure", "overlay")
     assert (profile["network_data_plane"], profile["network_policy"]) == ("cilium", "cilium")
     assert profile["outbound_type"] == "userAssignedNATGateway"
-    associated = applied.made["azurerm_subnet_nat_gateway_association.nodes"]
-    assert associated["subnet_id"] == applied.made["azurerm_subnet.nodes"]["id"]
+    associated = applied.made["azurerm_subnet_nat_gateway_association.nodes[0]"]
+    assert associated["subnet_id"] == applied.made["azurerm_subnet.nodes[0]"]["id"]
 
 
 def test_api_access_opens_api_registry_and_models_to_those_networks_only(planned):
     cidrs = ["198.51.100.7/32", "192.0.2.4/31", "203.0.113.0/24"]
     plan = planned.plan(region="westeurope", cluster={"api_access_cidrs": cidrs}, deploy_platform=False)
-    cluster = plan.values("azurerm_kubernetes_cluster.this")
+    cluster = plan.values("azurerm_kubernetes_cluster.this[0]")
     assert cluster["private_cluster_enabled"] is False
     # Together they are refused; the NAT gateway's own address, which the nodes come from, is known after apply.
     assert cluster.get("private_dns_zone_id") is None
@@ -171,8 +171,8 @@ def test_api_access_opens_api_registry_and_models_to_those_networks_only(planned
 def test_the_nodes_own_way_out_may_reach_a_public_api(workspace):
     one = workspace("azure")
     state = one.apply(region="westeurope", cluster={"api_access_cidrs": ["198.51.100.7/32"]}, deploy_platform=False)
-    (profile,) = state.values("azurerm_kubernetes_cluster.this")["api_server_access_profile"]
-    nat = state.values("azurerm_public_ip.nat")["ip_address"]
+    (profile,) = state.values("azurerm_kubernetes_cluster.this[0]")["api_server_access_profile"]
+    nat = state.values("azurerm_public_ip.nat[0]")["ip_address"]
     assert set(profile["authorized_ip_ranges"]) == {"198.51.100.7/32", f"{nat}/32"}
 
 
@@ -184,15 +184,15 @@ def test_every_right_that_is_given(applied):
             "azurerm_container_registry.images",
             "azurerm_storage_container.models",
             "azurerm_storage_container.policies",
-            "azurerm_subnet.nodes",
+            "azurerm_subnet.nodes[0]",
             "azurerm_public_ip.gateway[0]",
-            "azurerm_user_assigned_identity.nodes",
+            "azurerm_user_assigned_identity.nodes[0]",
         )
     )
-    (kubelet,) = applied.made["azurerm_kubernetes_cluster.this"]["kubelet_identity"]
+    (kubelet,) = applied.made["azurerm_kubernetes_cluster.this[0]"]["kubelet_identity"]
     assert kubelet["user_assigned_identity_id"] == nodes
-    network = applied.made["azurerm_virtual_network.this"]["id"]
-    join = applied.made["azurerm_role_definition.network"]
+    network = applied.made["azurerm_virtual_network.this[0]"]["id"]
+    join = applied.made["azurerm_role_definition.network[0]"]
     (rights,) = join["permissions"]
     # What linking a private DNS zone to the network asks for, on the network itself.
     assert rights["actions"] == [
@@ -220,7 +220,7 @@ def test_every_right_that_is_given(applied):
 
 
 def test_pods_exchange_their_service_accounts_token(applied):
-    cluster = applied.made["azurerm_kubernetes_cluster.this"]
+    cluster = applied.made["azurerm_kubernetes_cluster.this[0]"]
     assert cluster["oidc_issuer_enabled"] is True and cluster["workload_identity_enabled"] is True
     for unit in ("gateway", "logic", "inference"):
         credential = applied.made[f'azurerm_federated_identity_credential.units["{unit}"]']
@@ -263,7 +263,7 @@ def test_pools_grow_from_zero_and_gpu_nodes_have_our_taint(applied):
 
 
 def test_empty_nodes_leave_though_they_hold_scratch_and_cluster_services(applied):
-    (profile,) = applied.made["azurerm_kubernetes_cluster.this"]["auto_scaler_profile"]
+    (profile,) = applied.made["azurerm_kubernetes_cluster.this[0]"]["auto_scaler_profile"]
     assert profile["skip_nodes_with_local_storage"] is False and profile["skip_nodes_with_system_pods"] is False
 
 

@@ -7,6 +7,9 @@ mock_provider "aws" {
   mock_data "aws_caller_identity" {
     defaults = { account_id = "123456789012", arn = "arn:aws:sts::123456789012:assumed-role/deployer/me" }
   }
+  mock_data "aws_ec2_instance_type" {
+    defaults = { supported_architectures = ["x86_64"], gpus = [{ count = 1, manufacturer = "NVIDIA", memory_size = 24576, name = "L4" }] }
+  }
   mock_data "aws_ec2_instance_type_offerings" {
     defaults = { locations = ["eu-central-1a", "eu-central-1b", "eu-central-1c"] }
   }
@@ -65,7 +68,7 @@ run "without_gpus" {
 run "api_is_private" {
   command = plan
   assert {
-    condition     = !aws_eks_cluster.this.vpc_config[0].endpoint_public_access && aws_eks_cluster.this.vpc_config[0].endpoint_private_access
+    condition     = !aws_eks_cluster.this[0].vpc_config[0].endpoint_public_access && aws_eks_cluster.this[0].vpc_config[0].endpoint_private_access
     error_message = "The API has to be reachable from inside the network only."
   }
 }
@@ -76,7 +79,7 @@ run "api_for_a_network" {
     cluster = { api_access_cidrs = ["203.0.113.0/24"] }
   }
   assert {
-    condition     = aws_eks_cluster.this.vpc_config[0].public_access_cidrs == toset(["203.0.113.0/24"])
+    condition     = aws_eks_cluster.this[0].vpc_config[0].public_access_cidrs == toset(["203.0.113.0/24"])
     error_message = "The API has to be reachable from this network, and from no other."
   }
 }

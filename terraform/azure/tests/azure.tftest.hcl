@@ -60,7 +60,7 @@ run "without_gpus" {
 run "api_is_private" {
   command = plan
   assert {
-    condition     = azurerm_kubernetes_cluster.this.private_cluster_enabled && !azurerm_container_registry.images.public_network_access_enabled
+    condition     = azurerm_kubernetes_cluster.this[0].private_cluster_enabled && !azurerm_container_registry.images.public_network_access_enabled
     error_message = "Without api_access_cidrs neither API nor registry has a public address."
   }
 }

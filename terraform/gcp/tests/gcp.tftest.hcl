@@ -73,7 +73,7 @@ run "without_gpus" {
 run "api_is_private" {
   command = plan
   assert {
-    condition     = google_container_cluster.this.private_cluster_config[0].enable_private_endpoint
+    condition     = google_container_cluster.this[0].private_cluster_config[0].enable_private_endpoint
     error_message = "Without api_access_cidrs the API has no public address."
   }
 }
