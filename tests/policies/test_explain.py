@@ -11,6 +11,7 @@ from oriel_gateway.errors import Refused
 from oriel_gateway.identity.keys import identify
 from oriel_gateway.routing.targets import absent, resolve
 from oriel_policies.documents import ApiKey, compile_documents, schema
+from oriel_policies.errors import BadDocument
 from oriel_policies.promise.explain import ExplainedCall, explain
 from oriel_policies.promise.routing import RouteTable
 
@@ -178,6 +179,22 @@ def test_headers_and_versions_choose_other_routes() -> None:
     assert "route: model:digits to pool q" in said("k", model="digits", version="7")
 
 
+def test_tenants_of_a_tier_have_a_route_of_their_own() -> None:
+    """Bronze goes to spot machines as long as there are any, and nobody else does."""
+    spot = b'[pools.spot]\nendpoints = ["127.0.0.1:2"]\n[[routes]]\nmodel = "*"\nfor_tiers = ["bronze"]\n'
+    spot += b'pool = "spot"\nfallback = ["p"]\n'
+    snapshot = compile_documents({"a.toml": spot, **TIERS})
+    for key, pool in (("k", "p"), ("batch", "spot"), ("b", "spot")):
+        stored = snapshot.keys[sha256(key.encode()).digest()]
+        target = resolve("POST", "/v2/models/plain/infer", "", stored.tenant, RouteTable(snapshot.routes))
+        assert (target.pool, [each.pool for each in target.fallbacks]) == (pool, ["p"] if pool == "spot" else [])
+        says = [each.says for each in explain(snapshot, stored, ExplainedCall(model="plain"), now=NOW)]
+        assert any(each.startswith(f"{pool}: ") for each in says)
+        assert ("not model:*: it is for tenants of bronze" in says) is (key == "k")
+    with pytest.raises(BadDocument, match="no tier is named 'bronz'"):
+        compile_documents({"a.toml": spot.replace(b"bronze", b"bronz"), **TIERS})
+
+
 def test_the_pools_after_the_first_are_named_in_order_and_what_a_call_cannot_be_given() -> None:
     files = {
         "x.toml": b"""
@@ -298,7 +315,7 @@ LINES = {
     ],
     "routes": [
         "pool = 'q'", "name = 'n'", "model = 'd*'", "service = 's'", "version = '3'",
-        "headers = {a = 'b'}",
+        "headers = {a = 'b'}", "for_tiers = ['u']",
         "split = [{pool = 'p', weight = 1}, {pool = 'q', weight = 3}]", "split_by = 'header:a'",
         "shadow = {pool = 'q'}",
         "sticky = 'header:a'", "sticky = 'sequence'",

@@ -11,7 +11,14 @@ from oriel_policies.documents import Route, compile_documents
 from oriel_policies.promise.routing import RouteTable
 
 
-def route(model: str | None, *, service: str | None = None, version: str | None = None, headers: int = 0) -> Route:
+def route(
+    model: str | None,
+    *,
+    service: str | None = None,
+    version: str | None = None,
+    headers: int = 0,
+    for_tiers: tuple[str, ...] = (),
+) -> Route:
     return Route(
         name=f"{model}{service}{version}{headers}",
         pool="p",
@@ -29,41 +36,52 @@ def route(model: str | None, *, service: str | None = None, version: str | None 
         cache_shared=False,
         idempotent=False,
         hedge_s=0.0,
+        for_tiers=for_tiers,
     )
 
 
 patterns = st.text("ab*.", min_size=1, max_size=4)
 routes = st.builds(
-    lambda pattern, service, version, headers: route(
+    lambda pattern, service, version, headers, for_tiers: route(
         None if service else pattern,
         service=pattern if service else None,
         version=None if service else version,
         headers=headers,
+        for_tiers=for_tiers,
     ),
     patterns,
     st.booleans(),
     st.sampled_from([None, "1", "2"]),
     st.integers(0, 2),
+    st.sampled_from([(), ("bronze",), ("gold", "bronze")]),
 )
 
 
-def walked(table: list[Route], kind: str, name: str, version: str) -> list[Route]:
+def walked(table: list[Route], kind: str, name: str, version: str, tier: str) -> list[Route]:
     out = []
     for entry in table:
         pattern = entry.model if kind == "model" else entry.service
-        if pattern is not None and fnmatchcase(name, pattern) and entry.version in (None, version):
+        fits = pattern is not None and fnmatchcase(name, pattern) and entry.version in (None, version)
+        if fits and (not entry.for_tiers or tier in entry.for_tiers):
             out.append(entry)
             if not entry.headers:
                 break
     return out
 
 
-@given(st.lists(routes, max_size=12), st.text("ab.", max_size=4), st.sampled_from(["", "1", "3"]))
-def test_the_first_that_fits_decides_whatever_the_table_looks_at(table: list[Route], name: str, version: str) -> None:
+@given(
+    st.lists(routes, max_size=12),
+    st.text("ab.", max_size=4),
+    st.sampled_from(["", "1", "3"]),
+    st.sampled_from(["", "gold", "bronze"]),
+)
+def test_the_first_that_fits_decides_whatever_the_table_looks_at(
+    table: list[Route], name: str, version: str, tier: str
+) -> None:
     found = RouteTable(table)
     for _ in range(2):  # the second time from memory
-        assert list(found.for_model(name, version)) == walked(table, "model", name, version)
-        assert list(found.for_service(name)) == walked(table, "service", name, "")
+        assert list(found.for_model(name, version, tier)) == walked(table, "model", name, version, tier)
+        assert list(found.for_service(name, tier)) == walked(table, "service", name, "", tier)
 
 
 def test_a_thousand_routes_are_not_walked() -> None:

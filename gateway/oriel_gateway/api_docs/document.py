@@ -183,11 +183,11 @@ def document(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts])
     openai = _openai(tenant, routes, pools)
     for path, models in openai.items():
         paths |= _openai_path(path, models)
-    if openai and tenant.may_use_service("models") and routes.for_service("models"):
+    if openai and tenant.may_use_service("models") and routes.for_service("models", tenant.tier.name):
         paths |= _openai_models()
     for name, model in _models(tenant, routes, pools).items():
         paths |= _model(name, model)
-    if routes.for_model("") and tenant.models:
+    if routes.for_model("", "", tenant.tier.name) and tenant.models:
         paths |= _model_templates()
     return _document(paths | _own_paths(), components, _KNOWN)
 
@@ -337,11 +337,15 @@ def _services(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts]
         for name, service in (facts.services or {}).items():
             if len(found) >= MAX_LISTED:
                 return found
-            if may_use(name) and any(route.pool == pool for route in routes.for_service(name)):
+            if may_use(name) and any(route.pool == pool for route in routes.for_service(name, tenant.tier.name)):
                 found.setdefault(name, service)
     for name in islice(routes.service_names, MAX_NAMES):
         if name not in found and name not in OPENAI_SERVICES and may_use(name):
-            if all(pools[route.pool].services is None for route in routes.for_service(name) if route.pool in pools):
+            if all(
+                pools[route.pool].services is None
+                for route in routes.for_service(name, tenant.tier.name)
+                if route.pool in pools
+            ):
                 found[name] = None
     return found
 
@@ -354,7 +358,7 @@ def _models(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts]) 
         for name, model in (facts.models or {}).items():
             if len(found) >= MAX_LISTED:
                 return found
-            if may_use(name) and any(route.pool == pool for route in routes.for_model(name)):
+            if may_use(name) and any(route.pool == pool for route in routes.for_model(name, "", tenant.tier.name)):
                 found.setdefault(name, model)
     return found
 
@@ -399,7 +403,7 @@ def _openai(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts]) 
     """
     found: dict[str, Sequence[str]] = {}
     for path, (name, _, _) in OPENAI.items():
-        routed = routes.for_service(name) if tenant.may_use_service(name) else ()
+        routed = routes.for_service(name, tenant.tier.name) if tenant.may_use_service(name) else ()
         for facts in [pools.get(route.pool, PoolFacts()) for route in routed]:
             models = [each for each in facts.openai.get(path, ()) if tenant.may_use_model(each)]
             if models or facts.services is None:

@@ -134,9 +134,10 @@ def compile_documents(files: Mapping[str, bytes]) -> Snapshot:
             path = f"routes[{number}]"
             with mistakes.noted():
                 routes.append(_route(file, path, table, pools, bad_pools, names))
-            if table.tier is not None:
-                with mistakes.noted():
-                    known_tier(file, f"{path}.tier", table.tier, tiers, bad_tiers)
+            for field, tier in [("tier", table.tier), *(("for_tiers", each) for each in table.for_tiers)]:
+                if tier is not None:
+                    with mistakes.noted():
+                        known_tier(file, f"{path}.{field}", tier, tiers, bad_tiers)
         if document.http is not None:
             if http is not None:
                 mistakes.found.append(BadDocument(file, "http", "defined twice"))
@@ -375,6 +376,7 @@ def _route(
         idempotent=route.idempotent or route.deterministic,
         stored_state=route.stored_state,
         hedge_s=route.hedge_ms / 1000.0,
+        for_tiers=tuple(route.for_tiers),
         tier=route.tier or "",
         above_tenant=route.above_tenant,
         fallback=fallback,

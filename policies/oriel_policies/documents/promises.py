@@ -284,6 +284,7 @@ class Route:
 
     split: empty, or the sides of a canary, whose first pool is `pool`; split_by: "tenant", "request" or a header name.
     sticky: "" | "stream" | a header name: equal values reach the same endpoint. headers: lower-case name -> value.
+    for_tiers: the tiers of the tenants whose calls it takes; empty for all.
     tier: the highest tier that serves its calls, with above_tenant the exact one; "" for the caller's.
     fallback: pools for calls that would be late in `pool` or find no server there, in this order.
     rollback: the rule by which one of the two sides of the split is rolled back; None: neither is.
@@ -308,6 +309,7 @@ class Route:
     cache_shared: bool
     idempotent: bool
     hedge_s: float
+    for_tiers: tuple[str, ...] = ()
     tier: str = ""
     above_tenant: bool = False
     fallback: tuple[Fallback, ...] = ()

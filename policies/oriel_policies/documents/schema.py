@@ -226,7 +226,7 @@ class FallbackTable(_Table):
 
 class RouteTable(_Table):
     """One of `[[routes]]`: the first that fits decides. tier: the highest tier that serves its calls; with
-    above_tenant, the exact one.
+    above_tenant, the exact one. for_tiers: the tiers of the tenants that it is for; empty for all.
     """
 
     pool: str | None = None
@@ -235,6 +235,7 @@ class RouteTable(_Table):
     service: str | None = None
     version: str | None = None
     headers: dict[str, str] = {}
+    for_tiers: list[str] = []
     split: list[SplitTable] = []
     split_by: str = "tenant"
     rollback: RollbackTable | None = None

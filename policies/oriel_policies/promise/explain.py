@@ -81,8 +81,8 @@ def explain(
         )
         return [*steps, Step(stage="allow", says=says, refused="not_found")]
     steps.append(Step(stage="allow", says=f"{call.kind} {call.name!r} fits {', '.join(patterns)}"))
-    steps += [Step(stage="route", says=says) for says in _passed_over(snapshot, call)]
-    route = next((route for route in snapshot.routes if not _misses(route, call)), None)
+    steps += [Step(stage="route", says=says) for says in _passed_over(snapshot, tenant, call)]
+    route = next((route for route in snapshot.routes if not _misses(route, tenant, call)), None)
     if route is None:
         says = f"no route serves {call.kind} {call.name!r}{f' version {call.version}' if call.version else ''}"
         return [*steps, Step(stage="route", says=says, refused="not_found")]
@@ -178,24 +178,26 @@ def _in(file: str) -> str:
     return f"{file}: " if file else ""
 
 
-def _misses(route: Route, call: ExplainedCall) -> str:
+def _misses(route: Route, tenant: Tenant, call: ExplainedCall) -> str:
     """The reason why a route does not fit this call; "" if it fits."""
     pattern = route.model if call.kind == "model" else route.service
     if pattern is None or not fits(pattern, call.name):
         return "name"
     if route.version is not None and route.version != call.version:
         return f"it is for version {route.version}"
+    if route.for_tiers and tenant.tier.name not in route.for_tiers:
+        return f"it is for tenants of {' and '.join(route.for_tiers)}"
     for name, value in route.headers:
         if call.headers.get(name) != value:
             return f"it is for calls with the header {name}: {value}"
     return ""
 
 
-def _passed_over(snapshot: Snapshot, call: ExplainedCall) -> list[str]:
+def _passed_over(snapshot: Snapshot, tenant: Tenant, call: ExplainedCall) -> list[str]:
     """The routes of this name before the one that fits, and why each of them does not."""
     sentences = []
     for route in snapshot.routes:
-        why = _misses(route, call)
+        why = _misses(route, tenant, call)
         if not why:
             break
         if why != "name":

@@ -60,19 +60,20 @@ class RouteTable:
         """Services that a route names without `*`."""
         return self._services.exact.keys()
 
-    def for_model(self, name: str, version: str = "") -> tuple[Route, ...]:
+    def for_model(self, name: str, version: str = "", tier: str = "") -> tuple[Route, ...]:
         """Routes that may fit, in order; all but the last have header conditions. version: "" if the call names
-        none.
+        none. tier: of the tenant; "" for one of no tier, who gets no route that is for some.
         """
-        return self._found(self._models, name, version)
+        return self._found(self._models, name, version, tier)
 
-    def for_service(self, name: str) -> tuple[Route, ...]:
+    def for_service(self, name: str, tier: str = "") -> tuple[Route, ...]:
         """The same for a service."""
-        return self._found(self._services, name, "")
+        return self._found(self._services, name, "", tier)
 
 
-def _find(patterns: _Patterns, name: str, version: str) -> tuple[Route, ...]:
-    return _until_unconditional([r for r in patterns.fitting(name) if r.version in (None, version)])
+def _find(patterns: _Patterns, name: str, version: str, tier: str) -> tuple[Route, ...]:
+    fitting = [r for r in patterns.fitting(name) if r.version in (None, version)]
+    return _until_unconditional([r for r in fitting if not r.for_tiers or tier in r.for_tiers])
 
 
 def _until_unconditional(routes: Sequence[Route]) -> tuple[Route, ...]:
