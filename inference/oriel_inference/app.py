@@ -198,10 +198,7 @@ async def open_unit(
             finally:
                 surface.stopping = True
                 await models.stop_loading()
-                refuse_s = settings.drain_s - min(REFUSE_S, settings.drain_s / 2)
-                refusing = asyncio.get_running_loop().call_later(refuse_s, models.refuse_waiting)
-                await ports.drain(surface, settings.drain_s)
-                refusing.cancel()
+                await ports.drain(surface, settings.drain_s, models.refuse_waiting)
                 await models.close(loading)
                 if usage is not None and recording is not None:
                     await usage.close()
@@ -233,11 +230,13 @@ class _Ports:
     def servers(self) -> Sequence[HttpServer]:
         return [*self.http.values(), *([self.grpc] if self.grpc is not None else ())]
 
-    async def drain(self, surface: Surface, drain_s: float) -> None:
-        """Let the requests in progress end; wait at most `drain_s` seconds."""
+    async def drain(self, surface: Surface, drain_s: float, refuse_waiting: Callable[[], None]) -> None:
+        """Let the requests in progress end; wait at most `drain_s` seconds, and refuse before what has not begun."""
         _log.info("stopping: %d request(s) in progress have at most %g s", surface.under_way(), drain_s)
         self.calls.stop(drain_s)
+        refusing = asyncio.get_running_loop().call_later(drain_s - min(REFUSE_S, drain_s / 2), refuse_waiting)
         await _drain(self.servers(), drain_s)
+        refusing.cancel()
 
 
 async def _open_ports(settings: Settings, surface: Surface, clock: Clock, cleanup: ExitStack) -> _Ports:
