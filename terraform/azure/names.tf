@@ -14,7 +14,7 @@ locals {
     policies       = ["tenants(\\.[^.]+)?", "tenants\\.[^.]+\\.(tier|keys_sha256|models|services)", "pools(\\.[^.]+)?", "pools\\.[^.]+\\.(address|port|grpc_port|models|services|networks|probe|engine|max_inflight|idle_timeout_ms|pod_labels(\\..+)?)", "documents(\\..+)?", "store"]
     redis          = ["image", "memory"]
     placement      = ["share_gpu_nodes", "pause_image"]
-    keda           = ["enabled", "chart_version", "polling_interval_s", "cooldown_s"]
+    keda           = ["enabled", "install", "namespace", "chart_version", "polling_interval_s", "cooldown_s"]
     charts         = ["(nvidia_device_plugin|metrics_server|kube_prometheus_stack|prometheus_operator_crds|cluster_autoscaler)(\\.(enabled|version))?"]
     observability  = ["namespace", "service_monitors", "monitor_labels(\\..+)?", "runbooks_url", "dashboards", "otlp(\\.(endpoint|trace_tail|decision_wait_s|sample_ratio|image|authorization_secret_ref))?", "otlp\\.authorization_secret_ref\\.(name|key)"]
   }

@@ -54,3 +54,26 @@ data "kubernetes_server_version" "this" {
     }
   }
 }
+
+# KEDA answers for the Kubernetes API of external metrics, which has one owner in a cluster.
+data "kubernetes_resources" "external_metrics" {
+  count          = try(var.platform.keda.enabled, false) ? 1 : 0
+  api_version    = "apiregistration.k8s.io/v1"
+  kind           = "APIService"
+  field_selector = "metadata.name=v1beta1.external.metrics.k8s.io"
+
+  lifecycle {
+    postcondition {
+      condition     = alltrue([for each in self.objects : startswith(each.spec.service.name, "keda-") && each.spec.service.namespace == try(var.platform.keda.namespace, "keda")])
+      error_message = "platform.keda: the API of external metrics, which KEDA needs, belongs to ${join(", ", [for each in self.objects : "${each.spec.service.namespace}/${each.spec.service.name}"])}, and a cluster has one owner of it. If that is a KEDA, set keda = { enabled = true, install = false, namespace = its namespace }; another adapter of metrics has to give it up, or do without keda.enabled."
+    }
+    postcondition {
+      condition     = length(self.objects) > 0 || try(var.platform.keda.install, true)
+      error_message = "platform.keda: install is false, and this cluster has no KEDA: nothing answers for the API of external metrics."
+    }
+    postcondition {
+      condition     = !try(var.platform.keda.install, true) || alltrue([for each in self.objects : try(each.metadata.annotations["meta.helm.sh/release-name"] == "keda", false)])
+      error_message = "platform.keda: this cluster has a KEDA that was not installed from here: set keda = { enabled = true, install = false }."
+    }
+  }
+}

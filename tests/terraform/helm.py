@@ -44,7 +44,7 @@ def helm(*arguments: str, values: Mapping[str, Any], namespace: str = "oriel") -
     return done.stdout
 
 
-def rendered(values: Mapping[str, Any], *, namespace: str = "oriel") -> list[dict[str, Any]]:
+def rendered(values: Mapping[str, Any], *, namespace: str = "oriel", chart: Path = CHART) -> list[dict[str, Any]]:
     """Return the objects of the chart, in the order in which they are installed. Raises HelmFailed."""
-    text = helm("template", "oriel", str(CHART), values=values, namespace=namespace)
+    text = helm("template", "oriel", str(chart), values=values, namespace=namespace)
     return [each for each in yaml.load_all(text, Loader=yaml.CSafeLoader) if each is not None]

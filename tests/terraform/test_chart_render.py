@@ -1,12 +1,14 @@
 """What the chart makes of values, without a cluster and without Terraform."""
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from .chart_values import PLAIN, SCHEMA, anything, in_order, named, smallest
-from .helm import CHART, KEYS, helm, rendered
+from .helm import CHART, KEYS, HelmFailed, helm, rendered
 from .judges import VERSIONS, judge
 from .objects import of, pods
 
@@ -85,3 +87,29 @@ def test_keys_are_those_given_or_made_or_somebody_elses() -> None:
     assert all(len(text) >= 32 and text != other[name] for name, text in one.items()) and set(one) == set(KEYS)
     assert keys({"external": True}) is None
     assert "oriel-keys" in str(pods(rendered({**smallest(), "keys": {"external": True}}))["gateway"])
+
+
+@pytest.mark.parametrize(
+    ("service", "is_ours"),
+    [
+        ({"namespace": "keda", "name": "keda-operator-metrics-apiserver"}, True),
+        ({"namespace": "kube-system", "name": "keda-operator-metrics-apiserver"}, False),
+        ({"namespace": "keda", "name": "datadog-cluster-agent"}, False),
+    ],
+)
+def test_another_owner_of_the_external_metrics_is_found_by_an_install(tmp_path: Path, service, is_ours) -> None:
+    """A cluster's answer stands in place of the question, because no cluster is here."""
+    chart = tmp_path / "chart"
+    shutil.copytree(CHART, chart)
+    checks = chart / "templates/checks.yaml"
+    asked = '(lookup "apiregistration.k8s.io/v1" "APIService" "" "v1beta1.external.metrics.k8s.io")'
+    words = " ".join(f'"{name}" "{value}"' for name, value in service.items())
+    assert checks.read_text().count(asked) == 1
+    checks.write_text(checks.read_text().replace(asked, f'(dict "spec" (dict "service" (dict {words})))'))
+    assert rendered(smallest(), chart=chart), "nobody is asked without KEDA"
+    with_keda = {**smallest(), "keda": {"enabled": True}}
+    if is_ours:
+        assert rendered(with_keda, chart=chart)
+    else:
+        with pytest.raises(HelmFailed, match=f"belongs to {service['namespace']}/{service['name']}"):
+            rendered(with_keda, chart=chart)

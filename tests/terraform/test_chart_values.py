@@ -24,9 +24,10 @@ TERRAFORM_ONLY = frozenset(
         "namespace",
         "charts",
         "keda.chart_version",
+        "keda.install",
     }
 )
-CHART_ONLY = frozenset({"keys", "namespace_labels", "keda.namespace"})
+CHART_ONLY = frozenset({"keys", "namespace_labels"})
 # Given by every root, so that the module has no default.
 PRESET = {
     "infrastructure.cloud": "local",
@@ -125,7 +126,7 @@ WRONG: list[tuple[dict[str, Any], set[str]]] = [
             },
             "redis": {"image": "redis", "memory": 15},
             "placement": {"pause_image": "pause"},
-            "keda": {"polling_interval_s": 0},
+            "keda": {"polling_interval_s": 0, "namespace": "Upper"},
             "observability": {
                 "namespace": "Upper",
                 "otlp": {
@@ -146,7 +147,7 @@ WRONG: list[tuple[dict[str, Any], set[str]]] = [
             "model_groups.counts.load_grace_s", "model_groups.sizes.cpu", "model_groups.urls.repository",
             "model_groups.secrets.credentials", "model_groups.placed", "model_groups.engine.engine.kind",
             "model_groups.engine.engine.command", "redis.image", "redis.memory", "placement.pause_image",
-            "keda.polling_interval_s", "observability.namespace", "observability.otlp.endpoint",
+            "keda.polling_interval_s", "keda.namespace", "observability.namespace", "observability.otlp.endpoint",
             "observability.otlp.sample_ratio", "observability.otlp.image", "observability.otlp.trace_tail",
             "observability.otlp.decision_wait_s",
         },
@@ -218,6 +219,7 @@ WRONG: list[tuple[dict[str, Any], set[str]]] = [
 NOT_OF_THE_CHART = (
     "namespace:",
     "keda.chart_version:",
+    "keda.namespace: not",
     "charts:",
     "observability.namespace: not",
     "logic.services and",

@@ -63,3 +63,42 @@ def test_a_cluster_that_is_too_old_is_refused_when_planning(workspace, version):
     old = workspace("local", rules={"data.kubernetes_server_version": {"set": {"version": version}}})
     with pytest.raises(TerraformFailed, match="1.30 or newer"):
         old.plan(**GIVEN)
+
+
+def owner(name: str, namespace: str = "keda", release: str = "keda") -> dict[str, object]:
+    """The external metrics API of a cluster, and whose it is."""
+    annotations = {"meta.helm.sh/release-name": release}
+    return {"metadata": {"annotations": annotations}, "spec": {"service": {"name": name, "namespace": namespace}}}
+
+
+def type_of(value: object) -> object:
+    """Terraform's type of objects of texts. A value of a dynamic type is sent as its type and itself."""
+    return ["object", {name: type_of(each) for name, each in value.items()}] if isinstance(value, dict) else "string"
+
+
+OPERATOR = "keda-operator-metrics-apiserver"
+
+
+@pytest.mark.parametrize(
+    ("keda", "found", "said"),
+    [
+        ({}, owner("datadog-cluster-agent", "datadog"), "belongs to datadog/datadog-cluster-agent"),
+        ({}, owner(OPERATOR, "kube-system"), "belongs to kube-system/keda-operator-metrics-apiserver"),
+        ({}, owner(OPERATOR, release="theirs"), "a KEDA that was not installed from here"),
+        ({"install": False}, None, "this cluster has no KEDA"),
+        ({}, None, ""),
+        ({}, owner(OPERATOR), ""),
+        ({"install": False, "namespace": "kube-system"}, owner(OPERATOR, "kube-system"), ""),
+    ],
+)
+def test_whose_the_external_metrics_are_is_asked_when_planning(workspace, keda, found, said):
+    objects = {} if found is None else {"found": [json.dumps(type_of(found)), found]}
+    asked = SERVED | {"data.kubernetes_resources": {"set": {"objects": objects}}}
+    given = GIVEN | {"platform": {"keda": {"enabled": True, **keda}}}
+    if said:
+        with pytest.raises(TerraformFailed, match=said):
+            workspace("local", rules=asked).plan(**given)
+        return
+    plan = workspace("local", rules=asked).plan(**given)
+    assert any(each["kind"] == "ScaledObject" for each in plan.objects())
+    assert ('module.platform.helm_release.charts["keda"]' in plan.actions()) == keda.get("install", True)

@@ -314,7 +314,7 @@ WRONG: dict[str, Any] = {
     "gateway": {"replicas": {"min": 1.5}, "tls_secret": SECRET, "load_balancer_ip": "nope", "cpu": 0},
     "logic": {"replicas": {"max": 9.5}, "workers": 1.5, "cpu": -1},
     "redis": {"memory": 100.5},
-    "keda": {"cooldown_s": 0.5},
+    "keda": {"cooldown_s": 0.5, "namespace": "oriel"},
     "model_groups": {
         "folder": {"accelerator": "cpu", "repository": "/models", "memory": 0},
         "grace": {"accelerator": "cpu", "load_grace_s": 900.5, "credentials": SECRET},
@@ -338,7 +338,7 @@ def test_what_only_pods_that_never_start_would_tell_is_refused_when_planning(
         "images.registry:", "images.pull_secret:", "gateway.replicas: whole", "gateway: tls_secret",
         "gateway.load_balancer_ip:", "gateway: cpu", "logic.replicas: whole", "workers a whole number", "logic: cpu",
         "redis: image", "whole seconds", "has no folder of models", "all of them whole numbers", "model_groups: cpu",
-        "model_groups: credentials", "not the platform's own",
+        "model_groups: credentials", "keda.namespace: not the platform's own", "observability.namespace: not",
         "the Redis in the cluster has a password that is made",
     ):  # fmt: skip
         assert each in said, each

@@ -2,7 +2,6 @@
 # are this module's variables. Destroyed the other way round.
 
 locals {
-  keda_namespace = "keda"
   # A server of another namespace, by the name of its Service.
   of_a_service = "^[a-z0-9-]+\\.([a-z0-9-]+)\\.svc(?:\\.cluster\\.local)?\\.?$"
 
@@ -30,11 +29,11 @@ locals {
 
   charts = {
     keda = {
-      enabled    = var.keda.enabled
+      enabled    = var.keda.enabled && var.keda.install
       repository = "https://kedacore.github.io/charts"
       chart      = "keda"
       version    = var.keda.chart_version
-      namespace  = local.keda_namespace
+      namespace  = var.keda.namespace
       values = {
         # Its operator may read Secrets and scale: in one namespace, not in all of them.
         watchNamespace = var.namespace
@@ -147,7 +146,7 @@ resource "helm_release" "oriel" {
       "cloud", "model_repository_url", "redis_url", "redis_tls", "redis_auth_secret_ref", "workload_identity", "store_networks",
       "gpu_node_selector", "gpu_taint", "storage_class",
     ] : name => var.infrastructure[name] }
-    keda           = merge({ for name, value in var.keda : name => value if name != "chart_version" }, { namespace = local.keda_namespace })
+    keda           = { for name, value in var.keda : name => value if !contains(["chart_version", "install"], name) }
     store_networks = var.store_networks
     images         = var.images
     gateway        = var.gateway

@@ -369,9 +369,11 @@ variable "placement" {
 }
 
 variable "keda" {
-  description = "Scaling by the gateway's queue, also to no replica, instead of HorizontalPodAutoscalers. All model groups but one name their models then, so that a call for a model tells which group it needs."
+  description = "Scaling by the gateway's queue, also to no replica, instead of HorizontalPodAutoscalers. All model groups but one name their models then, so that a call for a model tells which group it needs. install: false where the cluster has KEDA already, 2.18 or later. namespace: that of KEDA's operator."
   type = object({
     enabled            = optional(bool, false)
+    install            = optional(bool, true)
+    namespace          = optional(string, "keda")
     chart_version      = optional(string, "2.18.1")
     polling_interval_s = optional(number, 5)
     cooldown_s         = optional(number, 30)
@@ -381,6 +383,15 @@ variable "keda" {
   validation {
     condition     = can(regex("^(2\\.(1[89]|[2-9][0-9])|[3-9]\\.[0-9]+)\\.[0-9]+$", var.keda.chart_version))
     error_message = "keda.chart_version: an exact version, such as 2.18.1, from 2.18 on: older ones scale a pool to zero when the gateway says false."
+  }
+  validation {
+    condition     = can(regex("^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", var.keda.namespace))
+    error_message = "keda.namespace: the name of a Kubernetes namespace."
+  }
+  # Its pods are not of the pod security level of that namespace, and all their traffic would be denied.
+  validation {
+    condition     = var.keda.namespace != var.namespace
+    error_message = "keda.namespace: not the platform's own."
   }
   validation {
     condition     = var.keda.polling_interval_s >= 1 && var.keda.polling_interval_s <= 300 && var.keda.cooldown_s >= 0 && var.keda.cooldown_s <= 3600 && floor(var.keda.polling_interval_s) == var.keda.polling_interval_s && floor(var.keda.cooldown_s) == var.keda.cooldown_s
