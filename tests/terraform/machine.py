@@ -13,11 +13,13 @@ from redis_server import binary
 
 from oriel_cli.up.units import free_ports
 
+from ..gateway.certificates import certificate
 from .objects import Object
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 REPOSITORY = "s3://models.example/models"
 KEY = "a-key-of-acme"
+TLS_SECRET = "public-tls"
 
 
 def tenants(*keys: str) -> dict[str, Any]:
@@ -44,7 +46,7 @@ class Machine:
     def text(self, text: str) -> str:
         """Replace names and ports of Services in an argument, an environment or a document."""
         return re.sub(
-            r"\b(gateway|logic|inference|inference-cpu|redis):([0-9]+)\b",
+            r"\b(gateway-internal|gateway|logic|inference-cpu|inference|redis):([0-9]+)\b",
             lambda match: f"localhost:{self.port(int(match[2]))}",
             text,
         ).replace("kubernetes:localhost:", "dns:localhost:")
@@ -58,6 +60,9 @@ class Machine:
             here.mkdir(parents=True, exist_ok=True)
             if "configMap" in volumes[mount["name"]]:
                 self.publish(here, configs[volumes[mount["name"]]["configMap"]["name"]]["data"])
+            elif volumes[mount["name"]].get("secret", {}).get("secretName") == TLS_SECRET:
+                for name, made in zip(("tls.crt", "tls.key"), certificate(self.folder, "public"), strict=True):
+                    shutil.copy(made, here / name)
             mounts[mount["mountPath"]] = here
         return mounts
 
@@ -82,7 +87,8 @@ class Machine:
             for inside, here in sorted(mounts.items(), key=lambda each: -len(each[0])):
                 if word == inside or word.startswith(f"{inside}/"):
                     return f"{here}{word.removeprefix(inside)}"
-            return {REPOSITORY: str(self.models()), "0.0.0.0": "127.0.0.1"}.get(word, self.text(word))
+            here = {REPOSITORY: str(self.models()), "0.0.0.0": "127.0.0.1", "10.0.0.0/8": "127.0.0.0/8"}
+            return here.get(word, self.text(word))
 
         words = [local(word) for word in container["args"]]
         for port in container["ports"]:

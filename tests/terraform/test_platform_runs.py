@@ -14,60 +14,85 @@ import sys
 from asyncio.subprocess import DEVNULL
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from .. import waiting
 from .conftest import Shared
-from .machine import EXAMPLES, KEY, REPOSITORY, Machine, answers, tenants
+from .machine import EXAMPLES, KEY, REPOSITORY, TLS_SECRET, Machine, answers, tenants
 from .objects import Object, objects, of, pods
 
 LATER = "a-key-of-birch"
 START_S = 120
 
 
-def planned(shared: Shared, *keys: str, services: dict[str, str]) -> list[Object]:
+def planned(
+    shared: Shared, *keys: str, services: dict[str, str], cloud: str = "aws", **variables: Any
+) -> list[Object]:
     return objects(
         shared,
-        infrastructure={"redis_url": None, "redis_tls": False, "redis_auth_secret_ref": None},
+        infrastructure={"cloud": cloud, "redis_url": None, "redis_tls": False, "redis_auth_secret_ref": None},
         gpu_enabled=False,
         model_groups={"cpu": {"accelerator": "cpu", "repository": REPOSITORY}},
         policies={"tenants": tenants(*keys)},
         logic={"services": services, "workers": 1},
+        **variables,
     )
 
 
-@contextlib.asynccontextmanager
-async def running(machine: Machine, found: list[Object], client: httpx.AsyncClient) -> AsyncIterator[dict[str, Path]]:
-    """All units, ready by their planned probes; each unit's folder of its ConfigMap."""
-    configs, folders = of(found, "ConfigMap"), {}
-    processes = [await asyncio.create_subprocess_exec(*machine.redis(pods(found)["redis"]), stdout=DEVNULL)]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ORIEL_", "OTEL_"))}
-    try:
-        for unit in UNITS:
-            template = pods(found)[unit]
-            mounts = machine.mount(unit, template, configs)
-            folders.update({name: mounts[path] for name, path in CONFIGS.items() if path in mounts})
-            words, environment = machine.command(unit, template, mounts)
+class Cluster:
+    """The units of a plan as processes. folders: each unit's folder of its ConfigMap."""
+
+    def __init__(self, machine: Machine, found: list[Object], client: httpx.AsyncClient) -> None:
+        self.folders: dict[str, Path] = {}
+        self._machine, self._found, self._client = machine, found, client
+        self._processes: list[asyncio.subprocess.Process] = []
+
+    async def start(self, *units: str) -> None:
+        """Start units, and wait until they are ready by their planned probes."""
+        configs = of(self._found, "ConfigMap")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("ORIEL_", "OTEL_"))}
+        if not self._processes:
+            words = self._machine.redis(pods(self._found)["redis"])
+            self._processes.append(await asyncio.create_subprocess_exec(*words, stdout=DEVNULL))
+        for unit in units:
+            template = pods(self._found)[unit]
+            mounts = self._machine.mount(unit, template, configs)
+            self.folders.update({name: mounts[path] for name, path in CONFIGS.items() if path in mounts})
+            words, environment = self._machine.command(unit, template, mounts)
             # Nothing but what is mounted may be written: the home is not.
             environment |= {
                 "HOME": "/nonexistent",
                 "TMPDIR": str(mounts["/tmp"]),
                 "PYTHONPATH": os.pathsep.join(sys.path),
             }
-            processes.append(await asyncio.create_subprocess_exec(*words, env=kept | environment))
-        for unit in UNITS:
+            self._processes.append(await asyncio.create_subprocess_exec(*words, env=kept | environment))
+        for unit in units:
             for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
-                url = machine.probe(pods(found)[unit], kind)
-                await until(lambda url=url: answers(client, url, 200), processes)
-        yield folders
-    finally:
-        for process in processes:
+                url = self._machine.probe(pods(self._found)[unit], kind)
+                await until(lambda url=url: answers(self._client, url, 200), self._processes)
+
+    async def stop(self) -> None:
+        for process in self._processes:
             if process.returncode is None:
                 process.terminate()
-        ended = [await asyncio.wait_for(process.wait(), 60) for process in processes]
-    assert ended == [0, 0, 0, 0]
+        ended = [await asyncio.wait_for(process.wait(), 60) for process in self._processes]
+        assert ended == [0] * len(ended)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    machine: Machine, found: list[Object], client: httpx.AsyncClient, *units: str
+) -> AsyncIterator[Cluster]:
+    """Redis and these units, ready; all of them if none are named."""
+    cluster = Cluster(machine, found, client)
+    try:
+        await cluster.start(*(units or UNITS))
+        yield cluster
+    finally:
+        await cluster.stop()
 
 
 UNITS = ("inference-cpu", "logic", "gateway")
@@ -93,7 +118,7 @@ async def test_the_planned_objects_run_and_answer_and_take_changes(shared: Share
     machine = Machine(tmp_path)
     picture = (EXAMPLES / "digits" / "7.png").read_bytes()
     async with httpx.AsyncClient(timeout=30) as client:
-        async with running(machine, planned(shared, KEY, services=services), client) as folders:
+        async with running(machine, planned(shared, KEY, services=services), client) as cluster:
             base = f"http://127.0.0.1:{machine.port(8080)}"
 
             async def digit(key: str) -> httpx.Response:
@@ -120,7 +145,7 @@ async def test_the_planned_objects_run_and_answer_and_take_changes(shared: Share
             # A tenant and a service more: ConfigMaps change, pods do not.
             services["echo.py"] = ECHO
             after = planned(shared, KEY, LATER, services=services)
-            for name, folder in folders.items():
+            for name, folder in cluster.folders.items():
                 machine.publish(folder, of(after, "ConfigMap")[name]["data"])
 
             async def echoed() -> bool:
@@ -130,6 +155,33 @@ async def test_the_planned_objects_run_and_answer_and_take_changes(shared: Share
 
             await until(echoed)
             assert (await digit(LATER)).json()["label"] == 7
+
+
+@pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])
+async def test_a_call_over_tls_waits_for_services_and_models_that_have_no_pod(
+    shared: Shared, tmp_path: Path, cloud: str
+) -> None:
+    services = {"digits.py": (EXAMPLES / "services" / "digits.py").read_text()}
+    machine, scaled = Machine(tmp_path), {"keda": {"enabled": True}, "gateway": {"tls_secret": TLS_SECRET}}
+    found = planned(shared, KEY, services=services, cloud=cloud, **scaled)
+    assert {name: each["spec"]["minReplicaCount"] for name, each in of(found, "ScaledObject").items()} == {
+        "logic": 0, "inference-cpu": 0
+    }  # fmt: skip
+    picture = (EXAMPLES / "digits" / "7.png").read_bytes()
+    headers = {"authorization": f"Bearer {KEY}", "content-type": "image/png"}
+    async with httpx.AsyncClient(timeout=START_S, verify=False) as client:
+        async with running(machine, found, client, "gateway") as cluster:
+            base, admin = (f"{scheme}://127.0.0.1:{machine.port(port)}" for scheme, port in (("https", 8080), ("http", 8082)))
+            call = asyncio.create_task(client.post(f"{base}/v1/services/digits", content=picture, headers=headers))
+            for pool, unit in (("logic", "logic"), ("inference-cpu", "inference-cpu")):
+                line = f'oriel_gateway_waiting_for_endpoint{{pool="{pool}"}} 1.0'
+                await until(lambda line=line: says(client, f"{admin}/metrics", line))
+                assert not call.done()
+                await cluster.start(unit)
+            answer = await call
+            assert answer.status_code == 200 and answer.json()["label"] == 7, answer.text
+            plain = await client.get(base.replace("https", "http"))
+            assert plain.status_code == 400, "the public port speaks TLS only"
 
 
 ECHO = """from oriel_logic import service
