@@ -106,6 +106,24 @@ resource "google_compute_router_nat" "this" {
   }
 }
 
+# The Kubernetes API asks KEDA for metrics (6443) and about new ScaledObjects (9443). GKE lets it reach nodes on 443 and 10250
+# only, from its own range or, in newer clusters, from its endpoint in ours.
+resource "google_compute_firewall" "keda" {
+  count = try(var.platform.keda.enabled, false) ? 1 : 0
+
+  name    = "${var.name}-keda"
+  network = local.network_id
+  source_ranges = compact([
+    try(local.gke.private_cluster_config[0].master_ipv4_cidr_block, ""),
+    "${local.gke.private_cluster_config[0].private_endpoint}/32",
+  ])
+  target_service_accounts = local.own_cluster ? [google_service_account.nodes.email] : null
+  allow {
+    protocol = "tcp"
+    ports    = ["6443", "9443"]
+  }
+}
+
 # Where Google puts the managed Redis: a range of ours, reached by peering.
 resource "google_compute_global_address" "google_services" {
   count = var.redis.managed && local.own_network ? 1 : 0

@@ -11,15 +11,15 @@ from .weight import UNITS, sources, weigh
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE_LINES = {
-    "wire": 12_330,
+    "wire": 12_360,
     "policies": 6_900,
     "gateway": 18_415,
     "logic": 11_050,
     "inference": 26_210,
-    "cli": 5_600,
+    "cli": 5_700,
     "tools": 4_500,
     "benchmarks": 5_490,
-    "tests": 100_200,
+    "tests": 101_300,
 }
 MOST = {"long": 0, "wide": 27, "wider": 3, "unpacked": 0, "protocols": 42, "headless": 0}
 SAMPLE = '''"""Counts.

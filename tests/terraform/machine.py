@@ -87,8 +87,8 @@ class Machine:
             for inside, here in sorted(mounts.items(), key=lambda each: -len(each[0])):
                 if word == inside or word.startswith(f"{inside}/"):
                     return f"{here}{word.removeprefix(inside)}"
-            here = {REPOSITORY: str(self.models()), "0.0.0.0": "127.0.0.1", "10.0.0.0/8": "127.0.0.0/8"}
-            return here.get(word, self.text(word))
+            ours = {REPOSITORY: str(self.models()), "0.0.0.0": "127.0.0.1", "10.0.0.0/8": "127.0.0.0/8"}
+            return ours.get(word, self.text(word))
 
         words = [local(word) for word in container["args"]]
         for port in container["ports"]:

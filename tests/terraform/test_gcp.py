@@ -113,6 +113,14 @@ def test_nothing_is_public_but_the_gateways_address(applied):
     assert nat["nat_ip_allocate_option"] == "AUTO_ONLY"
 
 
+def test_the_kubernetes_api_reaches_kedas_ports_where_keda_is(shared):
+    """GKE opens none but 443 and 10250 for it (test_nothing_is_public_but_the_gateways_address)."""
+    groups = {"cpu": {"accelerator": "cpu"}}
+    plan = shared("gcp").plan(region="europe-west4", platform={"keda": {"enabled": True}, "model_groups": groups})
+    opened = plan.values("google_compute_firewall.keda[0]")
+    assert opened["allow"] == [{"protocol": "tcp", "ports": ["6443", "9443"]}] and not opened.get("deny")
+
+
 def test_google_apis_are_reached_without_the_internet_and_the_rest_by_nat(applied):
     subnet = applied.made["google_compute_subnetwork.nodes[0]"]
     assert subnet["private_ip_google_access"] is True

@@ -28,9 +28,7 @@ LATER = "a-key-of-birch"
 START_S = 120
 
 
-def planned(
-    shared: Shared, *keys: str, services: dict[str, str], cloud: str = "aws", **variables: Any
-) -> list[Object]:
+def planned(shared: Shared, *keys: str, services: dict[str, str], cloud: str = "aws", **variables: Any) -> list[Object]:
     return objects(
         shared,
         infrastructure={"cloud": cloud, "redis_url": None, "redis_tls": False, "redis_auth_secret_ref": None},
@@ -171,7 +169,7 @@ async def test_a_call_over_tls_waits_for_services_and_models_that_have_no_pod(
     headers = {"authorization": f"Bearer {KEY}", "content-type": "image/png"}
     async with httpx.AsyncClient(timeout=START_S, verify=False) as client:
         async with running(machine, found, client, "gateway") as cluster:
-            base, admin = (f"{scheme}://127.0.0.1:{machine.port(port)}" for scheme, port in (("https", 8080), ("http", 8082)))
+            base, admin = f"https://127.0.0.1:{machine.port(8080)}", f"http://127.0.0.1:{machine.port(8082)}"
             call = asyncio.create_task(client.post(f"{base}/v1/services/digits", content=picture, headers=headers))
             for pool, unit in (("logic", "logic"), ("inference-cpu", "inference-cpu")):
                 line = f'oriel_gateway_waiting_for_endpoint{{pool="{pool}"}} 1.0'
