@@ -101,8 +101,6 @@ resource "terraform_data" "deletion_protection" {
     aws_vpc_endpoint.s3,
     aws_vpc_security_group_ingress_rule.redis,
     helm_release.autoscaler,
-    helm_release.secrets,
-    helm_release.storage,
     module.platform,
     terraform_data.fixed,
   ]

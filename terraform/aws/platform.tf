@@ -1,8 +1,6 @@
-# What runs in the cluster: modules/platform, which knows no cloud, and the two objects that need one.
+# What runs in the cluster: modules/platform, which knows no cloud.
 
 locals {
-  carrier_chart = "${path.module}/../modules/platform/chart"
-
   # A network load balancer on the addresses of dns.tf, one per public subnet in the same order. `nlb` is the controller built
   # into EKS's control plane, which the AWS Load Balancer Controller replaces (README.md: how).
   gateway_annotations = merge({
@@ -22,35 +20,19 @@ locals {
   })
 }
 
-resource "helm_release" "storage" {
-  count = var.deploy_platform ? 1 : 0
-
-  name      = "oriel-storage"
-  namespace = "kube-system"
-  chart     = local.carrier_chart
-  values = [jsonencode({ objects = [{
-    apiVersion           = "storage.k8s.io/v1"
-    kind                 = "StorageClass"
-    metadata             = { name = local.infrastructure.storage_class }
-    provisioner          = "ebs.csi.aws.com"
-    parameters           = { type = "gp3", encrypted = "true", kmsKeyId = aws_kms_key.this["cluster"].arn }
-    volumeBindingMode    = "WaitForFirstConsumer"
-    allowVolumeExpansion = true
-    reclaimPolicy        = "Delete"
-  }] })]
-  atomic          = true
-  cleanup_on_fail = true
-  max_history     = 10
-  timeout         = 300
-
-  depends_on = [aws_eks_access_policy_association.deployer, aws_eks_addon.system]
-}
-
 module "platform" {
   count  = var.deploy_platform ? 1 : 0
   source = "../modules/platform"
 
-  infrastructure = local.infrastructure
+  infrastructure = merge(local.infrastructure, {
+    storage = {
+      provisioner = "ebs.csi.aws.com"
+      parameters  = { type = "gp3", encrypted = "true", kmsKeyId = aws_kms_key.this["cluster"].arn }
+    }
+    secrets = !var.redis.managed ? {} : { (local.infrastructure.redis_auth_secret_ref.name) = {
+      (local.infrastructure.redis_auth_secret_ref.key) = aws_elasticache_replication_group.limiter[0].auth_token
+    } }
+  })
   images = merge(try(var.platform.images, {}), {
     registry = coalesce(var.image_registry, local.infrastructure.registry_url)
     tag      = var.image_tag
@@ -88,31 +70,5 @@ module "platform" {
     aws_route_table_association.public,
     aws_vpc_security_group_ingress_rule.redis,
     helm_release.autoscaler,
-    helm_release.storage,
   ]
-}
-
-# Redis's password, next to the platform that names it: it needs its namespace, the platform's pods wait for it.
-resource "helm_release" "secrets" {
-  count = var.deploy_platform && var.redis.managed ? 1 : 0
-
-  name      = "oriel-secrets"
-  namespace = module.platform[0].namespace
-  chart     = local.carrier_chart
-  values = [jsonencode({ objects = [{
-    apiVersion = "v1"
-    kind       = "Secret"
-    metadata   = { name = local.infrastructure.redis_auth_secret_ref.name, namespace = module.platform[0].namespace }
-    type       = "Opaque"
-    stringData = { (local.infrastructure.redis_auth_secret_ref.key) = "" }
-  }] })]
-  set_sensitive = [{
-    name  = "objects[0].stringData.${local.infrastructure.redis_auth_secret_ref.key}"
-    value = aws_elasticache_replication_group.limiter[0].auth_token
-    type  = "string"
-  }]
-  atomic          = true
-  cleanup_on_fail = true
-  max_history     = 10
-  timeout         = 300
 }

@@ -114,7 +114,6 @@ resource "terraform_data" "deletion_protection" {
   }
   depends_on = [
     module.platform,
-    helm_release.secrets,
     azurerm_kubernetes_cluster_node_pool.scaled,
     azurerm_storage_container.models,
     azurerm_storage_container.policies,

@@ -4,7 +4,12 @@ module "platform" {
   count  = var.deploy_platform ? 1 : 0
   source = "../modules/platform"
 
-  infrastructure = local.infrastructure
+  infrastructure = merge(local.infrastructure, {
+    # Redis's key. It is in Terraform's state, so the state has to be encrypted and remote (backend.tf.example).
+    secrets = !var.redis.managed ? {} : { (local.infrastructure.redis_auth_secret_ref.name) = {
+      (local.infrastructure.redis_auth_secret_ref.key) = azurerm_managed_redis.this[0].default_database[0].primary_access_key
+    } }
+  })
   namespace      = local.namespace
   store_networks = try(var.platform.store_networks, null)
   images         = merge(try(var.platform.images, {}), { registry = coalesce(var.image_registry, local.infrastructure.registry_url), tag = var.image_tag })
@@ -48,31 +53,4 @@ locals {
       },
     )
   }
-}
-
-# Redis's key. It is in Terraform's state, so the state has to be encrypted and remote (backend.tf.example). The namespace
-# is the platform's: it is there before, and goes after.
-resource "helm_release" "secrets" {
-  count = var.deploy_platform && var.redis.managed ? 1 : 0
-
-  name            = "oriel-secrets"
-  namespace       = module.platform[0].namespace
-  chart           = "${path.module}/../modules/platform/chart"
-  atomic          = true
-  cleanup_on_fail = true
-  max_history     = 2
-  timeout         = 300
-
-  values = [jsonencode({ objects = [{
-    apiVersion = "v1"
-    kind       = "Secret"
-    metadata   = { name = local.infrastructure.redis_auth_secret_ref.name, namespace = module.platform[0].namespace }
-    type       = "Opaque"
-    stringData = {}
-  }] })]
-  set_sensitive = [{
-    name  = "objects[0].stringData.${local.infrastructure.redis_auth_secret_ref.key}"
-    value = azurerm_managed_redis.this[0].default_database[0].primary_access_key
-    type  = "string"
-  }]
 }

@@ -138,8 +138,6 @@ resource "terraform_data" "deletion_protection" {
   }
   depends_on = [
     module.platform,
-    helm_release.secrets,
-    helm_release.storage,
     google_artifact_registry_repository_iam_member.nodes,
     google_compute_address.gateway,
     google_container_node_pool.scaled,

@@ -19,13 +19,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .helm import KEYS, rendered
+from .helm import CHART, KEYS, rendered
 from .standin import rules, schema
 from .standin.calls import Call
 from .standin.provider import Answer
 from .standin.server import Servers
 
 HERE = Path(__file__).parent
+# Last part of a release's chart -> its folder.
+OURS = {"chart": CHART, "namespace": HERE.parents[1] / "terraform/modules/platform/namespace"}
 PROVIDERS = ("aws", "google", "azurerm", "kubernetes", "helm")
 # Far more than any command here takes: a hanging one becomes a failed test, not a hanging suite.
 COMMAND_S = 120
@@ -326,9 +328,8 @@ def _objects(release: Mapping[str, Any]) -> list[dict[str, Any]]:
     given: dict[str, Any] = {}
     for text in release["values"] or []:
         given |= json.loads(text) if text.startswith("{") else {}
-    if release["chart"].endswith("deploy/chart"):
-        return rendered({"keys": KEYS} | given, namespace=release["namespace"])
-    return list(given.get("objects", []))
+    chart = OURS.get(Path(release["chart"]).name)
+    return rendered({"keys": KEYS} | given, chart=chart, namespace=release["namespace"]) if chart else []
 
 
 def _diagnostics(lines: list[dict[str, Any]]) -> list[Diagnostic]:

@@ -273,27 +273,22 @@ def test_redis_password_is_random_and_only_where_it_has_to_be(applied):
     (group,) = of_type(applied, "aws_elasticache_replication_group").values()
     password = group["auth_token"]
     assert re.fullmatch(r"[0-9a-f]{64}", password)
-    (given,) = applied.made["helm_release.secrets[0]"]["set_sensitive"]
-    assert given["value"] == password
+    (given,) = applied.made["module.platform[0].helm_release.oriel"]["set_sensitive"]
+    reference = applied.state.outputs["redis_auth_secret_ref"]
+    assert (given["name"], given["value"]) == (
+        f"infrastructure.secrets.{reference['name']}.{reference['key']}",
+        password,
+    )
     holders = {address for address, values in applied.made.items() if password in json.dumps(values)}
     assert holders == {
         "aws_elasticache_replication_group.limiter[0]",
-        "helm_release.secrets[0]",
+        "module.platform[0].helm_release.oriel",
         "terraform_data.redis_password[0]",
     }
     assert password not in json.dumps(applied.state.outputs)
-    reference = applied.state.outputs["redis_auth_secret_ref"]
-    secrets = {each["metadata"]["name"]: each for each in objects(applied) if each["kind"] == "Secret"}
-    assert set(secrets) == {reference["name"], "oriel-keys"}
-    secret = secrets[reference["name"]]
-    assert secret["metadata"] == {"name": reference["name"], "namespace": "oriel"}
-    path = f"objects[0].stringData.{reference['key']}"
-    assert (given["name"], secret["stringData"]) == (path, {reference["key"]: ""})
     assert applied.state.outputs["redis_url"].startswith("rediss://")
 
 
-def test_the_password_waits_for_no_pod_and_the_protection_for_everything(applied):
+def test_the_protection_waits_for_everything(applied):
     after = applied.state.dependencies()
-    # The platform's pods wait for the password: it can't wait for them.
-    assert "module.platform.helm_release.oriel" not in after["helm_release.secrets"]
     assert set(after) - {"terraform_data.deletion_protection"} <= after["terraform_data.deletion_protection"]

@@ -77,13 +77,10 @@ def test_encrypted_at_rest_and_on_the_way(applied):
 
 
 def test_redis_key_is_in_the_secret_and_nowhere_else(applied):
-    release = applied.made["helm_release.secrets[0]"]
-    (given,) = release["set_sensitive"]
-    assert (given["name"], given["value"]) == ("objects[0].stringData.password", KEY)
+    (given,) = applied.made["module.platform[0].helm_release.oriel"]["set_sensitive"]
     reference = applied.state.outputs["redis_auth_secret_ref"]
-    assert given["name"].endswith(f".{reference['key']}")
-    secret = the_object(applied, "Secret", reference["name"])
-    assert secret["metadata"]["namespace"] == release["namespace"] == "oriel"
+    path = f"infrastructure.secrets.{reference['name']}"
+    assert (given["name"], given["value"]) == (f"{path}.{reference['key']}", KEY)
     assert KEY not in json.dumps(applied.state.document["outputs"])
     assert KEY not in json.dumps([each["values"] for each in applied.state.resources("helm_release").values()])
 
@@ -300,7 +297,6 @@ def test_without_gpus_scaling_to_zero_redis_and_a_name(planned):
         "azurerm_managed_redis",
         "azurerm_dns",
         "azurerm_public_ip.gateway",
-        "helm_release.secrets",
         'this["redis"]',
     ):
         assert not any(absent in address for address in made), absent

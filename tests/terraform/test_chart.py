@@ -1,79 +1,10 @@
-"""The carrier chart: its five lines, their meaning, and the order in which releases use it."""
+"""The order in which Terraform installs its releases, and what each of them is given."""
 
 import json
 import re
 from typing import Any
 
-import pytest
-import yaml
-
 from . import objects
-
-TEMPLATE = "modules/platform/chart/templates/objects.yaml"
-NASTY = [
-    {"kind": "ConfigMap", "data": {"a": "x\n---\nkind: Secret\n", "b": "{{ .Values.objects }} {{- end }}"}},
-    {"kind": "Numbers", "n": [0, -1, 1000000, 100000, 2**53 - 1, 0.5], "yes": "yes", "no": "no", "octal": "0777"},
-    {"kind": "Text", "t": '<a href="x">&amp;</a> \\ \' \u2028 ü 模型 # : - % @ ` | > ~ null true 1e3\t', "e": ""},
-    {"kind": "Empty", "list": [], "map": {}, "nested": [[], [{}]], "true": True, "false": False, "null": None},
-]
-
-
-def rendered(template: str, found: list[Any]) -> str:
-    """What Go's text/template makes of the comment and the actions the chart consists of, and of no others."""
-    tokens = re.split(r"(\{\{.*?\}\})", template, flags=re.S)
-    for number, token in enumerate(tokens):
-        if token.startswith("{{-"):
-            tokens[number - 1] = tokens[number - 1].rstrip(" \t\r\n")
-        if token.endswith("-}}"):
-            tokens[number + 1] = tokens[number + 1].lstrip(" \t\r\n")
-    words = [re.sub(r"^\{\{-?\s*|\s*-?\}\}$", "", token) if token.startswith("{{") else None for token in tokens]
-    start, stop = words.index("range .Values.objects"), words.index("end")
-
-    def part(numbers: range, dot: Any) -> str:
-        written = ""
-        for number in numbers:
-            if words[number] is None:
-                written += tokens[number]
-            elif words[number] == "toJson .":
-                written += go_json(dot)
-            else:
-                assert words[number].startswith("/*"), f"not known here: {tokens[number]}"
-        return written
-
-    inner = "".join(part(range(start + 1, stop), each) for each in found)
-    return part(range(start), None) + inner + part(range(stop + 1, len(tokens)), None)
-
-
-def go_json(value: Any) -> str:
-    """encoding/json's Marshal, which toJson is: keys sorted, one line, <, > and & escaped."""
-    text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-    for char in "<>&\u2028\u2029":
-        text = text.replace(char, f"\\u{ord(char):04x}")
-    return text
-
-
-def documents(text: str) -> list[Any]:
-    """As Helm takes a rendered template apart: its own pattern, empty ones dropped, each read as YAML."""
-    return [yaml.safe_load(each) for each in re.split(r"(?:^|\s*\n)---\s*", text) if each.strip()]
-
-
-def test_it_is_five_lines_of_nothing_else(tree) -> None:
-    lines = (tree / TEMPLATE).read_text().splitlines()
-    assert len(lines) == 5 and max(map(len, lines)) <= 120
-    assert {file.name for file in (tree / "modules/platform/chart").rglob("*") if file.is_file()} == {
-        "Chart.yaml",
-        "objects.yaml",
-    }
-    chart = yaml.safe_load((tree / "modules/platform/chart/Chart.yaml").read_text())
-    assert chart["apiVersion"] == "v2" and re.fullmatch(r"\d+\.\d+\.\d+", chart["version"])
-
-
-@pytest.mark.parametrize("found", [NASTY, NASTY[:1], []])
-def test_out_comes_what_went_in(tree, found) -> None:
-    assert documents(rendered((tree / TEMPLATE).read_text(), found)) == found
-
-
-# --- the releases ---------------------------------------------------------------------------------------------------
 
 ALL = {
     "nvidia_device_plugin": {"enabled": True},

@@ -1,5 +1,6 @@
 """What the chart makes of values, without a cluster and without Terraform."""
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +34,8 @@ def test_every_object_is_one_that_kubernetes_takes(values, version) -> None:
 def test_nothing_is_outside_the_namespace_but_priority_classes(values) -> None:
     found = rendered(values, namespace="models")
     outside = {(each["kind"], each["metadata"]["name"]) for each in found if "namespace" not in each["metadata"]}
-    assert outside == OF_THE_CLUSTER
+    assert outside - {("StorageClass", "standard")} == OF_THE_CLUSTER
+    assert ("storage" in values["infrastructure"]) == (("StorageClass", "standard") in outside)
     assert {each["metadata"].get("namespace") for each in found} == {"models", None}
     found = rendered({**values, "namespace_labels": True}, namespace="models")
     assert of(found, "Namespace")["models"]["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
@@ -113,3 +115,21 @@ def test_another_owner_of_the_external_metrics_is_found_by_an_install(tmp_path: 
     else:
         with pytest.raises(HelmFailed, match=f"belongs to {service['namespace']}/{service['name']}"):
             rendered(with_keda, chart=chart)
+
+
+@pytest.mark.parametrize(
+    ("values", "warned"),
+    [
+        ({}, {"gateway", "policies"}),
+        ({"gateway": {"source_ranges": ["203.0.113.0/24"]}, "policies": {"store": "s3://policies"}}, set()),
+        ({"gateway": {"service_annotations": {"networking.gke.io/load-balancer-type": "Internal"}}}, {"policies"}),
+        ({"gateway": {"service_type": "ClusterIP"}, "policies": {"documents": {"a.toml": "[tenants.a]"}}}, set()),
+    ],
+)
+def test_notes_after_an_install_warn_as_a_plan_does(tmp_path, values, warned) -> None:
+    copy = shutil.copytree(CHART, tmp_path / "chart")
+    notes = (copy / "templates/NOTES.txt").read_text()
+    text = f'{{{{- define "notes" }}}}{notes}{{{{ end }}}}kind: Notes\ntext: {{{{ include "notes" . | toJson }}}}\n'
+    (copy / "templates/notes.yaml").write_text(text)
+    (found,) = [each["text"] for each in rendered(smallest() | values, chart=copy) if each["kind"] == "Notes"]
+    assert set(re.findall(r"WARNING: (\w+):", found)) == warned

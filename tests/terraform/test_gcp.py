@@ -88,14 +88,14 @@ def test_redis_has_a_replica_tls_a_password_and_a_private_address(applied):
 
 
 def test_redis_password_is_in_the_secret_and_nowhere_else(applied):
-    release = applied.made["helm_release.secrets[0]"]
-    (given,) = release["set_sensitive"]
-    assert (given["name"], given["value"]) == ("objects[0].stringData.password", PASSWORD)
+    authority, given = applied.made["module.platform[0].helm_release.oriel"]["set_sensitive"]
     reference = applied.state.outputs["redis_auth_secret_ref"]
-    secret = the_object(applied, "Secret", reference["name"])
-    assert given["name"].endswith(f".{reference['key']}")
-    assert secret["metadata"]["namespace"] == release["namespace"] == "oriel"
-    assert secret["stringData"]["ca.crt"].startswith("-----BEGIN CERTIFICATE-----"), "who signs for this one instance"
+    assert (given["name"], given["value"]) == (
+        f"infrastructure.secrets.{reference['name']}.{reference['key']}",
+        PASSWORD,
+    )
+    assert authority["name"] == f"infrastructure.secrets.{reference['name']}.ca\\.crt"
+    assert authority["value"].startswith("-----BEGIN CERTIFICATE-----"), "who signs for this one instance"
     assert PASSWORD not in json.dumps(applied.state.document["outputs"])
     assert PASSWORD not in json.dumps([each["values"] for each in applied.state.resources("helm_release").values()])
 
@@ -260,7 +260,7 @@ def test_without_gpus_scaling_to_zero_redis_and_a_name(planned):
     made = plan.resources()
     assert set(pools(made)) == {"system", "cpu"}
     assert pools(made)["cpu"]["autoscaling"][0]["total_min_node_count"] == 1
-    for absent in ("google_redis", "google_service_networking", "google_dns", "google_compute_address", ".secrets["):
+    for absent in ("google_redis", "google_service_networking", "google_dns", "google_compute_address"):
         assert not any(absent in address for address in made), absent
     assert plan.outputs()["redis_url"] is None and plan.outputs()["redis_auth_secret_ref"] is None
     assert "redis.googleapis.com" not in {each["service"] for each in plan.resources("google_project_service").values()}

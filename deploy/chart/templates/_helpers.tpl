@@ -123,20 +123,9 @@ limits: { memory: {{ include "oriel.memory" .memory }} }
 {{- /* Probes on the port `admin`; from the number of times, 2 s apart, that a start may be looked at. The liveness probe is
 slow to act: a busy unit that is killed drops every call it holds. */ -}}
 {{- define "oriel.adminProbes" -}}
-startupProbe:
-  httpGet: { path: /health/live, port: admin }
-  periodSeconds: 2
-  failureThreshold: {{ . }}
-readinessProbe:
-  httpGet: { path: /health/ready, port: admin }
-  periodSeconds: 2
-  timeoutSeconds: 2
-  failureThreshold: 2
-livenessProbe:
-  httpGet: { path: /health/live, port: admin }
-  periodSeconds: 10
-  timeoutSeconds: 5
-  failureThreshold: 6
+startupProbe: { httpGet: { path: /health/live, port: admin }, periodSeconds: 2, failureThreshold: {{ . }} }
+readinessProbe: { httpGet: { path: /health/ready, port: admin }, periodSeconds: 2, timeoutSeconds: 2, failureThreshold: 2 }
+livenessProbe: { httpGet: { path: /health/live, port: admin }, periodSeconds: 10, timeoutSeconds: 5, failureThreshold: 6 }
 {{- end }}
 
 {{- /* Arguments of a flow list, each with its comma. */ -}}

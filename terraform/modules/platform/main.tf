@@ -96,19 +96,10 @@ locals {
 # the labels that it needs. It may be there before, made by hand for the Secrets that pods name (docs/deploy.md): then it is
 # taken over, and given the labels.
 resource "helm_release" "namespace" {
-  name      = "oriel-namespace"
-  namespace = "kube-system"
-  chart     = "${path.module}/chart"
-  values = [jsonencode({ objects = [{
-    apiVersion = "v1"
-    kind       = "Namespace"
-    metadata = {
-      name = var.namespace
-      # Helm leaves it, and with it the Secrets that people put there, on destroy and when a first install is rolled back.
-      annotations = { "helm.sh/resource-policy" = "keep" }
-      labels      = merge({ "app.kubernetes.io/part-of" = "oriel" }, { for mode in ["enforce", "audit", "warn"] : "pod-security.kubernetes.io/${mode}" => "restricted" })
-    }
-  }] })]
+  name            = "oriel-namespace"
+  namespace       = "kube-system"
+  chart           = "${path.module}/namespace"
+  values          = [jsonencode({ name = var.namespace })]
   take_ownership  = true
   atomic          = true
   cleanup_on_fail = true
@@ -144,7 +135,7 @@ resource "helm_release" "oriel" {
     # What objects use of it; the chart refuses names that it does not know.
     infrastructure = { for name in [
       "cloud", "model_repository_url", "redis_url", "redis_tls", "redis_auth_secret_ref", "workload_identity", "store_networks",
-      "gpu_node_selector", "gpu_taint", "storage_class",
+      "gpu_node_selector", "gpu_taint", "storage_class", "storage",
     ] : name => var.infrastructure[name] }
     keda           = { for name, value in var.keda : name => value if !contains(["chart_version", "install"], name) }
     store_networks = var.store_networks
@@ -159,6 +150,10 @@ resource "helm_release" "oriel" {
     placement      = var.placement
     observability  = var.observability
   })]
+  # By its path: the key ca.crt is one name.
+  set_sensitive = flatten([for name, texts in var.infrastructure.secrets : [
+    for key, text in texts : { name = "infrastructure.secrets.${replace(name, ".", "\\.")}.${replace(key, ".", "\\.")}", value = text, type = "string" }
+  ]])
   atomic          = true
   cleanup_on_fail = true
   wait            = true

@@ -30,6 +30,10 @@ variable "infrastructure" {
     # The effect as Kubernetes spells it: NoSchedule, PreferNoSchedule, NoExecute.
     gpu_taint     = object({ key = string, value = string, effect = string })
     storage_class = string
+    # How the platform is to make that StorageClass. null: it is there.
+    storage = optional(object({ provisioner = string, parameters = optional(map(string), {}) }))
+    # Secrets that the platform is to make, such as that of Redis: name -> key -> text.
+    secrets = optional(map(map(string)), {})
   })
   validation {
     condition     = contains(["NoSchedule", "PreferNoSchedule", "NoExecute"], var.infrastructure.gpu_taint.effect)
