@@ -19,6 +19,7 @@ from oriel_wire.process import logs
 ROOT = Path(__file__).resolve().parents[2]
 EVIL = "a\\nb \\x1b[31m \\u202e \\udc80 \\x7f"
 LOOP = f"""
+import os
 from oriel_logic import service
 
 print("imported")
@@ -26,6 +27,7 @@ print("imported")
 @service
 async def loop(request, models, ctx):
     print("{EVIL}")
+    os.write(2, b"as a native library does\\n")
     raise ValueError("{EVIL}" * 5000)
 """
 WORKED = f"""
@@ -96,7 +98,7 @@ def test_every_line_of_every_unit_is_a_record_of_the_documented_schema(tmp_path:
         records = [check(line.rstrip("\n")) for line in log]
     assert {each["unit"] for each in records} == {"up", "gateway", "logic", "inference"}
     printed = {(each["unit"], each.get("printed")) for each in records}
-    assert printed >= {("logic", "stdout"), ("logic", "worker"), ("inference", "model")}
+    assert printed >= {("logic", "stdout"), ("logic", "stderr"), ("logic", "worker"), ("inference", "model")}
     of_requests = {each["target"]: each for each in records if each.get("request_id") == "mine"}
     assert of_requests["loop"]["tenant"] == "acme" and of_requests["loop"]["reason"] == "handler_failed"
     assert of_requests["loop"]["traceback"].startswith(" [cut] ")

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, BinaryIO, TextIO
@@ -152,6 +153,7 @@ class _BoundedHandler(logging.StreamHandler[TextIO]):
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self._window = 0.0
+        self._reports = False  # True while a timer is on its way to `report`
         self._counts: Counter[tuple[str, int]] = Counter()
         self._left_out: Counter[tuple[str, int]] = Counter()
         self._examples: dict[tuple[str, int], tuple[str, int, str]] = {}
@@ -169,16 +171,19 @@ class _BoundedHandler(logging.StreamHandler[TextIO]):
         if self._counts[kind] <= (MAX_DETAILS if bulky else MAX_SAME):
             super().emit(record)
             return
-        if not self._left_out:
+        if not self._reports:
             timer = threading.Timer(WINDOW_S, self.report)
             timer.daemon = True
-            timer.start()
+            with suppress(RuntimeError):  # no thread can be started now: tried again at the next record
+                timer.start()
+                self._reports = True
         self._left_out[kind] += 1
         self._examples.setdefault(kind, (record.name, record.levelno, str(record.msg)[:MAX_FIELD_BYTES]))
 
     def report(self) -> None:
         """Write how many records of which kinds were left out since the last report."""
         self.acquire()
+        self._reports = False
         try:
             for kind, (name, level, text) in self._examples.items():
                 counted = self._left_out[kind], text
