@@ -144,7 +144,7 @@ ONE = "spec.template.spec.containers.0"
         ),
         (at(f"deployments.{ONE}.envFrom.0.secretRef.name", "away"), "fail", "the Secret away, which is not there"),
         (at(f"deployments.{ONE}.env.0.valueFrom.secretKeyRef.key", "k"), "fail", "the key k of the Secret oriel-keys"),
-        (at("networkpolicies.spec.podSelector", {"matchLabels": {"a": "b"}}), "fail", "none denies"),
+        (at("networkpolicies.spec.policyTypes", ["Ingress"]), "fail", "none denies what no other allows"),
         (lambda them: them["daemonsets"].clear(), "warn", "they may have no effect"),
         (at("scaledobjects.status.conditions.0.status", "False"), "fail", "ScaledObject logic is not ready: m"),
         (at("apiservices.spec.service.name", "datadog"), "fail", "belongs to keda/datadog"),

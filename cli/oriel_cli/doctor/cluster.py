@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from oriel_cli.doctor.findings import Finding, fail, good, warn
 from oriel_cli.doctor.machine import validity
@@ -120,11 +120,10 @@ def _deployments(deployments: list[Object], namespace: str) -> Iterator[Finding]
         name, wanted = each["metadata"]["name"], each["spec"].get("replicas", 1)
         ready = each.get("status", {}).get("readyReplicas", 0)
         fix = f"kubectl -n {namespace} describe deployment {name}"
-        status: Literal["ok", "fail"] = "ok" if ready >= wanted else "fail"
         what = f"{name}: {ready} of {wanted} replicas are ready"
-        yield Finding(status, "deployments", what, "" if ready >= wanted else fix)
+        yield good("deployments", what) if ready >= wanted else fail("deployments", what, fix)
         for image in (container["image"].partition("@")[0] for container in _containers(each)):
-            if "/oriel-" in image:
+            if image.rpartition("/")[2].startswith("oriel-"):
                 tags.setdefault(image.rpartition(":")[2], []).append(name)
     if len(tags) > 1:
         named = "; ".join(f"{tag}: {', '.join(names)}" for tag, names in sorted(tags.items()))
@@ -140,7 +139,7 @@ def _pods(pods: list[Object], namespace: str) -> Iterator[Finding]:
             if each["type"] == "PodScheduled" and each["status"] == "False":
                 fix = "add nodes, or lower what it asks for"
                 yield fail("pods", f"{name} is not scheduled: {each.get('message', '')[:300]}", fix)
-        for each in status.get("containerStatuses", ()):
+        for each in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
             waits = each["state"].get("waiting", {}).get("reason", "ContainerCreating")
             last = each.get("lastState", {}).get("terminated", {})
             fix = f"kubectl -n {namespace} logs {name} --container={each['name']} --previous"
@@ -193,7 +192,7 @@ def _certificates(cluster: Cluster, names: Iterable[str]) -> Iterator[Finding]:
 
 
 def _policies(policies: list[Object]) -> Iterator[Finding]:
-    if any(not each["spec"].get("podSelector") and not each["spec"].get("ingress") for each in policies):
+    if any(each["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]} for each in policies):
         yield good("network policies", f"there are {len(policies)}, and what none allows is denied")
     else:
         yield fail("network policies", "none denies what no other allows", "install the chart's default-deny")
@@ -205,9 +204,7 @@ def _enforcement(daemons: list[Object]) -> Iterator[Finding]:
     if known:
         yield good("network policies", f"enforced by {', '.join(sorted(known))}")
     else:
-        fix = (
-            "install Calico or Cilium, or switch on your cloud's; if another network plugin enforces them, ignore this"
-        )
+        fix = "install Calico or Cilium, or switch on your cloud's; ignore this if another plugin enforces them"
         yield warn("network policies", "nothing that is known to enforce them runs: they may have no effect", fix)
 
 
@@ -241,14 +238,10 @@ def _keda(scaled: list[Object], apis: list[Object], operators: list[Object]) -> 
         else:
             why = str(ready.get("message") or "it has no condition yet")[:300]
             yield fail("keda", f"ScaledObject {name} is not ready: {why}", "the log of keda-operator says more")
-    owner = apis[0]["spec"].get("service", {}) if apis else {}
+    owner = (apis[0]["spec"].get("service") if apis else None) or {}
     if "keda" not in owner.get("name", ""):
         by = f"belongs to {owner.get('namespace')}/{owner['name']}" if owner else "is not there"
-        fix = (
-            "one adapter can own it: let KEDA have it, or scale by CPU (keda.enabled = false)"
-            if owner
-            else "install KEDA"
-        )
+        fix = "install KEDA; if another adapter has it, let KEDA have it, or scale by CPU (keda.enabled = false)"
         yield fail("keda", f"the API service {METRICS} {by}, so KEDA's metrics are not read", fix)
     elif (available := _condition(apis[0], "Available")).get("status") != "True":
         fix = "open port 6443 from the control plane to KEDA's metrics server, and look at its pods"

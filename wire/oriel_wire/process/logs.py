@@ -169,8 +169,7 @@ class _BoundedHandler(logging.StreamHandler[TextIO]):
         self._counts[kind] += 1
         bulky = record.levelno < logging.INFO or "printed" in record.__dict__
         if self._counts[kind] <= (MAX_DETAILS if bulky else MAX_SAME):
-            super().emit(record)
-            return
+            return super().emit(record)
         if not self._reports:
             timer = threading.Timer(WINDOW_S, self.report)
             timer.daemon = True
@@ -182,9 +181,9 @@ class _BoundedHandler(logging.StreamHandler[TextIO]):
 
     def report(self) -> None:
         """Write how many records of which kinds were left out since the last report."""
-        self.acquire()
-        self._reports = False
-        try:
+        assert self.lock is not None
+        with self.lock:
+            self._reports = False
             for kind, (name, level, text) in self._examples.items():
                 counted = self._left_out[kind], text
                 super().emit(
@@ -192,8 +191,6 @@ class _BoundedHandler(logging.StreamHandler[TextIO]):
                 )
             self._left_out.clear()
             self._examples.clear()
-        finally:
-            self.release()
 
     def close(self) -> None:
         self.report()
@@ -269,8 +266,7 @@ def _log_printed(descriptor: int, name: str, level: int) -> None:
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException | None, traceback: TracebackType | None) -> None:
-    if error is not None:
-        _log.critical("an error was not caught: %s", kind.__name__, exc_info=(kind, error, traceback))
+    _log.critical("an error was not caught: %s", kind.__name__, exc_info=error)
 
 
 def _drain(readers: list[threading.Thread]) -> None:
