@@ -18,38 +18,25 @@ from oriel_wire.process import logs
 
 ROOT = Path(__file__).resolve().parents[2]
 EVIL = "a\\nb \\x1b[31m \\u202e \\udc80 \\x7f"
-LOOP = f"""
+SERVICE = f"""
 import os
 from oriel_logic import service
-
-print("imported")
-
 @service
-async def loop(request, models, ctx):
+%s
     print("{EVIL}")
-    os.write(2, b"as a native library does\\n")
-    raise ValueError("{EVIL}" * 5000)
-"""
-WORKED = f"""
-import os
-from oriel_logic import service
-
-@service
-def worked(request):
-    print("{EVIL}")
-    os.write(2, b"unfinished")
-    raise ValueError("{EVIL}")
+    os.write(2, b"as a library does\\nunfinished")
+    raise ValueError("{EVIL}" * %d)
 """
 MODEL = f"""
 import triton_python_backend_utils as pb_utils
-
 class TritonPythonModel:
     def execute(self, requests):
-        print("{EVIL}", flush=True)
         pb_utils.Logger.log_error("{EVIL}")
+        print("{EVIL}", flush=True)
         raise ValueError("{EVIL}")
 """
-CONFIG = 'backend: "python" max_batch_size: 1 %s { name: "x" data_type: TYPE_FP32 dims: [ 1 ] } %s'
+TENSOR = '{ name: "x" data_type: TYPE_FP32 dims: [ 1 ] }'
+CONFIG = f'backend: "python" max_batch_size: 1 input {TENSOR} output {TENSOR}'
 
 
 def schema() -> dict[str, tuple[str, bool]]:
@@ -82,18 +69,16 @@ def test_every_line_of_every_unit_is_a_record_of_the_documented_schema(tmp_path:
     (model / "1").mkdir(parents=True)
     services.mkdir()
     (model / "1/model.py").write_text(MODEL)
-    (model / "config.pbtxt").write_text(CONFIG % ("input", (CONFIG % ("output", "")).partition("1 ")[2]))
-    (services / "loop.py").write_text(LOOP)
-    (services / "worked.py").write_text(WORKED)
+    (model / "config.pbtxt").write_text(CONFIG)
+    (services / "loop.py").write_text(SERVICE % ("async def loop(request, models, ctx):", 5000))
+    (services / "worked.py").write_text(SERVICE % ("def worked(request):", 1))
     words = ["--services", str(services), "--model-repository", str(model.parent), "--log-format", "json"]
     with (tmp_path / "log").open("w+") as log:
         with started(tmp_path / "state", words, {"ORIEL_LOG_LEVEL": "INFO"}, log) as stack:
             base, gold = stack.base, {**key("gold"), "x-request-id": "mine"}
             body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
-            asked = [httpx.post(f"{base}/v2/models/loud/infer", json=body, headers=gold, timeout=60)]
-            services_at = [f"{base}/v1/services/{name}" for name in ("loop", "worked")]
-            asked += [httpx.post(url, headers=gold, timeout=60) for url in services_at]
-            assert [each.status_code >= 500 for each in asked] == [True] * 3
+            for path in ("v2/models/loud/infer", "v1/services/loop", "v1/services/worked"):
+                assert httpx.post(f"{base}/{path}", json=body, headers=gold, timeout=60).status_code >= 500
         log.seek(0)
         records = [check(line.rstrip("\n")) for line in log]
     assert {each["unit"] for each in records} == {"up", "gateway", "logic", "inference"}
