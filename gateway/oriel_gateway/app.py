@@ -178,8 +178,9 @@ async def _serve(
         gc.freeze()
         gc.set_threshold(*COLLECTOR)
         _announce(settings, ports, len(snapshot.tenants))
-        usage, live, control_stop = _usage_ledger(settings, gateway), Live(Source(gateway)), asyncio.Event()
+        usage, control_stop = _usage_ledger(settings, gateway), asyncio.Event()
         counts = None if usage is None else usage.counts
+        live = Live(Source(gateway, certificates, counts))
         admin = admin_app(
             gateway, token=token, certificates=certificates, live=live, trace_url=settings.trace_url, usage=counts
         )

@@ -100,6 +100,9 @@ def test_a_screen_that_is_wide_enough_shows_which_answers_agree_where_they_are_c
 def test_troubles_are_named_below_the_title() -> None:
     lines = draw(snapshot(troubles=["p: 127.0.0.1:1 is ejected (stuck)"]))
     assert lines[1] == "p: 127.0.0.1:1 is ejected (stuck)"
+    text = " ".join(["the usage ledger cannot be written"] * 3)
+    long = draw(snapshot(troubles=[text] * 9), height=20)
+    assert all(len(line) <= WIDTH for line in long) and " ".join(long[1:3]) == text
 
 
 def test_one_of_several_gateways_says_which_figures_are_of_all() -> None:

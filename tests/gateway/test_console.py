@@ -18,7 +18,7 @@ from oriel_gateway.admin.console.live import MAX_VIEWERS, Live, Source
 from oriel_gateway.admin.console.pages import PATHS, POLICY
 from oriel_gateway.admin.console.reports import Report, Reports
 from oriel_gateway.admin.external_scaler import ExternalScaler
-from oriel_gateway.admin.troubles import troubles
+from oriel_gateway.admin.troubles import ENDS_SOON_S, troubles
 from oriel_gateway.command import trace_link
 from oriel_gateway.core import Gateway
 from oriel_gateway.limits import SharedLimiter
@@ -27,6 +27,7 @@ from oriel_gateway.pools.endpoint_state import Reach
 from oriel_gateway.pools.model_locations import ABSENT_S
 from oriel_policies.upstreams.ejection import Cause
 from oriel_wire.errors import StartFailed
+from oriel_wire.usage.lines import LedgerCounts
 
 from ..conformance.memory_ledger import MemoryLedger
 from ..waiting import until
@@ -288,6 +289,19 @@ async def test_a_ledger_that_does_not_answer_is_named() -> None:
         for _ in range(5):
             limiter.ledger_client._breaker.record_failure(monotonic())
         assert troubles(core) == ["Redis does not answer: each gateway admits its share of the limits"]
+
+
+async def test_a_certificate_that_ends_and_a_disk_that_is_full_are_named() -> None:
+    usage, certificates = LedgerCounts(), SimpleNamespace(expires_at=time() + ENDS_SOON_S + 60)
+    async with gateway(documents([1])) as (_, core):
+        assert json.loads(Source(core, certificates, usage).snapshot())["troubles"] == []  # type: ignore[arg-type]
+        certificates.expires_at, usage.write_error = 86400.0, "/state (No space left on device)"
+        async with operator(core, certificates=certificates, usage=usage) as client:
+            expired, full = (await client.get("/decisions")).json()["troubles"]
+        assert expired.startswith("the certificate of the public ports expired at 1970-01-02 00:00 UTC: callers")
+        assert full.endswith("its lines wait in memory: /state (No space left on device)")
+        certificates.expires_at = time() + 7200.0
+        assert troubles(core, certificates)[0].endswith(" UTC, in 2 hours")  # type: ignore[arg-type]
 
 
 async def test_servers_are_asked_for_batches_version_provider_and_artefact() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from oriel_gateway.admin.console.recent import BOUNDS_MS, MAX_KEYS, OTHER, WINDOW_S, Recent, Tally
 from oriel_gateway.admin.console.snapshot import MAX_BYTES, SECTIONS, snapshot
+from oriel_gateway.admin.console.suspects import suspects
 from oriel_gateway.errors import Outcome
 from oriel_gateway.observe.cube import add_up
 from oriel_gateway.observe.decisions import Decisions
@@ -154,3 +155,20 @@ def test_quantiles_are_within_a_bucket() -> None:
     half, most = tally.quantile_ms(0.5), tally.quantile_ms(0.999)
     assert half is not None and most is not None
     assert BOUNDS_MS[29] <= half <= BOUNDS_MS[30] and BOUNDS_MS[59] <= most <= BOUNDS_MS[60]
+
+
+def bad(tenant: Any, cause: str, count: int) -> list[Record]:
+    facts: dict[str, Any] = {"ended_s": 1.0, "status": 200, "judged": Judged("late", cause, 0.9)}
+    return [record(tenant, target("rank"), **facts) for _ in range(count)]
+
+
+def test_a_slow_model_and_a_tenant_that_fills_the_queue_are_named() -> None:
+    recent = Recent(Decisions(), 0, 0.0)
+    recent.count(add_up(bad(GOLD_TENANT, "model", 10) + bad(GOLD_TENANT, "queue", 20), {}))
+    slow = (
+        "model:rank is slow: 10 of the latest 30 late or missed calls lost their time in model, 0.9 s more than usual"
+    )
+    assert list(suspects(recent, 2.0)) == [slow], "a tenant that is alone is not blamed"
+    recent.count(add_up(bad(BRONZE_TENANT, "queue", 60), {}))
+    assert list(suspects(recent, 2.0)) == ["calls wait in the queue, and 67% of all calls are of tenant b"]
+    assert not list(suspects(recent, 2.0 + WINDOW_S))

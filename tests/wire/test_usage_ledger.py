@@ -261,10 +261,11 @@ async def test_a_folder_that_cannot_be_written_delays_lines_and_loses_none(tmp_p
     server = Server(blocked)
     server.used_ns = 5
     await server.ledger.write()
-    assert server.ledger.counts.write_failures == 1
+    assert server.ledger.counts.write_failures == 1 and str(blocked) in server.ledger.counts.write_error
     blocked.unlink()
     server.used_ns = 6
     await server.ledger.write()
+    assert server.ledger.counts.write_error == ""
     assert sum(line.device_ns for _, line in everything(blocked, with_open=True)) == 11
     await server.ledger.close()
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from textwrap import wrap
 from typing import Any, Final
 
 WIDTH, MOST = 80, 160
@@ -53,7 +54,8 @@ def draw(
         lines.append(f"one of {gateways} gateways: 5 min and more, and budgets, are of all")
     notes = [f"canary rolled back: {each}" for each in snapshot.get("rolled_back") or ()]
     notes += snapshot.get("troubles") or ()
-    lines += [_painted(_fitted(each, width).rstrip(), RED, colour) for each in notes]
+    noted = [_painted(line, RED, colour) for each in notes for line in wrap(_clean(each), width)]
+    lines += noted[: height // 2 or None]
     left = max(0, height - len(lines) - 2 * len(sections)) if height else None
     rooms = _rooms([len(rows) for _, rows, _ in sections], left)
     for (all_columns, rows, name), room in zip(sections, rooms, strict=True):

@@ -80,8 +80,13 @@ def admin_app(
     async def queues(_: Request) -> Response:
         return JSONResponse(live_queues(gateway))
 
+    def answer(found: Sequence[Record]) -> Response:
+        decisions = [_decision(gateway, decided, trace_url) for decided in found]
+        named = troubles(gateway, certificates, usage)
+        return JSONResponse({"decisions": decisions, "troubles": named}, status_code=200 if found else 404)
+
     async def decision(request: Request) -> Response:
-        return _decisions(gateway, gateway.records.decisions.of(request.path_params["request_id"]), trace_url)
+        return answer(gateway.records.decisions.of(request.path_params["request_id"]))
 
     async def decisions(request: Request) -> Response:
         query = request.query_params
@@ -90,7 +95,7 @@ def admin_app(
             return JSONResponse({"error": {"message": f"limit is a number from 1 to {ANSWERS}"}}, status_code=400)
         tenant, reason = query.get("tenant", ""), query.get("reason", "")
         found = gateway.records.decisions.where(tenant=tenant, reason=reason, limit=int(limit))
-        return _decisions(gateway, found, trace_url)
+        return answer(found)
 
     async def slo(request: Request) -> Response:
         limit = request.query_params.get("limit", str(LISTED))
@@ -117,7 +122,7 @@ def admin_app(
     pages = OnlyGet(Pages(token=token is not None))
     routes = [
         *[Route(path, pages) for path in PATHS],
-        Route(STREAM, OnlyGet(live or Live(Source(gateway)))),
+        Route(STREAM, OnlyGet(live or Live(Source(gateway, certificates, usage)))),
         Route("/console/tenants/{name}", OnlyGet(tenant)),
         Route("/queues", queues),
         Route("/decisions", decisions),
@@ -163,17 +168,14 @@ def _is_count(text: str, most: int) -> bool:
     return len(text) <= 4 and text.isascii() and text.isdecimal() and 1 <= int(text) <= most
 
 
-def _decisions(gateway: Gateway, found: Sequence[Record], trace_url: str) -> Response:
+def _decision(gateway: Gateway, decided: Record, trace_url: str) -> dict[str, Any]:
+    """Return the record of a request as JSON, with its cost and the address of its trace."""
     offset_s = time() - monotonic()
-    status = 200 if found else 404
-    decisions = []
-    for decided in found:
-        each = explain(decided, offset_s)
-        each["cost"] = _cost(gateway, decided, offset_s)
-        if trace_url:
-            each["trace_url"] = trace_url.replace("{trace_id}", each["trace_id"])
-        decisions.append(each)
-    return JSONResponse({"decisions": decisions, "troubles": troubles(gateway)}, status_code=status)
+    each = explain(decided, offset_s)
+    each["cost"] = _cost(gateway, decided, offset_s)
+    if trace_url:
+        each["trace_url"] = trace_url.replace("{trace_id}", each["trace_id"])
+    return each
 
 
 def _cost(gateway: Gateway, decided: Record, offset_s: float) -> dict[str, str] | None:

@@ -1,23 +1,41 @@
-"""Names servers in trouble and a limiter that is away, for console, `oriel top` and `/decisions`.
+"""Names what is wrong around the gateway, for console, `oriel top` and `/decisions`.
 
+These are servers in trouble, a limiter that is away, a usage ledger that cannot be written, a certificate that ends.
 A server is in trouble if it is ejected, gets no calls for some of its models, or comes and goes.
 """
 
 from itertools import islice
-from time import monotonic
+from time import gmtime, monotonic, strftime, time
 from typing import Final
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.limits.shared import SharedLimiter
 from oriel_gateway.pools.endpoint_state import FLAPS, FLAPS_WITHIN_S, EndpointState
+from oriel_wire.engine.tls import Certificates
+from oriel_wire.usage.lines import LedgerCounts
 
 MOST: Final = 6  # servers that are named
+ENDS_SOON_S: Final = 3 * 24 * 3600.0  # as the page for the certificate
 
 
-def troubles(gateway: Gateway) -> list[str]:
-    """Return one sentence for each trouble; of servers the first MOST, and how many there are beyond them."""
+def troubles(
+    gateway: Gateway, certificates: Certificates | None = None, usage: LedgerCounts | None = None
+) -> list[str]:
+    """Return one sentence for each trouble; of servers the first MOST, and how many there are beyond them.
+
+    certificates: those of the public ports. usage: counts of the gateway's usage ledger.
+    """
     found = []
     now = monotonic()
+    if certificates is not None and (left_s := certificates.expires_at - time()) < ENDS_SOON_S:
+        at = strftime("%Y-%m-%d %H:%M UTC", gmtime(certificates.expires_at))
+        found.append(
+            f"the certificate of the public ports expired at {at}: callers that check it cannot connect"
+            if left_s <= 0.0
+            else f"the certificate of the public ports expires at {at}, in {left_s / 3600:.0f} hours"
+        )
+    if usage is not None and usage.write_error:
+        found.append(f"the usage ledger cannot be written, its lines wait in memory: {usage.write_error}")
     if isinstance(gateway.limiter, SharedLimiter):
         client = gateway.limiter.ledger_client
         if not client.up:

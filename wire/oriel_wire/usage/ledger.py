@@ -76,11 +76,10 @@ class UsageLedger:
     async def run(self) -> None:
         """Write each second until the ledger is closed. Close it before this is cancelled."""
         self._hold([UsageLine(kind="start", minute=minute_of(self._now_s()), unit=self._unit)])
-        loop = asyncio.get_running_loop()
         while not self._closed:
-            due = loop.time() + APPEND_S
+            due = time.monotonic() + APPEND_S
             await self.write()
-            await asyncio.sleep(max(0.0, due - loop.time()))
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
 
     async def write(self) -> None:
         """Write what was used since the last time, and ship what is sealed. Does not raise."""
@@ -98,8 +97,10 @@ class UsageLedger:
             if not self.counts.write_failures:
                 _log.error("usage is not recorded now: %s cannot be written (%s)", self.folder, error.strerror)
             self.counts.write_failures += 1
+            self.counts.write_error = f"{self.folder} ({error.strerror})"
             self._hold(lines)
             return
+        self.counts.write_error = ""
         await self._ship()
 
     async def close(self) -> None:
@@ -111,9 +112,8 @@ class UsageLedger:
     async def _finish(self) -> None:
         minute = minute_of(self._now_s())
         self._hold([*self._read(minute), UsageLine(kind="stop", minute=minute, unit=self._unit)])
-        lines = self._held
         try:
-            await self._in_thread(lambda: self._append(minute, lines, seal=True))
+            await self._in_thread(lambda: self._append(minute, self._held, seal=True))
         except OSError as error:
             _log.error("the usage of the last seconds is not recorded: %s", error)
         self._ship_after_s = 0.0

@@ -70,8 +70,10 @@ class LedgerCounts:
     write_failures, ship_failures: failed tries to write lines, and to send a segment to the store; both are repeated.
     lost_lines: lines that were dropped because the folder could not be written for too long. lost_segments: sealed
     segments that were deleted because the folder was full.
+    write_error: the folder and the reason why the latest try to write failed; "" if it succeeded.
     """
 
+    write_error: str = ""
     write_failures: int = 0
     ship_failures: int = 0
     lost_lines: int = 0

@@ -14,9 +14,13 @@ from typing import Final
 from oriel_gateway.admin.console.reading import Moment, Promises, promises, read
 from oriel_gateway.admin.console.recent import Recent
 from oriel_gateway.admin.console.reports import EVERY_S, Reports
+from oriel_gateway.admin.console.suspects import suspects
 from oriel_gateway.admin.guard import Receive, Scope, Send
+from oriel_gateway.admin.troubles import troubles
 from oriel_gateway.core import Gateway
 from oriel_wire.distribution import installed_version
+from oriel_wire.engine.tls import Certificates
+from oriel_wire.usage.lines import LedgerCounts
 
 _log = logging.getLogger(__name__)
 STREAM: Final = "/console/live"
@@ -35,10 +39,17 @@ _FULL: Final = b'{"error":{"message":"8 viewers are connected already: close one
 
 
 class Source:
-    """Makes the snapshots of one gateway. Its counts exist from the first snapshot until `rest`."""
+    """Makes the snapshots of one gateway. Its counts exist from the first snapshot until `rest`.
 
-    def __init__(self, gateway: Gateway) -> None:
+    certificates, usage: those of `troubles`.
+    """
+
+    def __init__(
+        self, gateway: Gateway, certificates: Certificates | None = None, usage: LedgerCounts | None = None
+    ) -> None:
         self._gateway = gateway
+        self._certificates = certificates
+        self._usage = usage
         self._version = installed_version()
         self._reports = Reports()
         self._recent: Recent | None = None
@@ -62,7 +73,8 @@ class Source:
         moment = Moment(now=now, wall=time(), since_s=since_s)
         if now >= self._promises_due_s:
             self._promises, self._promises_due_s = promises(gateway, moment.wall), now + PROMISES_S
-        return read(gateway, recent, self._reports, self._promises, moment, self._version)
+        named = [*suspects(recent, now), *troubles(gateway, self._certificates, self._usage)]
+        return read(gateway, recent, self._reports, self._promises, moment, self._version, named)
 
     async def ask(self) -> None:
         """Ask the servers of the busiest models and services every `EVERY_S`, until cancelled."""

@@ -16,7 +16,6 @@ from oriel_gateway.admin.console.reports import Language, Report, Reports
 from oriel_gateway.admin.console.snapshot import SECTIONS, snapshot
 from oriel_gateway.admin.queues import oldest_wait_s, tiers_of
 from oriel_gateway.admin.slo import gateways
-from oriel_gateway.admin.troubles import troubles
 from oriel_gateway.core import Gateway
 from oriel_gateway.errors import Outcome
 from oriel_gateway.observe.record import Record
@@ -69,8 +68,12 @@ def read(
     kept: Promises,
     moment: Moment,
     version: str,
+    named: Sequence[str],
 ) -> bytes:
-    """Return the snapshot of this moment. recent: updated to it. kept: the latest results of `promises`."""
+    """Return the snapshot of this moment.
+
+    recent: updated to it. kept: the latest results of `promises`. named: sentences about what is wrong.
+    """
     covers_s = recent.covers_s(moment.now)
     head = {
         "at": round(moment.wall, 3),
@@ -85,7 +88,7 @@ def read(
             f"{each.route}: {each.side} ({each.reason})"[:_CANARY_TEXT]
             for each in islice(gateway.routing.canaries.shown(), _CANARIES)
         ],
-        "troubles": [each[:_CANARY_TEXT] for each in troubles(gateway)],
+        "troubles": named,
         "tenants_known": len(gateway.snapshot.tenants),
     }
     gates = [*gateway.pools.values(), *gateway.left_pools]

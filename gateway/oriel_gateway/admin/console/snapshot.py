@@ -17,9 +17,9 @@ SECTIONS: Final = {
     "pools": (8 * 1024, 32),
     "targets": (6 * 1024, 48),
     "tenants": (5 * 1024, 48),
-    "calls": (7 * 1024, 48),
+    "calls": (6 * 1024, 48),
 }
-HEAD_BYTES: Final = 900  # for all that is no row
+HEAD_BYTES: Final = 1900  # for all that is no row
 _NUMBERS: Final = frozenset({int, float, bool, type(None)})  # most values are
 _encode = msgspec.json.Encoder().encode
 

@@ -1,0 +1,41 @@
+"""Names the likely cause of late and missed calls: a target that is slower than usual, or a tenant that fills the
+queue.
+
+Pure. It reads the calls of the last minute that `Recent` keeps. A cause is named only if one in seven of the latest bad
+calls, and no fewer than FEW, have it.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from statistics import median
+from typing import Final
+
+from oriel_gateway.admin.console.recent import WINDOW_S, Recent
+
+FEW: Final = 8
+SHARE: Final = 0.15
+MOST_CALLS: Final = 0.5  # share of all calls that one tenant has to exceed
+SLOW: Final = frozenset({"logic", "model", "upstream"})  # places in which a server works on the call
+
+
+def suspects(recent: Recent, now: float) -> Iterator[str]:
+    """Yield a sentence for each likely cause, at most two. now: monotonic seconds."""
+    lost = [
+        (each.judged.cause, each.target.route if each.target is not None else "", each.judged.excess_s)
+        for each in recent.bad
+        if each.judged is not None and now - each.ended_s < WINDOW_S
+    ]
+    enough = max(FEW, SHARE * len(lost))
+    slow = Counter((cause, route) for cause, route, _ in lost if cause in SLOW)
+    for (cause, route), count in slow.most_common(1):
+        if count >= enough:
+            over_s = median(excess_s for *place, excess_s in lost if place == [cause, route])
+            yield (
+                f"{route} is slow: {count} of the latest {len(lost)} late or missed calls lost their time in {cause}, "
+                f"{over_s:.2g} s more than usual"
+            )
+    if sum(cause == "queue" for cause, *_ in lost) >= enough:
+        calls = sum(each.calls for each in recent.tenants.values())
+        name, busiest = max(recent.tenants.items(), key=lambda item: item[1].calls)
+        if MOST_CALLS < (share := busiest.calls / calls) < 1.0:
+            yield f"calls wait in the queue, and {share:.0%} of all calls are of tenant {name}"
