@@ -71,6 +71,11 @@ async def blocking(request: Request) -> dict:
     time.sleep(0.3)
     return {}
 """,
+    "chat": """
+from oriel_logic.openai import LanguageModel
+
+chat = LanguageModel(model="parrot", served_as="chat")
+""",
     "broken": "from oriel_logic import service\nraise RuntimeError('this service cannot be set up')\n",
 }
 DOCUMENTS = """
@@ -138,6 +143,9 @@ keys = [{{ sha256 = "{reed}" }}]
 budgets = [{{ amount = "0.000001", unit = "EUR" }}]
 """
 OLD_S = 13 * 3600.0  # what the second gateway's documents were confirmed ago
+# The engine's double repeats what the user said.
+PARROT = 'backend: "language" parameters [ { key: "oriel.engine" value { string_value: "double" } } ]'
+TALK = json.dumps({"model": "chat", "stream": True, "messages": [{"role": "user", "content": "it is sunny"}]}).encode()
 ROWS = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 512], "data": [0.5] * 512}]}).encode()
 
 
@@ -166,7 +174,7 @@ class Platform:
         since = time()
 
         async def read() -> bool:
-            found = await self.ask("query", query="timestamp(up == 1) - 0")
+            found = await self.ask("query", query="timestamp(up) and up == 1")
             return len(found["result"]) == 4 and all(float(each["value"][1]) > since for each in found["result"])
 
         await until(read)
@@ -189,10 +197,11 @@ class Platform:
                 return (await self.clients.post(path, content=body, headers=fields)).status_code
 
     async def go_on(self) -> None:
-        """Make the calls of a round that cost little: those that are late, batched, or for a model."""
+        """Make the calls of a round that cost little: those that are late, batched, for a model, or a chat."""
         late = [self.call("/v1/services/late", "birch") for _ in range(30)]
         together = [self.call("/v1/services/together", "acme", b"text") for _ in range(8)]
-        await asyncio.gather(*late, *together, self.call("/v2/models/wide/infer", "acme", ROWS))
+        wide, talk = self.call("/v2/models/wide/infer", "acme", ROWS), self.call("/v1/chat/completions", "acme", TALK)
+        await asyncio.gather(*late, *together, wide, talk)
 
     async def traffic(self) -> list[set[int]]:
         """Make one round of calls; returns the statuses of each kind.
@@ -247,13 +256,18 @@ def configure(folder: Path, ports: Mapping[str, list[int]]) -> Path:
 
 
 def put_models(repository: Path) -> None:
-    """A model that serves, one of which only an older version can be loaded, and one that cannot be loaded at all."""
+    """A model that serves, one of which only an older version can be loaded, one that cannot be loaded at all, and a
+    language model.
+    """
     models.put(repository, "wide", models.slow(repeats=20))
     models.put(repository, "older", models.double())
     for name, version in (("older", 2), ("never", 1)):
         folder = repository / name / str(version)
         folder.mkdir(parents=True)
         (folder / "model.onnx").write_bytes(b"this is no model")
+    (repository / "parrot" / "1").mkdir(parents=True)
+    (repository / "parrot" / "1" / "model.gguf").write_text("the double reads no weights")
+    (repository / "parrot" / "config.pbtxt").write_text(PARROT)
 
 
 @asynccontextmanager

@@ -85,8 +85,12 @@ def dashboards(found: list[objects.Object]) -> dict[str, dict[str, Any]]:
     return {file: json.loads(text) for each in maps.values() for file, text in each["data"].items()}
 
 
+def panels_of(board: dict[str, Any]) -> list[dict[str, Any]]:
+    return [panel for panel in board["panels"] if panel["type"] != "row"]
+
+
 def expressions(found: list[objects.Object]) -> list[str]:
-    panels = [panel for board in dashboards(found).values() for panel in board["panels"]]
+    panels = [panel for board in dashboards(found).values() for panel in panels_of(board)]
     rules = [
         rule
         for each in objects.of(found, "PrometheusRule").values()
@@ -118,6 +122,7 @@ def test_every_label_that_is_asked_for_is_one_of_the_metrics(found) -> None:
     for expression in expressions(found):
         families = [exposed(name) for name in metrics(expression)]
         known = set().union(*(documented()[each][1] for each in families if each)) | TARGET_LABELS
+        known |= set(re.findall(r'"(\w+)", "\$1"', expression))  # made by label_replace
         if families:
             assert labels(expression) <= known, f"{labels(expression) - known} in {expression}"
 
@@ -135,18 +140,47 @@ def test_dashboards_are_what_grafana_takes(found) -> None:
     assert set(boards) == {f"oriel-{unit}.json" for unit in UNITS}
     assert len({board["uid"] for board in boards.values()}) == len(UNITS)
     for name, board in boards.items():
-        assert board["title"] and board["schemaVersion"] >= 39 and len(board["panels"]) >= 10, name
+        assert board["title"] and board["schemaVersion"] >= 39 and len(panels_of(board)) >= 10, name
         assert [panel["id"] for panel in board["panels"]] == list(range(1, len(board["panels"]) + 1))
-        places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in board["panels"]]
-        assert len(set(places)) == len(places) and {x for x, _ in places} == {0, 12}
-        (source,) = board["templating"]["list"]
-        for panel in board["panels"]:
-            assert panel["datasource"]["uid"] == f"${{{source['name']}}}"
+        places = [tuple(panel["gridPos"][each] for each in "yxwh") for panel in board["panels"]]
+        assert places == sorted(set(places)) and all(x + width <= 24 for _, x, width, _ in places)
+        for panel in panels_of(board):
+            assert panel["datasource"]["uid"] == "${datasource}"
+            assert re.search(r"Worry .*\. Do: .*\.$", panel["description"]), panel["title"]
             refs = [target["refId"] for target in panel["targets"]]
             assert refs and len(set(refs)) == len(refs)
             for target in panel["targets"]:
                 shown = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
-                assert shown <= labels(target["expr"]), target
+                assert shown <= labels(target["expr"]) | {"le"}, target
+
+
+def test_links_and_filters_of_dashboards_name_variables_and_labels_that_are_there(found) -> None:
+    boards = {board["uid"]: board for board in dashboards(found).values()}
+    variables = {uid: {each["name"] for each in board["templating"]["list"]} for uid, board in boards.items()}
+    assert {"datasource", "tenant", "tier", "pool", "model", "pod"} <= variables["oriel-gateway"]
+    for uid, board in boards.items():
+        assert board["links"][0]["includeVars"] and board["links"][0]["keepTime"]
+        for panel in panels_of(board):
+            config = panel["fieldConfig"]
+            asked = set().union(*(labels(target["expr"]) for target in panel["targets"]))
+            used = set(re.findall(r"\$(\w+)", "".join(target["expr"] for target in panel["targets"])))
+            assert {each for each in used if not each.isdigit()} <= variables[uid] | {"__rate_interval"}, panel["title"]
+            overridden = [each["value"] for one in config["overrides"] for each in one["properties"]]
+            traces = [link for value in overridden if isinstance(value, list) for link in value]
+            assert {link["url"] for link in traces} <= {"${traces}${__value.raw}"}
+            assert bool(traces) == any("exemplar" in target for target in panel["targets"]), panel["title"]
+            for link in [*panel.get("links", []), *config["defaults"].get("links", [])]:
+                other, query = link["url"].removeprefix("/d/").split("?")
+                assert set(re.findall(r"var-(\w+)=", query)) <= variables[other], link
+                assert set(re.findall(r"labels\.(\w+)", query)) <= asked, link
+                assert query.endswith("${datasource:queryparam}&${__url_time_range}")
+
+
+def test_dashboards_are_written_as_json_tool_writes_them(tree) -> None:
+    """So that a change is a few lines in a diff: `python -m json.tool --indent 2 --no-ensure-ascii`."""
+    for file in (tree.parent / "deploy/chart/monitoring/dashboards").iterdir():
+        text = file.read_text()
+        assert text == json.dumps(json.loads(text), indent=2, ensure_ascii=False) + "\n", file
 
 
 def test_without_dashboards_there_are_none(shared) -> None:
@@ -172,7 +206,7 @@ def alerts(tree: Path) -> dict[str, dict[str, Any]]:
 HOUR, DAY = 3600, 24 * 3600
 ENDS = "oriel_gateway_certificate_expires_timestamp_seconds"
 SPENT = 'oriel_gateway_budget_spent_ratio{tenant="reed", budget="budget-EUR-month"}'
-UNWRITTEN = 'oriel_usage_ledger_failures_total{what="write"}'
+UNWRITTEN = 'oriel_usage_ledger_failures_total{pod="g-0", what="write"}'
 LOST = 'oriel_usage_ledger_lost_total{what="lines"}'
 DRIFT = 'oriel_model_drift_psi{model="digits", version="2", tensor="x"}'
 # Alert -> a series, and a value of it in which the alert fires, at hour 20; "0+1" is a counter that grows.
@@ -264,6 +298,23 @@ def test_promtool_sees_each_alert_fire_and_keep_quiet(tree, tmp_path: Path) -> N
     # Without the recording rules over three days, which cost promtool minutes.
     (tmp_path / "alerts.yaml").write_text(yaml.safe_dump({"groups": [{"name": "some", "rules": rules}]}))
     plan = {"rule_files": ["alerts.yaml"], "evaluation_interval": "5m", "tests": cases}
+    (tmp_path / "test.yaml").write_text(json.dumps(plan))
+    promtool("test", "rules", "test.yaml", cwd=tmp_path)
+
+
+def test_a_server_that_comes_and_goes_is_a_ticket_until_it_stays(tree, tmp_path: Path) -> None:
+    rule = alerts(tree)["OrielServersComeAndGo"]
+    series = [{"series": 'oriel_gateway_endpoints_usable{pool="p"}', "values": "2 1 2 1 2 1 2x24"}]
+    summary = "Servers of pool p come and go: 6 changes in 5 minutes; oriel top names them."
+    said = {"summary": summary, "runbook_url": "docs/runbooks.md#orielserverscomeandgo"}
+    fires = {"exp_labels": {"pool": "p", "severity": "ticket"}, "exp_annotations": said}
+    times = [
+        {"alertname": rule["alert"], "eval_time": at, "exp_alerts": found}
+        for at, found in (("1m15s", []), ("1m30s", [fires]), ("7m", []))
+    ]
+    (tmp_path / "alerts.yaml").write_text(yaml.safe_dump({"groups": [{"name": "one", "rules": [rule]}]}))
+    test = {"interval": "15s", "input_series": series, "alert_rule_test": times}
+    plan = {"rule_files": ["alerts.yaml"], "evaluation_interval": "15s", "tests": [test]}
     (tmp_path / "test.yaml").write_text(json.dumps(plan))
     promtool("test", "rules", "test.yaml", cwd=tmp_path)
 
