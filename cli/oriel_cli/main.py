@@ -40,6 +40,7 @@ COMMANDS = {
     "models": _Entry("oriel_cli.models.models", "list, load and unload a server's models, and check a repository"),
     "engines": _Entry("oriel_cli.models.engines", "list, build, verify and remove the compiled artefacts of models"),
     "policies": _Entry("oriel_cli.policies.policies", "check the documents that promise service levels"),
+    "state": _Entry("oriel_gateway.backup", "save quotas, objectives and the usage ledger in a file, and back"),
     "usage": _Entry("oriel_cli.usage.command", "export what tenants used, with prices; check that nothing is missing"),
     "keys": _Entry("oriel_cli.policies.keys", "make an API key"),
     "doctor": _Entry("oriel_cli.doctor.command", "check an installation end to end, and say how to fix what is wrong"),
@@ -48,7 +49,7 @@ COMMANDS = {
 }
 LOGGING = ("up", "gateway", "logic", "inference", "inference tritonserver")  # commands that write a log
 # Package that is not among the base dependencies -> the extra of Oriel that installs it.
-EXTRAS = {"grpc": "tools", "onnxruntime": "cpu", "onnx": "demo"}
+EXTRAS = {"grpc": "tools", "onnxruntime": "cpu", "onnx": "demo", "redis": "redis"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

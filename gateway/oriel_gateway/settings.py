@@ -36,7 +36,8 @@ def _limiter(text: str) -> str:
     return text
 
 
-def _prefix(text: str) -> str:
+def key_prefix(text: str) -> str:
+    """Return the prefix of all keys in Redis that a flag names. Raises ArgumentTypeError."""
     if not re.fullmatch(r"[A-Za-z0-9:._-]{1,64}", text):
         raise argparse.ArgumentTypeError("a prefix must be 1 to 64 letters, digits, colons, dots, dashes, underscores")
     return text
@@ -164,7 +165,7 @@ class Settings:
     limiter_prefix: str = setting(
         "oriel:",
         "--limiter-prefix",
-        type=_prefix,
+        type=key_prefix,
         metavar="TEXT",
         help="of all keys in Redis: environments on one database need one each (default %(default)s)",
     )

@@ -9,8 +9,11 @@ import logging
 import os
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import time_ns
+from typing import Any
 
 _log = logging.getLogger(__name__)
 
@@ -92,14 +95,15 @@ class StateFile:
     def _connect(self, path: Path, read: Work) -> None:
         database = sqlite3.connect(path, timeout=0.0, isolation_level=None, check_same_thread=False)
         self.database = database
-        check_form(database, path)  # before anything is changed
+        form = check_form(database, path)  # before anything is changed
         # The lock excludes other processes from the first write on; it also keeps the log's index out of shared memory.
         database.execute("PRAGMA locking_mode = EXCLUSIVE")
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         database.execute(self._schema)
         database.execute("BEGIN IMMEDIATE")
-        database.execute(f"PRAGMA user_version = {FORM}")
+        if form != FORM:
+            database.execute(f"PRAGMA user_version = {FORM}")
         database.execute("COMMIT")
         read(database)
 
@@ -119,11 +123,33 @@ class StateFile:
             self.close()
 
 
-def check_form(database: sqlite3.Connection, path: Path) -> None:
-    """Raise LaterForm if the file is of a form that this version does not know. path: its path, for the text."""
+def check_form(database: sqlite3.Connection, path: Path) -> int:
+    """Return the form of a file; 0 of one that is new. path: its path. Raises LaterForm."""
     (form,) = database.execute("PRAGMA user_version").fetchone()
     if form > FORM:
         raise LaterForm(
             f"{path} is of form {form}, of a later version of Oriel, and stays as it is, because this one reads "
             f"form {FORM}: start that version again, or move the file away"
         )
+    return int(form)
+
+
+def read_copy(path: Path, table: str) -> list[tuple[Any, ...]]:
+    """Return the rows of a table of a file, by their key, also while a gateway writes the file. Raises LaterForm,
+    OSError and sqlite3.Error.
+
+    A gateway has the file for itself, so a copy is read. SQLite changes the file only when it moves pages from its log
+    there, and begins the log anew only afterwards: a log that was read between two equal reads of the file belongs to
+    it.
+    """
+    log, data, written = path.with_name(f"{path.name}-wal"), b"", b""
+    while (now := path.read_bytes()) != data:
+        data = now
+        written = log.read_bytes() if log.exists() else b""
+    with TemporaryDirectory(prefix="oriel-state-") as folder:
+        copy = Path(folder, path.name)
+        copy.write_bytes(data)
+        copy.with_name(log.name).write_bytes(written)
+        with closing(sqlite3.connect(copy)) as database:
+            check_form(database, path)
+            return database.execute(f"SELECT * FROM {table}").fetchall()

@@ -30,7 +30,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     # (api_docs) read pools and error answers.
     "oriel_gateway": (
         "command",
-        "app",
+        "app backup",
         "settings",
         "ingress",
         "admin",

@@ -22,13 +22,13 @@ SAVE_S = 0.5
 RETRY_S = 5.0
 MAX_ROWS = 500_000
 _SLICE = 2000  # counters written at a time, so that collecting them does not block the loop
-_SCHEMA = """CREATE TABLE IF NOT EXISTS quotas (
+SCHEMA = """CREATE TABLE IF NOT EXISTS quotas (
     tenant TEXT NOT NULL, bound TEXT NOT NULL, period TEXT NOT NULL, number INTEGER NOT NULL, used INTEGER NOT NULL,
     PRIMARY KEY (tenant, bound)) WITHOUT ROWID"""
 _UPSERT = "INSERT OR REPLACE INTO quotas VALUES (?, ?, ?, ?, ?)"
 
 
-class _Row(NamedTuple):
+class QuotaRow(NamedTuple):
     """The use of a bound in one window. number: the number of the window, counted from the epoch."""
 
     tenant: str
@@ -46,7 +46,7 @@ class QuotaFile:
     """
 
     def __init__(self, path: Path | None, *, save_s: float = SAVE_S, max_rows: int = MAX_ROWS) -> None:
-        self._file = StateFile(path, _SCHEMA, holds="quota counters")
+        self._file = StateFile(path, SCHEMA, holds="quota counters")
         self._save_s = save_s
         self._max_rows = max_rows
         self._opened = False
@@ -137,14 +137,14 @@ class QuotaFile:
             wait_s = RETRY_S if error is not None else 0.0 if len(self._unsaved) >= _SLICE else self._save_s
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._save)
 
-    def _next_rows(self) -> list[_Row]:
+    def _next_rows(self) -> list[QuotaRow]:
         meters, self._unsaved = self._unsaved[:_SLICE], self._unsaved[_SLICE:]
         rows = []
         for meter in meters:
             meter.saved = True
             assert meter.bound.period is not None
             window = meter.window
-            rows.append(_Row(meter.tenant, meter.bound.name, meter.bound.period.value, window.number, window.used))
+            rows.append(QuotaRow(meter.tenant, meter.bound.name, meter.bound.period.value, window.number, window.used))
         return rows
 
     def _read(self, database: sqlite3.Connection) -> None:
@@ -159,7 +159,7 @@ class QuotaFile:
             self._known[tenant, bound] = (number, used)
         self.budgets = {known for known in self._known if is_budget(known[1])}
 
-    def _write(self, rows: list[_Row]) -> None:
+    def _write(self, rows: list[QuotaRow]) -> None:
         """Write rows in a thread, one batch at a time."""
 
         def write(database: sqlite3.Connection) -> None:
@@ -168,7 +168,7 @@ class QuotaFile:
 
         self._file.change(write)
 
-    def _purge(self, database: sqlite3.Connection, rows: list[_Row]) -> None:
+    def _purge(self, database: sqlite3.Connection, rows: list[QuotaRow]) -> None:
         """Delete past windows when a new one has begun, and rows beyond the bound."""
         newest: dict[str, int] = {}
         for row in rows:

@@ -232,6 +232,22 @@ class RedisLedger:
         except (RedisError, OSError) as error:
             raise _lost(error) from error
 
+    async def quotas(self) -> list[tuple[str, str, str, int, int]]:
+        """Return the quotas of all tenants as rows of a quota file: tenant, bound, period, number, used. Raises
+        LedgerLost.
+        """
+        found = []
+        try:
+            async for key in self._redis.scan_iter(match=f"{self._prefix}{{*}}*", count=1000, _type="hash"):
+                record: dict[Any, Any] = await self._redis.hgetall(key)
+                if b"period" in record:  # else it counts slots
+                    tenant, _, bound = key.decode()[len(self._prefix) + 1 :].partition("}")
+                    counts = (int(float(record[name])) for name in (b"number", b"used"))
+                    found.append((tenant, bound, record[b"period"].decode(), *counts))
+        except (RedisError, OSError) as error:
+            raise _lost(error) from error
+        return sorted(set(found))
+
     async def close(self) -> None:
         try:
             async with asyncio.timeout(GOODBYE_S):

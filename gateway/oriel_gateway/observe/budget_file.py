@@ -20,10 +20,10 @@ _log = logging.getLogger(__name__)
 
 NAME: Final = "objectives.db"
 SAVE_S: Final = 30.0
-_SCHEMA: Final = """CREATE TABLE IF NOT EXISTS slots (
+SCHEMA: Final = """CREATE TABLE IF NOT EXISTS slots (
     tenant TEXT NOT NULL, tier TEXT NOT NULL, target TEXT NOT NULL, width INTEGER NOT NULL, start INTEGER NOT NULL,
     total INTEGER NOT NULL, bad INTEGER NOT NULL, PRIMARY KEY (tenant, tier, target, width, start)) WITHOUT ROWID"""
-_UPSERT: Final = "INSERT OR REPLACE INTO slots VALUES (?, ?, ?, ?, ?, ?, ?)"
+UPSERT: Final = "INSERT OR REPLACE INTO slots VALUES (?, ?, ?, ?, ?, ?, ?)"
 _PURGE: Final = "DELETE FROM slots WHERE width = ? AND start < ?"
 _DROP: Final = "DELETE FROM slots WHERE tenant = ? AND tier = ? AND target = ?"
 _ROWS: Final = "SELECT tenant, tier, target, width, start, total, bad FROM slots"
@@ -42,7 +42,7 @@ class BudgetFile:
         *,
         clock: Callable[[], float] = time,
     ) -> None:
-        self._file = StateFile(path, _SCHEMA, holds="error budgets")
+        self._file = StateFile(path, SCHEMA, holds="error budgets")
         self._stats = stats
         self._clock = clock
         self._purged_s = 0.0
@@ -97,7 +97,7 @@ class BudgetFile:
     def _write(self, file: StateFile, dropped: list[Key], rows: list[Row], now: float) -> None:
         def write(database: sqlite3.Connection) -> None:
             database.executemany(_DROP, dropped)
-            database.executemany(_UPSERT, rows)
+            database.executemany(UPSERT, rows)
             if now - self._purged_s >= SHORT[0]:
                 for width_s, count in (SHORT, LONG):
                     database.execute(_PURGE, (width_s, now - width_s * count))

@@ -150,6 +150,18 @@ def segments(folder: Path, *, with_open: bool = False) -> Iterator[tuple[str, Pa
             yield path.stem, path
 
 
+def write_segment(path: Path, data: bytes) -> None:
+    """Write a segment, all or nothing."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    with open(partial, "wb", opener=_private) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    _sync_folder(path.parent)
+
+
 def lines_since(folder: Path, day: str, *, but: str = "") -> Iterator[UsageLine]:
     """Yield the lines that are on this machine from a day on, sealed or not; segments that cannot be read are left out.
 
@@ -186,19 +198,11 @@ def _lines_of(file: IO[bytes]) -> Iterator[UsageLine | None]:
 
 
 def _seal(root: Path, path: Path, minute: str, lines: bytes) -> None:
-    """Write the lines to the folder of their hour, all or nothing, and remove the open segment."""
+    """Write the lines to the folder of their hour, and remove the open segment."""
     day, _, hour = minute.partition("T")
-    folder = root / day / hour[:2]
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    final = folder / f"{path.stem}.ndjson.gz"
-    partial = path.with_suffix(".partial")
-    with open(partial, "wb", opener=_private) as file:
-        # without a time stamp, so that the same lines are the same bytes
-        file.write(gzip.compress(lines, compresslevel=6, mtime=0))
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(final)
-    _sync_folder(folder)
+    # without a time stamp, so that the same lines are the same bytes
+    final = root / day / hour[:2] / f"{path.stem}.ndjson.gz"
+    write_segment(final, gzip.compress(lines, compresslevel=6, mtime=0))
     path.unlink(missing_ok=True)
 
 
