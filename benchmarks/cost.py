@@ -8,6 +8,7 @@ logic      a request of a logic service with one model call, without sockets
 gateway    an HTTP/1.1 request of the gateway, without sockets
 grpc       a unary gRPC call of the gateway, without sockets
 refusals   a request that the gateway refuses, beside one that it forwards (needs wrk)
+memory     memory of a gateway per tenant, key, model, connection and waiting call, and of a logic worker
 """
 
 from harness.cases import run
@@ -19,6 +20,7 @@ CASES = {
     "gateway": "gateway_bench.http_cost",
     "grpc": "gateway_bench.grpc_cost",
     "refusals": "gateway_bench.refusals",
+    "memory": "gateway_bench.memory",
 }
 
 if __name__ == "__main__":
