@@ -72,6 +72,26 @@ async def test_messages_come_in_their_order_and_then_the_status(library: Library
     assert not server.resets
 
 
+async def test_a_tap_gets_what_comes_while_a_reader_waits(library: LibraryServer, client: GrpcClient) -> None:
+    made = call(client)
+    offered: list[bytes] = []
+
+    def tap(message: bytes) -> bool:
+        offered.append(message)
+        return message != b"mine"
+
+    made.tap = tap
+    server = await begun(library)
+    server.send(1, framed(b"early"), None)
+    await until(lambda: made._messages)
+    assert await made.read() == b"early" and not offered
+    reading = asyncio.ensure_future(made.read())
+    await asyncio.sleep(0)
+    server.send(1, framed(b"one", b"two", b"mine", b"three"), TRAILERS)
+    assert [await reading, await made.read(), await made.read()] == [b"mine", b"three", None]
+    assert offered == [b"one", b"two", b"mine"], "behind one that waits to be read, nothing is offered"
+
+
 async def test_an_answer_may_be_a_status_alone(library: LibraryServer, client: GrpcClient) -> None:
     made = call(client)
     server = await begun(library)
@@ -115,7 +135,7 @@ async def test_calls_that_are_not_read_do_not_hold_up_others(library: LibrarySer
     for number in range(len(calls)):
         server.send(1 + 2 * number, framed(bytes(2 * WINDOW)), None)
         server.send(1 + 2 * number, framed(bytes(2 * WINDOW)), TRAILERS)
-    await until(lambda: all(each.ready for each in calls))
+    await until(lambda: all(each._messages for each in calls))
     await until(lambda: len(server._to_send) == len(calls) and server.codec.local_flow_control_window(47) == 0)
     last = call(client)
     await begun(library, len(calls) + 1)
@@ -151,7 +171,7 @@ async def test_what_came_before_the_connection_was_lost_is_read_first(
     made = call(client)
     server = await begun(library)
     server.send(1, framed(b"one", b"two") + b"\0", None)
-    await until(lambda: made.ready)
+    await until(lambda: made._messages)
     server.transport.abort()
     assert [await made.read(), await made.read()] == [b"one", b"two"]
     with pytest.raises(UpstreamBroken):

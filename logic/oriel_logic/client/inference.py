@@ -242,7 +242,13 @@ class BoundModels:
         return response
 
     async def stream(
-        self, model: str, inputs: Mapping[str, ArrayLike], *, outputs: Sequence[str] | None = None, version: str = ""
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        outputs: Sequence[str] | None = None,
+        version: str = "",
+        tap: Callable[[bytes], bool] | None = None,
     ) -> AsyncGenerator[Outputs]:
         with self._ledger.stage(STREAM, kind="client") as stage:
             stage.attributes["oriel.model"] = model
@@ -253,6 +259,8 @@ class BoundModels:
                 codec = await self._newer(codec, model, version, stage, error)
                 request = infer_request(codec.spec, inputs, outputs, version)
             answers = await self._servers.streams.begin(request, self._call, stage, self._ledger)
+            if tap is not None:
+                answers.offer_texts(tap)
             try:
                 while (answer := await answers.next()) is not None:
                     yield outputs_of(answer)

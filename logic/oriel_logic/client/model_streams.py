@@ -176,6 +176,18 @@ class AnswerStream:
             raise ModelFailed(f"model '{self.model}' failed: {failure[:300]}")
         return answer
 
+    def offer_texts(self, tap: Callable[[bytes], bool]) -> None:
+        """Offer answers of one text to `tap` when they come, if `next` waits for one; see `pipeline.BoundModels`."""
+        from oriel_wire.v2.grpc_messages import read_known_text
+
+        model = self.model
+
+        def offer(data: bytes) -> bool:
+            text = read_known_text(data, model)
+            return text is not None and tap(text)
+
+        self.call.tap = offer
+
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -122,6 +122,7 @@ class Run:
     prompt: int = 0
     cached: int = 0
     completion: int = 0
+    _waiting: asyncio.Queue[Delta | None] = field(default_factory=asyncio.Queue)
 
     async def answer(self, form: Answer | ResponseAnswer) -> Reply:
         if self.request.stream:
@@ -141,19 +142,30 @@ class Run:
     async def _events(self, form: Answer | ResponseAnswer) -> AsyncGenerator[bytes, None]:
         """Yield the answer as server-sent events, and comments, so that no pause of the model ends the stream."""
         with self.tools.visit.ledger.stage(STAGE):
-            async with aclosing(self._deltas()) as deltas:
+            async with aclosing(self._deltas(form)) as deltas:
                 async for delta in deltas:
                     piece = KEEP_ALIVE if delta is None else form.events(delta)
                     if piece:
                         yield piece
         yield form.closing(self._usage())
 
-    def _deltas(self) -> AsyncGenerator[Delta | None, None]:
-        """Return the generator of all that the model says, of several answers as it comes."""
-        count = len(self.prompts) * (self.request.n or 1)
-        return merged([self._one(index) for index in range(count)])
+    def _deltas(self, form: Answer | ResponseAnswer | None = None) -> AsyncGenerator[Delta | None, None]:
+        """Return the generator of all that the model says, of several answers as it comes.
 
-    async def _one(self, index: int) -> AsyncGenerator[Delta, None]:
+        form: the form of the events, if the answer is streamed: tokens that wait for nothing are written at once then,
+        and are not yielded.
+        """
+        count = len(self.prompts) * (self.request.n or 1)
+        return merged([self._one(index, form) for index in range(count)], self._waiting)
+
+    def _pass_on(self, form: Answer | ResponseAnswer, index: int, reader: Reader, token: bytes) -> bool:
+        """Write a token as it comes and return True; False if others come first, or the client does not read."""
+        write, text = self.tools.visit.write, str(token, "utf-8", "replace")
+        if write is None or not self._waiting.empty() or not text or not reader.is_plain(text):
+            return False
+        return write(lambda: form.events(Delta(index, reader.feed(text))))
+
+    async def _one(self, index: int, form: Answer | ResponseAnswer | None) -> AsyncGenerator[Delta, None]:
         served, sampling, reader, finish = self.served, self.sampling, self.reader(), ""
         place, choice = divmod(index, self.request.n or 1)
         prompt, has_logprobs = self.prompts[place], "logprobs" in sampling
@@ -165,7 +177,8 @@ class Run:
         inputs |= {"text_input": [prompt]} if isinstance(prompt, str) else {"input_ids": np.array(prompt, np.int64)}
         inputs |= {"return_logprobs": [True]} if has_logprobs else {}
         outputs = ["text_output", "logprobs"] if has_logprobs else ["text_output"]
-        stream = self.tools.models.stream(served.model, inputs, outputs=outputs, version=served.version)
+        tap = None if form is None else partial(self._pass_on, form, index, reader)
+        stream = self.tools.models.stream(served.model, inputs, outputs=outputs, version=served.version, tap=tap)
         try:
             async with aclosing(stream):
                 async for answer in stream:
@@ -234,9 +247,13 @@ def sampling_of(request: schema.ChatRequest | schema.CompletionRequest, most: in
     return {**found, "max_tokens": min(most, MAX_TOKENS), "stop": schema.stops_of(request.stop)}
 
 
-async def merged(streams: Sequence[AsyncGenerator[Delta, None]]) -> AsyncGenerator[Delta | None, None]:
-    """Yield what several generators yield as it comes, and None from time to time. The first error ends all of them."""
-    queue: asyncio.Queue[Delta | None] = asyncio.Queue()
+async def merged(
+    streams: Sequence[AsyncGenerator[Delta, None]], queue: asyncio.Queue[Delta | None]
+) -> AsyncGenerator[Delta | None, None]:
+    """Yield what several generators yield as it comes, and None from time to time. The first error ends all of them.
+
+    queue: holds what was not taken yet.
+    """
 
     async def drain(stream: AsyncGenerator[Delta, None]) -> None:
         async with aclosing(stream):
@@ -248,9 +265,14 @@ async def merged(streams: Sequence[AsyncGenerator[Delta, None]]) -> AsyncGenerat
             await asyncio.sleep(KEEP_ALIVE_S)
             queue.put_nowait(None)
 
+    def note_end(ended: asyncio.Future[list[None]]) -> None:
+        if not ended.cancelled():
+            ended.exception()  # otherwise asyncio logs an error for each caller that leaves
+        queue.put_nowait(None)
+
     tasks = [asyncio.create_task(drain(each)) for each in streams]
     together = asyncio.gather(*tasks)
-    together.add_done_callback(lambda _: queue.put_nowait(None))
+    together.add_done_callback(note_end)
     tasks.append(asyncio.create_task(remind()))
     try:
         while (found := await queue.get()) is not None or not together.done() or not queue.empty():

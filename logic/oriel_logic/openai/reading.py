@@ -45,10 +45,16 @@ class Reader:
         self._marks = ([THINK] if thinks else []) + (["<tool_call>"] if tools else [])
         self._whole = forced or ("?" if tools else "")
 
+    def is_plain(self, text: str) -> bool:
+        """Return whether `feed` returns this text as it is, in one part."""
+        if self._held or self._whole or self._fresh or self._kind == "call":
+            return False
+        return "<" not in text or not (self._marks or self._kind == "reasoning")  # every mark begins with it
+
     def feed(self, text: str, *, last: bool = False) -> list[Part]:
         """Add text and return what is known now. last: no more text comes."""
-        if not (self._marks or self._whole or self._held) and self._kind == "content":
-            return [Part("content", text)] if text else []
+        if self.is_plain(text):
+            return [Part(self._kind, text)] if text else []
         self._held += text
         if self._whole:
             return self._feed_whole(last)

@@ -7,6 +7,7 @@ client that leaves cancels it.
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 from time import monotonic
 
 from oriel_logic.errors import BadRequest, CallerLeft, InputTooLarge
@@ -152,7 +153,7 @@ class ServiceConnection(ServerConnection):
                 self._write(reply, close=close, head_only=inbound.method == "HEAD")
                 self.answered(close=close)
             else:
-                await self._stream(reply)
+                await self._stream(reply, visit)
         except CallerLeft:
             self.transport.abort()
         except asyncio.CancelledError:
@@ -168,7 +169,7 @@ class ServiceConnection(ServerConnection):
                 self._release()
             task = None  # a task keeps the traceback of its cancellation, which keeps this frame
 
-    async def _stream(self, reply: Reply) -> None:
+    async def _stream(self, reply: Reply, visit: Visit) -> None:
         assert reply.pieces is not None
         chunked = self.head is not None and self.head.line.minor > 0
         close = self.must_close or not chunked
@@ -177,13 +178,24 @@ class ServiceConnection(ServerConnection):
         self._drained_event = event = asyncio.Event()
         if self.keeps_up:
             event.set()
+
+        def write(make: Callable[[], bytes]) -> bool:
+            if not self.keeps_up:
+                return False
+            piece = make()
+            visit.bytes_out += len(piece)
+            self.transport.write(chunk(piece) if chunked else piece)
+            return True
+
         try:
             async for piece in reply.pieces:
                 if piece:
                     self.transport.write(chunk(piece) if chunked else piece)
+                visit.write = write
                 if not event.is_set():
                     await event.wait()
         finally:
+            visit.write = None
             await close_pieces(reply.pieces)
             self._drained_event = None
         self._release()

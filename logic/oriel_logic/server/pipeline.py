@@ -10,7 +10,7 @@ does both in its worker; an `async def` stage does small ones here, large ones a
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ import msgspec
 
 from oriel_logic.bodies.encoding import as_json, encode, framing, is_heavy
 from oriel_logic.bodies.messages import Answer, Request
-from oriel_logic.client.models import Models
+from oriel_logic.client.models import ArrayLike, Models, Outputs
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, HandlerTimedOut, LogicError, NotAcceptable
 from oriel_logic.observe.stages import Ledger
 from oriel_logic.server.failures import close, failed
@@ -45,6 +45,22 @@ class BoundModels(Models, Protocol):
 
     def rebind(self, call: CallContext) -> None:
         """Give later calls another deadline."""
+
+    def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        outputs: Sequence[str] | None = None,
+        version: str = "",
+        tap: Callable[[bytes], bool] | None = None,
+    ) -> AsyncGenerator[Outputs, None]:
+        """Yield what `Models.stream` yields, without the answers that `tap` uses.
+
+        tap: called with the text of an answer that is one text, when it comes and all before it were taken; it returns
+        True if it has used it, and must not raise.
+        """
+        ...
 
     async def parameters(self, model: str, *, version: str = "") -> Mapping[str, str]:
         """Return the parameters of the model's configuration, at most 2 s old. Raises as `infer`."""

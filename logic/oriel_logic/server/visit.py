@@ -3,6 +3,7 @@
 The spans are made in the thread that sends them, and only for requests whose trace is kept.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,8 @@ class Visit:
     request: method and path.
     tokens: requested model, tokens read, written and found in a cache as far as they are known, of a call of the OpenAI
     API. first_s: monotonic seconds at which the first token came, 0 if none has.
+    write: writes a piece of a streamed answer beside those of its iterator, once the first of these is written. It
+    calls the function that makes the piece and returns True; or it returns False, as the client does not read.
     """
 
     call: CallContext
@@ -45,6 +48,7 @@ class Visit:
     request: tuple[str, str] = ("", "")
     tokens: tuple[str, int | None, int | None, int | None] | None = None
     first_s: float = 0.0
+    write: Callable[[Callable[[], bytes]], bool] | None = None
 
     def begin(self, release: Release) -> None:
         """Record the release that answers the request; it counts as in use until the visit is finished."""

@@ -107,6 +107,7 @@ class BoundFakes:
         *,
         outputs: Sequence[str] | None = None,
         version: str = "",
+        tap: Callable[[bytes], bool] | None = None,  # fakes give all their answers at once: none is for it
     ) -> AsyncGenerator[Outputs, None]:
         with self._ledger.stage("stream", kind="client") as stage:
             stage.attributes["oriel.model"] = model

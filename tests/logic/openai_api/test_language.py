@@ -1,6 +1,7 @@
 """Chat, completions and responses through the official client, with a model that repeats what it was told."""
 
 import asyncio
+import gc
 import json
 from typing import Any
 
@@ -13,6 +14,7 @@ from oriel_logic.errors import ModelInputWrong
 from oriel_logic.openai import language
 from oriel_logic.openai.reading import Part
 from oriel_logic.openai.schema import ChatRequest, parse
+from oriel_logic.testing.models import BoundFakes
 from oriel_wire.context import read_headers
 
 from ...waiting import until
@@ -294,8 +296,36 @@ async def test_comments_are_sent_while_a_token_is_awaited(
     assert any(line.startswith(":") for line in lines) and len(said) == 7 and lines[-2] == "data: [DONE]"
 
 
+async def test_a_token_for_which_nothing_waits_is_written_at_once(
+    chat: Chat, double: LanguageDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, stack = chat
+    taps: list[Any] = []
+    stream = BoundFakes.stream
+
+    def noted(*given: Any, tap: Any, **more: Any) -> Any:
+        taps.append(tap)
+        return stream(*given, **more)
+
+    monkeypatch.setattr(BoundFakes, "stream", noted)
+    double.hold_at, double.says, texts = 2, lambda prompt: "he<llo", []
+    async with stack.client.stream("POST", "/v1/chat/completions", json=asked(stream=True, tools=[WEATHER])) as answer:
+        async for line in answer.aiter_lines():
+            if '"content":"' not in line:
+                continue
+            texts.append(json.loads(line[6:])["choices"][0]["delta"]["content"])
+            if texts[-1] == "e":
+                assert taps[0]("ë".encode()) and taps[0](b"y")
+                assert not taps[0](b"<") and not taps[0](b""), "it may begin a call of a tool"
+                double.hold.set()
+    assert texts == ["", "h", "e", "ë", "y", "<l", "l", "o"]
+    assert not taps[0](b"late") and len(taps) == 1
+
+
 @pytest.mark.parametrize("hold_at", [0, 2])
-async def test_a_client_that_leaves_ends_the_generation(chat: Chat, double: LanguageDouble, hold_at: int) -> None:
+async def test_a_client_that_leaves_ends_the_generation(
+    chat: Chat, double: LanguageDouble, hold_at: int, caplog: pytest.LogCaptureFixture
+) -> None:
     client, stack = chat
     double.hold_at = hold_at
     if hold_at:
@@ -308,6 +338,8 @@ async def test_a_client_that_leaves_ends_the_generation(chat: Chat, double: Lang
         waiting.cancel()
     async with asyncio.timeout(30):
         await until(lambda: not stack.unit.envelope.in_flight)
+    gc.collect()
+    assert not [each for each in caplog.records if each.name == "asyncio"], "nobody has to look into it"
 
 
 async def test_a_response_and_its_events(chat: Chat, double: LanguageDouble) -> None:

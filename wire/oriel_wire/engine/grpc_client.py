@@ -10,7 +10,7 @@ once more.
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 from typing import Final
 
@@ -34,12 +34,15 @@ class GrpcCall:
     """One call, the borrower of a stream. `cancel` it in any case: what is over already is not affected.
 
     code, text, trailers: the status of the call, once `read` has returned None.
+    tap: offered each message that comes while `read` waits for one; it returns True if it has used the message, which
+    `read` then does not return, and must not raise. None if nobody wants them so.
     """
 
     def __init__(self, endpoint: H2Endpoint, block: bytes, message: bytes, max_message_bytes: int) -> None:
         self.code = OK
         self.text = ""
         self.trailers: list[Field] = []
+        self.tap: Callable[[bytes], bool] | None = None
         self._endpoint = endpoint
         self._block = block
         self._message = message
@@ -48,14 +51,8 @@ class GrpcCall:
         self._stream: UpstreamStream | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._error: WireError | None = None
-        self._over = False
-        self._retried = False
+        self._over = self._retried = False
         self._begin()
-
-    @property
-    def ready(self) -> bool:
-        """Return whether `read` would return or raise at once."""
-        return self._over or bool(self._messages)
 
     async def read(self) -> bytes | None:
         """Return the next message, or None when the server has ended the call.
@@ -118,7 +115,9 @@ class GrpcCall:
             while (message := self._reader.next()) is not None:
                 if self._reader.compressed:
                     raise BadMessage("a message of the answer is compressed, although compression was not offered")
-                self._messages.append(bytes(message))
+                whole = bytes(message)
+                if self.tap is None or self._waiter is None or self._messages or not self.tap(whole):
+                    self._messages.append(whole)
         except BadMessage as error:
             self._stream = None
             stream.abandon()
@@ -135,8 +134,7 @@ class GrpcCall:
         assert stream is not None
         stream.complete()
         self.code, text = status_of(head, trailers)
-        self.text = decode_text(text)
-        self.trailers = trailers
+        self.text, self.trailers = decode_text(text), trailers
         broken = self.code == OK and not self._reader.empty
         self._end(UpstreamBroken("the answer ended within a message") if broken else None)
 

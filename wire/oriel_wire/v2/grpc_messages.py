@@ -221,6 +221,15 @@ def read_stream_answer(data: bytes, model: str = "") -> tuple[str, InferResponse
     return message.error_message, decode_infer_response(message.infer_response)
 
 
+def read_known_text(data: bytes, model: str) -> bytes | None:
+    """The text of an answer of a stream that is one text and nothing else, behind bytes that were read before.
+
+    None if it is anything else: `read_stream_answer` reads it.
+    """
+    kept = _TEXTS.get((model, len(data)))
+    return data[len(kept[0]) :] if kept is not None and data.startswith(kept[0]) else None
+
+
 @lru_cache(maxsize=MAX_HEADS)
 def _answer_head(head: bytes) -> AnswerHead | None:
     """Decode an answer without its raw contents, which many answers of a stream share, and its outputs; None for one
@@ -237,8 +246,11 @@ def _answer_head(head: bytes) -> AnswerHead | None:
 
 
 def _remember(model: str, data: bytes, raw: int, known: AnswerHead) -> None:
-    """Keep the bytes before the text of an answer, if it is one. raw: where the raw contents of its element begin."""
-    if known[1][0].datatype == "BYTES":
+    """Keep the bytes before the text of an answer, if it is one and has no parameters that say more.
+
+    raw: offset in `data` at which the raw contents of its element begin.
+    """
+    if known[1][0].datatype == "BYTES" and known[0].parameters.keys() <= {"triton_final_response"}:
         if len(_TEXTS) >= MAX_HEADS:
             _TEXTS.clear()
         _TEXTS[model, len(data)] = data[: raw + 4], known  # the text comes after the four bytes of its length
