@@ -48,6 +48,8 @@ def render(
         text = _TOOLS.format(tools="\n".join([json.dumps(each, ensure_ascii=False) for each in tools]))
         first = f"{messages[0]['content']}\n\n" if messages[0]["role"] == "system" else ""
         messages = [{"role": "system", "content": first + text}, *messages[bool(first) :]]
+    if "tool_calls" not in template:
+        messages = [with_calls(each) if each.get("tool_calls") else each for each in messages]
     pieces: list[str] = []
     size = 0
     try:
@@ -60,6 +62,13 @@ def render(
     except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise ParameterWrong(f"the model's chat template refuses these messages: {error}") from None
     return "".join(pieces)
+
+
+def with_calls(message: dict[str, Any]) -> dict[str, Any]:
+    """Put the calls of tools that an assistant has made into the text of its message, as `_TOOLS` asks for them."""
+    called = [json.dumps(each["function"], ensure_ascii=False) for each in message["tool_calls"]]
+    text = "".join([f"<tool_call>\n{each}\n</tool_call>" for each in called])
+    return {**message, "content": message["content"] + text}
 
 
 @lru_cache(maxsize=MAX_TEMPLATES)

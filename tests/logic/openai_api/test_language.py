@@ -376,7 +376,8 @@ async def test_a_response_calls_tools_and_takes_their_results(chat: Chat, double
     result = {"type": "function_call_output", "call_id": first.call_id, "output": "sunny"}
     turns = [*given, first.model_dump(), result]
     await client.responses.create(model="chat", input=turns, tools=[tool], tool_choice="none")
-    assert double.prompts[-1] == "<|begin|><|user|>hello<|assistant|><|tool|>sunny<|answer|>"
+    said = f"<tool_call>\n{CALL}\n</tool_call>"
+    assert double.prompts[-1] == f"<|begin|><|user|>hello<|assistant|>{said}<|tool|>sunny<|answer|>"
 
 
 @pytest.mark.parametrize(

@@ -88,3 +88,6 @@ def test_a_template_without_a_place_for_tools_gets_them_in_a_message() -> None:
     assert found.startswith("[system] You can call these functions:\n<tools>\n{") and found.endswith("[user] a")
     first = {"role": "system", "content": "be brief"}
     assert rendered(template, [first, *SAID], tools=TOOLS).startswith("[system] be brief\n\nYou can call")
+    call = {"type": "function", "function": {"name": "é", "arguments": {"x": 1}}}
+    found = rendered(template, [*SAID, {"role": "assistant", "content": "so", "tool_calls": [call]}])
+    assert '[assistant] so<tool_call>\n{"name": "é", "arguments": {"x": 1}}\n</tool_call>' in found
