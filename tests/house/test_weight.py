@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CODE_LINES = {
     "wire": 12_360,
     "policies": 6_900,
-    "gateway": 18_415,
-    "logic": 11_050,
+    "gateway": 18_540,
+    "logic": 11_070,
     "inference": 26_210,
     "cli": 5_700,
     "tools": 4_500,
