@@ -1,85 +1,21 @@
 """Values for the chart, from the fewest to some in every place."""
 
 import json
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from .helm import CHART, KEYS
 from .objects import Object
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
-# A word that stands for every text, and is in none of the chart's own.
+# A word that stands for every text in values/texts.yaml and values/names.yaml, and is in none of the chart's own.
 PLAIN = "zzyzx"
 
 
-def anything(text: str) -> dict[str, Any]:
-    """Values with the text wherever the schema takes any text."""
-    return smallest() | {
-        "infrastructure": {
-            **smallest()["infrastructure"],
-            "workload_identity": {
-                "service_account_annotations": {"gateway": {"a/b": text, text: "c"}},
-                "pod_labels": {"pod": text},
-            },
-            "gpu_node_selector": {"pool": text},
-            "gpu_taint": {"key": text, "value": text, "effect": "NoSchedule"},
-            "storage": {"provisioner": text, "parameters": {text: text}},
-            "secrets": {"more": {text: text}},
-        },
-        "gpu_enabled": True,
-        "keda": {"enabled": True},
-        "gateway": {"service_annotations": {"a/b": text, text: "c"}, "load_balancer_class": text, "args": [text, text]},
-        "logic": {"image": text, "services": {"a.py": text}, "folders": [f"/{text}"], "args": [text]},
-        "model_groups": {
-            "own": {"accelerator": "gpu", "args": [text], "models": ["m"], "repository": f"s3://{text}"},
-            "engine": {"accelerator": "gpu", "engine": {"kind": "vllm", "image": text, "command": [text, text]}},
-        },
-        "policies": {"documents": {"more.toml": text}, "store": None},
-        "redis": {"image": f"{text}:1"},
-        "placement": {"pause_image": f"{text}:1"},
-        "observability": {
-            "service_monitors": True,
-            "monitor_labels": {"release": text},
-            "otlp": {"endpoint": "https://otlp.example", "image": text},
-        },
-    }
-
-
-def named(name: str) -> dict[str, Any]:
-    """Values with a name wherever the schema takes one of Kubernetes or of ours."""
-    ref = {"name": name, "key": name}
-    return smallest() | {
-        "infrastructure": {
-            **smallest()["infrastructure"],
-            "redis_url": "rediss://redis.example:6380",
-            "redis_tls": True,
-            "redis_auth_secret_ref": ref,
-            "gpu_node_selector": {"pool": "gpu"},
-            "storage_class": name,
-            "secrets": {name: {name: "x"}},
-        },
-        "gpu_enabled": True,
-        "images": {"registry": "r.example/o", "tag": name, "pull_secret": name},
-        "gateway": {
-            "tls_secret": name,
-            "admin_token_secret_ref": ref,
-            "ticket_keys_secret_ref": ref,
-            "credentials": name,
-            "load_balancer_ip": "1.2.3.4",
-        },
-        "model_groups": {
-            "own": {"accelerator": "cpu", "credentials": name, "models": [name], "cache": {"claim": True}},
-            "engine": {
-                "accelerator": "gpu",
-                "engine": {"kind": "vllm", "image": "i", "command": ["c"], "services": [name]},
-            },
-        },
-        "policies": {
-            "tenants": {name: {"tier": name, "keys_sha256": ["0" * 64]}},
-            "documents": {"t.toml": f"[tiers.{name}]"},
-        },
-        "keda": {"enabled": True, "namespace": name},
-        "observability": {"namespace": name, "otlp": {"endpoint": "https://o", "authorization_secret_ref": ref}},
-    }
+def load(name: str) -> Any:
+    return yaml.safe_load((Path(__file__).parent / f"values/{name}.yaml").read_text())
 
 
 def smallest() -> dict[str, Any]:
@@ -89,6 +25,25 @@ def smallest() -> dict[str, Any]:
         "gpu_enabled": False,
         "keys": KEYS,
     }
+
+
+def replaced(value: Any, word: str, plain: str = PLAIN) -> Any:
+    """Return the value with another word in place of the plain one, in keys too."""
+    if isinstance(value, dict):
+        return {replaced(key, word, plain): replaced(each, word, plain) for key, each in value.items()}
+    if isinstance(value, list):
+        return [replaced(each, word, plain) for each in value]
+    return value.replace(plain, word) if isinstance(value, str) else value
+
+
+def anything(text: str) -> dict[str, Any]:
+    """Values with the text wherever the schema takes any text."""
+    return replaced(load("texts"), text) | {"keys": KEYS}
+
+
+def named(name: str) -> dict[str, Any]:
+    """Values with a name wherever the schema takes one of Kubernetes or of ours."""
+    return replaced(load("names"), name) | {"keys": KEYS}
 
 
 def in_order(found: list[Object]) -> list[Object]:

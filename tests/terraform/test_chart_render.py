@@ -37,8 +37,6 @@ def test_nothing_is_outside_the_namespace_but_priority_classes(values) -> None:
     assert outside - {("StorageClass", "standard")} == OF_THE_CLUSTER
     assert ("storage" in values["infrastructure"]) == (("StorageClass", "standard") in outside)
     assert {each["metadata"].get("namespace") for each in found} == {"models", None}
-    found = rendered({**values, "namespace_labels": True}, namespace="models")
-    assert of(found, "Namespace")["models"]["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
 
 
 def preset(schema: Any) -> dict[str, Any]:

@@ -1,12 +1,10 @@
 """Texts of every kind come out of the chart as data: none ends a line, is a template, or looks like an object."""
 
-from typing import Any
-
 import pytest
 
 from oriel_policies.documents import compile_documents
 
-from .chart_values import PLAIN, anything, in_order, named, smallest
+from .chart_values import PLAIN, anything, in_order, named, replaced, smallest
 from .helm import rendered
 from .objects import Object, of
 
@@ -17,14 +15,6 @@ NASTY = [
 ]  # fmt: skip
 # Names as Kubernetes allows them, which YAML takes for something else.
 NAMES = ["true", "null", "on", "n", "no", "123", "1e3", "0x1f", "2001-01-01", "0o17"]
-
-
-def replaced(value: Any, word: str) -> Any:
-    if isinstance(value, dict):
-        return {replaced(key, word): replaced(each, word) for key, each in value.items()}
-    if isinstance(value, list):
-        return [replaced(each, word) for each in value]
-    return value.replace(PLAIN, word) if isinstance(value, str) else value
 
 
 @pytest.fixture(scope="module")

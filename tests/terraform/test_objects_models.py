@@ -9,7 +9,6 @@ from oriel_policies.documents import Snapshot, compile_documents
 
 from . import objects
 from .conftest import Shared
-from .harness import TerraformFailed
 
 GIB = 2**30
 PLACED = {
@@ -92,29 +91,3 @@ def test_group_with_an_engine_runs_its_command_and_is_a_pool_of_its_services(sha
     assert (pool.engine, pool.probe, pool.grpc_discover) == ("vllm", "/health", None) and pool.scaling is not None
     routed = {route.service or route.model: route.pool for route in read.routes}
     assert routed["chat.completions"] == routed["completions"] == "inference-chat" and routed["*"] == "logic"
-
-
-ENGINE = {"accelerator": "cpu", "engine": {"kind": "vllm", "image": "a/b", "command": ["x"]}}
-
-
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        ({"model_groups": {"a": ENGINE, "b": {"accelerator": "cpu"}}}, "an engine needs keda.enabled"),
-        ({"model_groups": {"a": ENGINE | {"models": ["x"]}}}, "its group has no models"),
-        (
-            {"model_groups": {"a": PLACED["small"] | {"models": []}, "b": {"accelerator": "cpu"}}},
-            "a pool for this group alone",
-        ),
-        ({"model_groups": {"a": PLACED["chat"] | {"args": []}}}, "needs the bytes of a GPU"),
-        ({"policies": {"pools": {"inference-x": NEURON}}}, "pools of the platform's own servers"),
-        ({"policies": {"pools": {"a": NEURON | {"address": "neuron.example"}}}}, "with networks such as 10.1.2.0/24"),
-        ({"policies": {"pools": {"a": NEURON | {"port": 0}}}}, "whole numbers from 1 to 65535"),
-        ({"policies": {"pools": {"a": NEURON | {"models": []}}}}, "name the calls that a pool gets"),
-        ({"policies": {"pools": {"a": NEURON, "b": NEURON}}}, "calls go to one pool only"),
-    ],
-)
-def test_a_pool_that_cannot_work_is_refused_when_planning(shared: Shared, given: dict, reason: str) -> None:  # type: ignore[type-arg]
-    with pytest.raises(TerraformFailed) as refused:
-        objects.objects(shared, **given)
-    assert reason in "\n".join(each.detail for each in refused.value.diagnostics)
