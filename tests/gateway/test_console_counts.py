@@ -157,9 +157,9 @@ def test_quantiles_are_within_a_bucket() -> None:
     assert BOUNDS_MS[29] <= half <= BOUNDS_MS[30] and BOUNDS_MS[59] <= most <= BOUNDS_MS[60]
 
 
-def bad(tenant: Any, cause: str, count: int) -> list[Record]:
+def bad(tenant: Any, cause: str, count: int, name: str = "model:rank") -> list[Record]:
     facts: dict[str, Any] = {"ended_s": 1.0, "status": 200, "judged": Judged("late", cause, 0.9)}
-    return [record(tenant, target("rank"), **facts) for _ in range(count)]
+    return [record(tenant, target(name, route=name), **facts) for _ in range(count)]
 
 
 def test_a_slow_model_and_a_tenant_that_fills_the_queue_are_named() -> None:

@@ -27,13 +27,14 @@ def suspects(recent: Recent, now: float) -> Iterator[str]:
     ]
     enough = max(FEW, SHARE * len(lost))
     slow = Counter((cause, route) for cause, route, _ in lost if cause in SLOW)
-    for (cause, route), count in slow.most_common(1):
-        if count >= enough:
-            over_s = median(excess_s for *place, excess_s in lost if place == [cause, route])
-            yield (
-                f"{route} is slow: {count} of the latest {len(lost)} late or missed calls lost their time in {cause}, "
-                f"{over_s:.2g} s more than usual"
-            )
+    # A model comes before the services that call it.
+    found = sorted((route.startswith("model:"), count, cause, route) for (cause, route), count in slow.items())
+    for _, count, cause, route in [each for each in found if each[1] >= enough][-1:]:
+        over_s = median(excess_s for *place, excess_s in lost if place == [cause, route])
+        yield (
+            f"{route} is slow: {count} of the latest {len(lost)} late or missed calls lost their time in {cause}, "
+            f"{over_s:.2g} s more than usual"
+        )
     if sum(cause == "queue" for cause, *_ in lost) >= enough:
         calls = sum(each.calls for each in recent.tenants.values())
         name, busiest = max(recent.tenants.items(), key=lambda item: item[1].calls)
