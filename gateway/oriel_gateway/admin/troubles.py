@@ -28,12 +28,9 @@ def troubles(
     found = []
     now = monotonic()
     if certificates is not None and (left_s := certificates.expires_at - time()) < ENDS_SOON_S:
+        ends = "expired at" if left_s <= 0.0 else "expires at"
         at = strftime("%Y-%m-%d %H:%M UTC", gmtime(certificates.expires_at))
-        found.append(
-            f"the certificate of the public ports expired at {at}: callers that check it cannot connect"
-            if left_s <= 0.0
-            else f"the certificate of the public ports expires at {at}, in {left_s / 3600:.0f} hours"
-        )
+        found.append(f"the certificate of the public ports {ends} {at}: from then on callers cannot connect")
     if usage is not None and usage.write_error:
         found.append(f"the usage ledger cannot be written, its lines wait in memory: {usage.write_error}")
     if isinstance(gateway.limiter, SharedLimiter):

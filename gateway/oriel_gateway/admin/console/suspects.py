@@ -15,7 +15,6 @@ from oriel_gateway.admin.console.recent import WINDOW_S, Recent
 FEW: Final = 8
 SHARE: Final = 0.15
 MOST_CALLS: Final = 0.5  # share of all calls that one tenant has to exceed
-SLOW: Final = frozenset({"logic", "model", "upstream"})  # places in which a server works on the call
 
 
 def suspects(recent: Recent, now: float) -> Iterator[str]:
@@ -26,7 +25,7 @@ def suspects(recent: Recent, now: float) -> Iterator[str]:
         if each.judged is not None and now - each.ended_s < WINDOW_S
     ]
     enough = max(FEW, SHARE * len(lost))
-    slow = Counter((cause, route) for cause, route, _ in lost if cause in SLOW)
+    slow = Counter((cause, route) for cause, route, _ in lost if cause in ("logic", "model", "upstream"))
     # A model comes before the services that call it.
     found = sorted((route.startswith("model:"), count, cause, route) for (cause, route), count in slow.items())
     for _, count, cause, route in [each for each in found if each[1] >= enough][-1:]:
@@ -36,7 +35,6 @@ def suspects(recent: Recent, now: float) -> Iterator[str]:
             f"{over_s:.2g} s more than usual"
         )
     if sum(cause == "queue" for cause, *_ in lost) >= enough:
-        calls = sum(each.calls for each in recent.tenants.values())
         name, busiest = max(recent.tenants.items(), key=lambda item: item[1].calls)
-        if MOST_CALLS < (share := busiest.calls / calls) < 1.0:
+        if MOST_CALLS < (share := busiest.calls / sum(each.calls for each in recent.tenants.values())) < 1.0:
             yield f"calls wait in the queue, and {share:.0%} of all calls are of tenant {name}"
