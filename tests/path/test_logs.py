@@ -99,6 +99,26 @@ def test_refusals_and_crashes_before_a_unit_runs_are_records() -> None:
         assert check(done.stderr.removesuffix("\n"))["level"] == level
 
 
+def test_a_process_goes_on_when_nobody_reads_its_log_any_more() -> None:
+    words = "import logging, sys; from oriel_wire.process.logs import capture; capture('gateway');"
+    words += "sys.stdin.readline(); [(print('a line'), logging.error('one')) for _ in range(200)]"
+    line = [sys.executable, "-c", words]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None and process.stdin is not None
+        process.stderr.close()
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        try:
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+def test_a_record_that_cannot_be_formatted_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    logs._BoundedHandler(sys.stderr).handle(logging.LogRecord("n", logging.INFO, "a.py", 7, "two %s %s", (1,), None))
+    assert capsys.readouterr().err.startswith("a record of a.py:7 cannot be formatted: TypeError(")
+
+
 def test_lines_of_an_access_log_have_the_common_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_identity", {"unit": "gateway", "instance": "gateway-0", "pid": 1})
     log = LineLog[dict[str, Any]](str(tmp_path / "log"), lambda note, offset_s: note)

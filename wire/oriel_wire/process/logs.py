@@ -179,6 +179,15 @@ class _BoundedHandler(logging.StreamHandler[TextIO]):
         self._left_out[kind] += 1
         self._examples.setdefault(kind, (record.name, record.levelno, str(record.msg)[:MAX_FIELD_BYTES]))
 
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Leave a record out that cannot be written. To print why, as logging does, would make records of that too, by
+        a thread that waits for this handler: the process would stand still.
+        """
+        if not isinstance(error := sys.exception(), OSError):
+            place = record.pathname, record.lineno
+            text = f"a record of {place[0]}:{place[1]} cannot be formatted: {error!r}"
+            super().emit(logging.LogRecord(record.name, logging.ERROR, *place, text, None, None))
+
     def report(self) -> None:
         """Write how many records of which kinds were left out since the last report."""
         assert self.lock is not None
