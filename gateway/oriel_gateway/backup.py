@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
         raise StartFailed("the limiter has to be redis://HOST:PORT/DB or rediss://...: pass --limiter URL")
     try:
         report = _export(args) if args.action == "export" else _import(args)
-    except (LaterForm, LedgerLost, msgspec.MsgspecError, sqlite3.Error, OSError) as error:
+    except (LaterForm, LedgerLost, msgspec.MsgspecError, ValueError, sqlite3.Error, OSError) as error:
         raise StartFailed(f"the state cannot be {args.action}ed: {error}") from error
     sys.stderr.write(f"{args.action}ed {report}\n")
     return 0
@@ -124,13 +124,15 @@ def _export(args: argparse.Namespace) -> str:
     for name, part in PARTS.items():
         if name not in here and part.file and (path := args.state / part.file).exists():
             here[name] = _named(part, read_copy(path, part.table))
+    if not here and next(segments(args.state, with_open=True), None) is None:
+        raise StartFailed(f"there is nothing to export in {args.state}: pass --state DIR or --limiter URL")
     at = datetime.now(UTC).isoformat(timespec="seconds")
     manifest = Manifest(oriel=installed_version(), instance=socket.gethostname(), at=at)
     growing = 0
     shown = args.file == Path("-")
     with (
         open(
-            1 if shown else args.file, "wb", closefd=not shown, opener=lambda name, how: os.open(name, how, 0o600)
+            1 if shown else args.file, "xb", closefd=not shown, opener=lambda name, how: os.open(name, how, 0o600)
         ) as out,
         tarfile.open(fileobj=out, mode="w|gz") as tar,
     ):
@@ -184,11 +186,11 @@ def _import(args: argparse.Namespace) -> str:
 
 @contextmanager
 def _opened(folder: Path, part: Part) -> Iterator[sqlite3.Connection]:
-    """Open a state file for one transaction, which an error undoes. Raises StartFailed if the file is in use."""
-    file = StateFile(folder / part.file, part.schema, holds=f"the {part.table} of {folder}")
+    """Open a state file for one transaction, which an error undoes. Raises StartFailed if the file cannot be used."""
+    file = StateFile(folder / part.file, part.schema, holds=f"{part.table} of {folder}")
     file.open(lambda database: None)
     if file.database is None:
-        raise StartFailed(f"nothing was imported: stop the gateway that uses {folder / part.file}")
+        raise StartFailed(f"nothing was imported: {folder / part.file} cannot be used (see above): stop its gateway")
     with closing(file):
         file.database.execute("BEGIN IMMEDIATE")
         yield file.database

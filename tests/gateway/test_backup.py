@@ -66,6 +66,7 @@ async def test_quotas_and_bill_of_a_gateway_go_on_in_an_empty_folder(
                 assert (await client.ask(INFER, b"x", key="key-t")).status == 200
 
             async def saved() -> bool:
+                running.unlink(missing_ok=True)
                 return await state("export", running, "--state", one / "state") == 0 and any(
                     row[-1] == 3 for row in rows(running, backup.QUOTAS)
                 )
@@ -164,7 +165,21 @@ async def test_a_folder_in_use_is_not_imported_into(tmp_path: Path, capsys: pyte
     with closing(owner):
         owner.open(lambda database: None)
         assert await state("import", packed(tmp_path / "a", quota(5)), "--state", tmp_path) == 2
-    assert "stop the gateway that uses" in capsys.readouterr().err and kept(tmp_path) == []
+    assert "quotas.db cannot be used (see above): stop its gateway" in capsys.readouterr().err and kept(tmp_path) == []
+
+
+async def test_an_export_neither_replaces_a_file_nor_comes_out_empty(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = packed(tmp_path / "there", quota(5))
+    before = file.read_bytes()
+    assert await state("import", file, "--state", tmp_path / "here") == 0
+    assert await state("export", file, "--state", tmp_path / "here") == 2
+    assert "File exists" in capsys.readouterr().err and file.read_bytes() == before
+    assert await state("export", tmp_path / "new", "--state", tmp_path / "mistyped") == 2
+    assert "there is nothing to export in" in capsys.readouterr().err and not (tmp_path / "new").exists()
+    assert await state("export", tmp_path / "new", "--limiter", "redis://127.0.0.1:99999/0") == 2
+    assert "the state cannot be exported: Port out of range" in capsys.readouterr().err
 
 
 def test_a_copy_is_whole_while_a_gateway_writes(tmp_path: Path) -> None:

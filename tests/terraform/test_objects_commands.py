@@ -274,9 +274,9 @@ def test_secrets_are_named_and_never_told(shared: Shared) -> None:
     (model_server,) = pods(found)["inference-own"]["spec"]["containers"]
     assert model_server["envFrom"] == [{"secretRef": {"name": "minio"}}]
     arguments = units(found)["gateway"][0]
-    assert arguments.limiter == "rediss://redis.example:6380" and arguments.limiter_ca == Path(
-        "/etc/oriel/redis/ca.crt"
-    )
+    # In the environment, so that `oriel state export` there finds what gateways share.
+    assert env["ORIEL_LIMITER"] == {"name": "ORIEL_LIMITER", "value": "rediss://redis.example:6380"}
+    assert arguments.limiter is None and arguments.limiter_ca == Path("/etc/oriel/redis/ca.crt")
     assert str(arguments.policies) == "s3://policies.example/oriel"
     assert arguments.admin_pages == "token" and units(objects(shared))["gateway"][0].admin_pages == "token"
 
