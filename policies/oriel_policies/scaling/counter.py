@@ -118,8 +118,9 @@ class DemandCounter:
     def _tier_record(self, tier: _Tier, now: float) -> TierRecord:
         made, current = TierRecord(), int(now)
         for second, (arrived, refused) in tier.seconds.items():
-            made.arrivals[max(0, current - second)] += arrived
-            made.refused += refused
+            if (age := max(0, current - second)) <= WINDOW_S:  # seconds are not noted in order: see `_forget`
+                made.arrivals[age] += arrived
+                made.refused += refused
         for slot, calls in tier.waiting.items():
             made.backlog[deadline_class(slot / _SLOTS_PER_S - now)] += calls
         return made
@@ -140,7 +141,7 @@ class DemandCounter:
         self._touched_s = now
 
     def _forget(self, tier: _Tier, now: float) -> None:
-        """Drop the seconds that have left the window; the oldest come first."""
+        """Drop the seconds that have left the window. One noted after a later one stays until that goes too."""
         oldest = int(now) - WINDOW_S
         while tier.seconds and (first := next(iter(tier.seconds))) < oldest:
             del tier.seconds[first]
