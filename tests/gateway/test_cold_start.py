@@ -93,7 +93,7 @@ async def test_a_call_is_held_beyond_the_give_up_time_of_its_tier(names: Names, 
         assert call.deadline == call.received_s + 300.0
         names.found = (("127.0.0.1", at),)
         answered, about = await held
-        assert answered and call.received_s + 200.0 < call.deadline < call.permit_s + 200.0
+        assert answered and call.received_s + 200.0 < call.deadline
         timing = about["server-timing"]
         assert "gateway-cold-start;dur=" in timing and "desc=no_address" in timing and "gateway-upstream" in timing
         await until(lambda: idle(core) and not core.pools["p"].calls and not core.pools["p"].held_bytes)

@@ -101,6 +101,22 @@ async def test_a_call_for_a_pool_without_a_server_is_planned_for_at_once() -> No
             assert plan.demand.total.held == 1
 
 
+async def test_while_ordered_replicas_start_no_call_is_judged_by_the_turns_of_those_that_are_there() -> None:
+    async with upstream() as up, serving(up) as (_, core):
+        gate, plan = core.pools["p"], core.scaled.plans["p"]
+        plan.update(monotonic())
+        assert not gate.grows_until_s
+        plan.wake(3, 60.0)
+        until_s = gate.grows_until_s
+        assert 0.0 < until_s - monotonic() <= 20.0, "a start"
+        plan.update(monotonic())
+        assert gate.grows_until_s == until_s, "no other was ordered"
+        plan.wake(1, 60.0)
+        plan._planner._wanted = 1
+        plan.update(monotonic())
+        assert not gate.grows_until_s
+
+
 async def test_waiting_calls_are_counted_when_their_pool_begins_to_scale() -> None:
     async with upstream() as up, gateway(scaled(up.port, scaling="", max_inflight=1)) as (port, core):
         up.answer = server = Gate()

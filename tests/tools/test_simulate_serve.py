@@ -176,6 +176,25 @@ def test_replicas_follow_the_scaling_table_up_and_down() -> None:
     assert fixed["simulation"]["replica_seconds"] == 600.0 and fixed["simulation"]["timeline"]["replicas"] == []
 
 
+FROM_ZERO = SCALING.replace("minimum = 1", "minimum = 0") + "hold_ms = 30000\nkeep_alive_ms = 1000\ncall_ms = 10\n"
+
+
+def test_calls_for_a_pool_at_zero_are_held_until_its_first_replica_is_ready() -> None:
+    made = scenario({"key": "bronze", "target_ms": 1100.0}, rate=20.0, seconds=5.0)
+    made.phase.append(Phase(name="idle", seconds=60.0, rates={"load": 0.0}))
+    document = simulated(made, scale="p", replicas=0, snapshot=documents(scaling=FROM_ZERO))
+    found, tier = document["simulation"], document["phases"][0]["tiers"]["load"]
+    assert tier["good"] == tier["scheduled"] and 0.5 < tier["latency_ms"]["max"] / 1e3 < 2.5
+    assert found["timeline"]["replicas"][-1] == 0 and 20.0 < found["replica_seconds"] < 50.0
+
+
+def test_a_replica_that_is_lost_is_started_again_and_calls_wait_for_it_meanwhile() -> None:
+    made = scenario({"key": "bronze", "target_ms": 200.0}, rate=20.0, seconds=30.0)
+    both = documents(scaling=FROM_ZERO.replace("minimum = 0", "minimum = 1"))
+    tier = simulated(made, scale="p", crashes=(10,), snapshot=both)["phases"][0]["tiers"]["load"]
+    assert tier["good"] == tier["scheduled"] and 0.9 < tier["attainment"] < 0.99
+
+
 def test_a_pool_that_scales_has_its_minimum_from_the_beginning_and_costs_that() -> None:
     """It began with --replicas, by default 1, and was cheaper than the pool can be."""
     price = Price(name="t4", device_class="cpu", currency="USD", valid_from="2026-01-01", device_hour=NANO)

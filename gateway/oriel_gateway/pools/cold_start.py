@@ -4,7 +4,7 @@ The rules are in `oriel_policies.scaling.cold_start`. They apply to the tiers th
 of others wait until their deadlines, as in a pool that does not scale.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from time import monotonic
 from typing import Any, Final
@@ -32,10 +32,14 @@ class PoolColdStart:
 
     starts: their measured times. refused: calls that could not be in time.
     loading: bytes of model files that the most advanced server has loaded, and all that it has to; None while unknown.
+    clock: monotonic seconds; another one than the machine's in simulations.
     """
 
-    def __init__(self, scaling: Scaling, sets: Sequence[EndpointSet[Any]]) -> None:
+    def __init__(
+        self, scaling: Scaling, sets: Sequence[EndpointSet[Any]], clock: Callable[[], float] = monotonic
+    ) -> None:
         self._sets = sets
+        self._clock = clock
         self.starts = ColdStarts(guess_s=scaling.start_s, forget_s=scaling.keep_alive_s)
         self.refused = 0
         self.loading: tuple[int, int] | None = None
@@ -54,12 +58,12 @@ class PoolColdStart:
     def note_ready(self, *, probed: bool) -> None:
         """Note the end of a start if there is a usable server. probed: only one that has passed a probe is."""
         if any(not probed or member.reach is Reach.READY for these in self._sets for member in these.usable):
-            self.starts.ready(monotonic())
+            self.starts.ready(self._clock())
             self.loading = None
 
     def retry_after_s(self) -> int | None:
         """Whole seconds until the start under way has probably ended; None if none is."""
-        return self.starts.retry_after_s(monotonic())
+        return self.starts.retry_after_s(self._clock())
 
     @property
     def phase(self) -> Phase:

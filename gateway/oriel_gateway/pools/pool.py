@@ -63,6 +63,8 @@ class PoolGate:
     streams: the slots of streaming calls whose answer has begun.
     most_s: the longest time in seconds that a call may take for the pool's concurrency to be learned from it.
     demand: counts the demand for a pool that scales; None for others.
+    grows_until_s: time at which replicas that were ordered are ready, in monotonic seconds; until then no call is
+    refused because it would wait for long.
     learned: its concurrency by latency, None if it is fixed. engines: by what engines of others report, None for pools
     of other servers.
     clock: monotonic seconds; another one than the machine's in simulations.
@@ -108,6 +110,7 @@ class PoolGate:
         self.demand: PoolDemand | None = None
         self._late = 0  # calls that would have been late here and have other pools to go to
         self.cold_start: PoolColdStart | None = None
+        self.grows_until_s = 0.0
         self._adopt_cold_start()
 
     def count_demand(self, demand: PoolDemand | None) -> None:
@@ -178,7 +181,7 @@ class PoolGate:
         if scaling is None:
             self.cold_start = None
         elif self.cold_start is None:
-            self.cold_start = PoolColdStart(scaling, (self.endpoints, self.grpc))
+            self.cold_start = PoolColdStart(scaling, (self.endpoints, self.grpc), self._clock)
         else:
             self.cold_start.adopt(scaling)
         self._usable_changed()
@@ -257,7 +260,7 @@ class PoolGate:
         if cold is None or these.usable:
             return None
         try:
-            return cold.until(these, tenant, received_s, requested_until, monotonic())
+            return cold.until(these, tenant, received_s, requested_until, self._clock())
         except Refused:
             if self.demand is not None:
                 self.demand.turned_away(tenant.tier.name)
@@ -322,8 +325,14 @@ class PoolGate:
         times = self._times.get(target.work, _NO_TIMES)
         backlog, waiting, behind = admission.queue.backlog(tier.band, tenant.name, target.counted)
         now = self._clock()
-        # Most calls are far from being late; only the others need the whole estimate.
-        if backlog is not None and waiting and backlog.wait_s(waiting, now) + times.floor.ceiling_s > due - now:
+        # Most calls are far from being late; only the others need the whole estimate. While replicas start, the turns
+        # measured so far say nothing about those to come.
+        if (
+            now >= self.grows_until_s
+            and backlog is not None
+            and waiting
+            and backlog.wait_s(waiting, now) + times.floor.ceiling_s > due - now
+        ):
             left_s = deadline - now
             wait_s = backlog.refuses(
                 waiting,

@@ -66,6 +66,7 @@ class PoolPlan:
         self._edge = edge
         self._loop = asyncio.get_running_loop()
         self._soon: asyncio.Handle | None = None
+        self._ordered = 0  # the number that the plan wanted before
         self._members = Members(now)
         self._noticed_s = now - _AGAIN_S
         self.counts = PoolDemand(now, self._plan_soon)
@@ -126,7 +127,7 @@ class PoolPlan:
         schedule, scheduled = self.scaling.schedule, 0
         if schedule:
             scheduled = scheduled_minimum(schedule, self._calendar.epoch(now), self.scaling.start_s)
-        self.latest = self._planner.plan(
+        self.latest = latest = self._planner.plan(
             self.demand,
             now,
             replicas=self.replicas,
@@ -134,8 +135,13 @@ class PoolPlan:
             scheduled=scheduled,
             model_replicas=self.model_replicas,
         )
-        began = self.latest.active and not counts.active
-        counts.active = self.latest.active
+        if latest.wanted <= self.ready:
+            gate.grows_until_s = 0.0
+        elif latest.wanted > self._ordered:
+            gate.grows_until_s = now + self.scaling.start_s
+        self._ordered = latest.wanted
+        began = latest.active and not counts.active
+        counts.active = latest.active
         if not (began or self.starved) or now - self._noticed_s < _AGAIN_S:
             return False
         self._noticed_s = now

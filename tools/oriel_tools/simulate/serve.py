@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate the load and print what it got."""
-    if not 1 <= args.replicas <= MAX_REPLICAS or not 0 <= args.cores <= 4096:
+    if not (0 if args.scale else 1) <= args.replicas <= MAX_REPLICAS or not 0 <= args.cores <= 4096:
         raise CommandFailed(f"--replicas must be 1 to {MAX_REPLICAS}, --cores from 0 to 4096")
     if args.html is not None and not args.html.parent.is_dir():
         raise CommandFailed(f"{args.html}: there is no such folder")

@@ -23,7 +23,7 @@ from oriel_policies.waiting.batch import BatchBounds
 from oriel_tools.load.generator import Record, schedule
 from oriel_tools.load.scenario import Scenario
 from oriel_tools.load.tally import Outcome, Tally, Timeline
-from oriel_tools.simulate.autoscaled import Autoscaled
+from oriel_tools.simulate.autoscaled import Autoscaled, Planned, Rule, scaling_of
 from oriel_tools.simulate.profile import Profile, drawn
 from oriel_tools.simulate.requests import Request
 
@@ -79,7 +79,7 @@ class Use:
     def capacity_s(self, index: int) -> float:
         """Return for how many seconds executions can run in a bin."""
         replicas = self.scaled[index] if index < len(self.scaled) else self.scaled[-1] if self.scaled else self.replicas
-        return self.width_s * self.slots * replicas
+        return self.width_s * self.slots * max(1, replicas)  # one that ends finishes its calls
 
     def waits(self, place: str, calls: int, offset_s: float) -> None:
         """Count the calls that wait now."""
@@ -107,12 +107,17 @@ class Servers:
     replicas: equal servers, at the beginning. cores: executions that may run at once on a replica; 0: as many as its
     models have instances. scale: pool of the policy documents whose scaling table the replicas follow; "": their number
     is fixed. begins_s: wall clock when the load begins, in epoch seconds, for the schedule of this pool.
+    rule: makes another rule of scaling for the pool, to compare it. start_s: bounds of the time that a replica takes to
+    start; the pool's `start_ms` if it is empty. crashes: seconds of the load at which a replica is lost.
     """
 
     replicas: int = 1
     cores: int = 0
     scale: str = ""
     begins_s: float = 0.0
+    rule: Callable[[Snapshot, str], Rule] | None = None
+    start_s: tuple[float, float] | None = None
+    crashes: tuple[int, ...] = ()
 
 
 class VirtualLoad:
@@ -149,25 +154,30 @@ class VirtualLoad:
         self._numbers = count()
         self._replicas: list[_Replica] = []
         self._stopped: list[_Replica] = []
-        self._change(servers.replicas)
+        self._pool = servers.scale
         self._scaled: Autoscaled | None = None
+        self._set_replicas(servers.replicas)
         self._gateway: Any = None
         self._tenants: list[Tenant] = []
         self._longest_s = max(DEFAULT_TIMEOUT_S, *[request.timeout_s or 0.0 for request in requests])
         if snapshot is not None:
-            self._gateway = SimulatedGateway(snapshot, self._clock.now, self._call_at, self._forward)
+            self._gateway = SimulatedGateway(snapshot, self._clock.now, self._call_at, self._forward, servers.scale)
             self._longest_s = max(self._longest_s, *[tier.give_up_s for tier in snapshot.tiers.values()])
             self._tenants = [tenant_of(snapshot, stream.name, stream.key) for stream in scenario.stream]
             if servers.scale:
-                table = snapshot.pools[servers.scale].scaling
-                assert table is not None
+                table = scaling_of(snapshot, servers.scale)
+                self._longest_s += max([table.hold_for(tier) or 0.0 for tier in snapshot.tiers])
+                self._gateway.set_replicas(servers.scale, servers.replicas)
+                begins_s = servers.begins_s - self._began_s
                 self._scaled = Autoscaled(
-                    snapshot,
-                    servers.scale,
-                    begins_s=servers.begins_s - self._began_s,
+                    servers.rule(snapshot, servers.scale)
+                    if servers.rule is not None
+                    else Planned(snapshot, servers.scale, begins_s=begins_s),
                     replicas=servers.replicas,
-                    record=self._gateway.count_demand(servers.scale, table.capacity),
-                    change=self._change,
+                    start_s=servers.start_s or (table.start_s, table.start_s),
+                    record=self._gateway.count_demand(servers.scale, table.capacity, self._first_call),
+                    change=self._set_replicas,
+                    crashes=tuple([round(self._began_s) + each for each in servers.crashes]),
                 )
 
     def _start(self) -> None:
@@ -187,13 +197,19 @@ class VirtualLoad:
         )
         self._replicas.append(replica)
 
-    def _change(self, replicas: int) -> None:
+    def _set_replicas(self, replicas: int, grows_until_s: float = 0.0) -> None:
         """Add replicas that are ready, or give the newest ones no more calls; these finish the calls that they have."""
-        for _ in range(replicas):
+        while len(self._replicas) < replicas:
             self._start()
-        if replicas < 0:
-            self._stopped += self._replicas[replicas:]
-            del self._replicas[replicas:]
+        self._stopped += self._replicas[replicas:]
+        del self._replicas[replicas:]
+        if self._scaled is not None:
+            self._gateway.set_replicas(self._pool, replicas, grows_until_s)
+
+    def _first_call(self) -> None:
+        """Order a replica at once: the gateway pushes the first call of an idle pool to KEDA."""
+        if self._scaled is not None and not self._scaled.replicas:
+            self._scaled.second(round(self._clock.now()))
 
     def _second(self) -> None:
         """Decide about the replicas, and again a second later."""
