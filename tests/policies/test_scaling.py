@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -52,14 +53,27 @@ def test_a_tier_of_weight_0_buys_nothing() -> None:
     assert replicas_wanted(pool(), [free], 1) == 0
 
 
-def test_work_that_no_new_replica_can_save_is_left_out() -> None:
-    lost = [0.0] * 24
-    lost[0] = 10_000.0
-    assert replicas_wanted(pool(), [TierLoad(BRONZE, SERVICE, lost, 0.0)], 0) == 0
+def test_work_that_present_replicas_do_before_a_start_is_left_out() -> None:
     later = [0.0] * 24
     later[14] = 1_000.0  # due in about a minute: 100 s of work
-    assert 2 <= replicas_wanted(pool(), [TierLoad(BRONZE, SERVICE, later, 0.0)], 0) <= 6
+    assert 2 <= replicas_wanted(pool(), [TierLoad(BRONZE, SERVICE, later, 0.0)], 0) <= 10
     assert replicas_wanted(pool(), [TierLoad(BRONZE, SERVICE, later, 0.0)], 6) == 0, "six do it in the time of a start"
+
+
+def test_a_backlog_that_new_replicas_will_find_is_answered_though_it_is_late() -> None:
+    """Orders came only with the rate: calls that were held while no replica was there timed out behind the first."""
+    late = [0.0] * 24
+    late[0] = 600.0  # 60 s of work; one replica does 20 s of it in the time of a start, and 40 s are left for 10 s
+    assert replicas_wanted(pool(), [TierLoad(BRONZE, SERVICE, late, 0.0)], 1) == 4
+    assert replicas_wanted(pool(), [TierLoad(BRONZE, SERVICE, late, 0.0)], 3) == 0
+
+
+def test_spare_replicas_are_beyond_the_most_urgent_band_and_work_for_the_others() -> None:
+    nothing = [0.0] * 24
+    gold, bronze = TierLoad(GOLD, SERVICE, nothing, 5.0), TierLoad(BRONZE, SERVICE, nothing, 35.0)
+    alone = replicas_wanted(pool(), [gold], 10)
+    assert replicas_wanted(pool(), [gold], 10, spare=2) == alone + 2 == 4
+    assert replicas_wanted(pool(), [gold, bronze], 10, spare=2) == 4, "four replicas do the work of all tiers"
 
 
 def test_a_steady_urgent_rate_gets_what_the_queueing_formula_says() -> None:
@@ -198,18 +212,15 @@ def test_an_idle_pool_goes_to_its_minimum_only_after_the_keep_alive_and_not_whil
     assert course.wanted[-1] == 0
 
 
-def test_one_goes_per_minute_and_only_after_the_history() -> None:
+def test_a_fall_waits_for_the_history_and_goes_as_far_as_the_calls_did() -> None:
     course = Course()
-    for _ in range(30):
+    for _ in range(120):
         course.second(60)
     most = course.wanted[-1]
-    for _ in range(900):
+    for _ in range(120):
         course.second(5)
-    first = next(index for index, number in enumerate(course.wanted) if number < most and index > 30)
-    assert first >= 300
-    down = [index for index, (before, after) in enumerate(pairwise(course.wanted)) if after < before]
-    assert all(after - before >= 60 for before, after in pairwise(down)) and len(down) >= 3
-    assert all(before - after <= 1 for before, after in pairwise(course.wanted))
+    first = next(index for index, number in enumerate(course.wanted) if number < most and index > 120)
+    assert 120 + 15 <= first <= 120 + 45 and course.wanted[-1] == 2
 
 
 def test_the_number_never_falls_while_a_record_is_missing_and_is_unavailable_after_a_minute() -> None:
@@ -235,6 +246,8 @@ def test_without_a_service_time_the_number_stays_and_one_is_wanted_for_a_call() 
     demand = Demand(total, State.COMPLETE, continuous=True)
     assert Planner(pool(), TIERS, 0.0).plan(demand, 1.0, replicas=0, ready=0).wanted == 1
     assert Planner(pool(), TIERS, 0.0).plan(demand, 1.0, replicas=7, ready=7).wanted == 7
+    told = replace(pool(), call_s=0.1)
+    assert Planner(told, TIERS, 0.0).plan(demand, 1.0, replicas=0, ready=0).wanted > 1, "by what the documents say"
 
 
 @pytest.mark.long

@@ -5,7 +5,7 @@ from math import inf, nextafter, sqrt
 import pytest
 
 from oriel_policies.scaling.counter import DemandCounter
-from oriel_policies.scaling.forecast import expected_rate
+from oriel_policies.scaling.forecast import expected_rate, growth
 from oriel_policies.scaling.keep_alive import IdleGaps
 from oriel_policies.scaling.members import Members, State
 from oriel_policies.scaling.records import PoolRecord, TierRecord, deadline_class, due_by, later
@@ -37,6 +37,16 @@ def test_arrivals_are_told_by_the_whole_seconds_of_their_age_for_a_minute() -> N
     assert found.refused == 2.0
     found = it.record(101.0).tiers["gold"]
     assert {age: calls for age, calls in enumerate(found.arrivals) if calls} == {1: 3.0, 2: 1.0, 60: 1.0}
+
+
+def test_a_refusal_noted_before_the_arrivals_of_an_earlier_second_does_not_outlive_the_window() -> None:
+    """The seconds were dropped in the order of their notes: a minute later the plan failed on one that was too old."""
+    it = DemandCounter(0.0)
+    it.refused("gold", 10.1)
+    it.arrived("gold", 9.5)
+    found = it.record(70.0).tiers["gold"]
+    assert (sum(found.arrivals), found.refused) == (0.0, 1.0)
+    assert sum(it.record(71.0).tiers["gold"].arrivals) == 0.0 and not it._tiers["gold"].seconds
 
 
 def test_a_record_tells_idle_time_waiting_calls_and_an_operators_wish() -> None:
@@ -227,7 +237,7 @@ def forecast(arrivals: list[float], *, start_s: float = 20.0, target_s: float = 
     return expected_rate(
         arrivals,
         observed_s=more.get("observed_s", 100.0),
-        continuous=bool(more.get("continuous", True)),
+        grown=growth(arrivals, start_s) if more.get("continuous", True) else 1.0,
         target_s=target_s,
         start_s=start_s,
     )
@@ -244,21 +254,32 @@ def test_a_burst_of_six_seconds_counts_beyond_four_sigmas() -> None:
         assert forecast(arrivals, target_s=nextafter(20.0, 0.0), continuous=False) == found
 
 
-def test_a_rise_is_extrapolated_to_a_start_and_the_delay_and_by_half_at_most() -> None:
-    rising = [0.0] + [100.0] * 30 + [40.0] * 30
-    assert forecast(rising, start_s=1.0) == pytest.approx(100.0 + 2.0 * 23.5)
-    assert forecast(rising, start_s=7.5) == pytest.approx(150.0) == forecast(rising, start_s=60.0)
-    steady = [0.0] + [100.0] * 30 + [95.0] * 30
-    assert forecast(steady) == pytest.approx(97.5)
-    assert forecast(rising, continuous=False) == pytest.approx(100.0)
-    falling = [0.0] + [40.0] * 30 + [100.0] * 30
-    assert forecast(falling) == pytest.approx(70.0)
+def test_a_ramp_is_extrapolated_to_a_start_and_the_delay_and_to_twice_at_most() -> None:
+    rising = [0.0] + [100.0 - age for age in range(60)]  # one more per second; 93 in the mean of the last 15 s
+    assert forecast(rising, start_s=5.0) == pytest.approx(93.0 + 20.0)
+    assert forecast(rising, start_s=500.0) == pytest.approx(2 * 93.0)
+    assert forecast(rising, continuous=False) == pytest.approx(97.5), "a burst"
+    chance = [0.0] + [100.0] * 30 + [97.0] * 30
+    assert forecast(chance) == pytest.approx(98.5)
+
+
+def test_after_a_step_the_calls_are_not_taken_for_a_ramp() -> None:
+    stepped = [0.0] + [40.0] * 30 + [10.0] * 30
+    deviation = sqrt(80.0 / 15) / 15
+    assert forecast(stepped) == pytest.approx(40.0 + 35.0 * deviation)
+
+
+def test_calls_that_shrink_are_planned_for_at_their_present_rate() -> None:
+    falling = [0.0] + [40.0 + age for age in range(60)]  # 47 in the mean of the last 15 s, 40 by the line
+    assert forecast(falling) == pytest.approx(47.0) == forecast(falling, target_s=99.0)
+    assert forecast([0.0] * 21 + [40.0] * 40) == 0.0
+    assert forecast([0.0] * 61) == 0.0
 
 
 def test_a_rate_is_the_mean_of_what_was_observed() -> None:
     arrivals = [0.0] + [6.0] * 6 + [0.0] * 54
     for observed_s, found in ((0.0, 6.0), (6.9, 6.0), (12.0, 3.0), (60.0, 0.6), (99.0, 0.6)):
-        assert forecast(arrivals, observed_s=observed_s, target_s=99.0) == pytest.approx(found)
+        assert forecast(arrivals, observed_s=observed_s, target_s=99.0, continuous=False) == pytest.approx(found)
 
 
 # The wanted number ----------------------------------------------------------------------------------------------------
@@ -281,8 +302,8 @@ def test_the_share_of_calls_that_wait_too_long(servers: float, work: float, slac
 
 def test_replicas_are_counted_up_from_what_is_needed_and_within_the_bounds() -> None:
     pool = Scaling(minimum=1, maximum=5, spare=1, start_s=20.0)
-    for models, wanted in ((0.0, 1), (1.0, 2), (1.0000001, 2), (1.01, 3), (4.0, 5), (5.0, 5), (9.0, 5)):
-        assert replicas_wanted(pool, [], 0, models, spare=1) == wanted
+    for models, wanted in ((0.0, 2), (1.0, 2), (2.0000001, 2), (2.01, 3), (4.0, 4), (5.0, 5), (9.0, 5)):
+        assert replicas_wanted(pool, [], 0, models, spare=1) == wanted, "one is spare, and holds models too"
     assert replicas_wanted(pool, [], 0, 1.0) == 1
     urgent = TierLoad(TierScaling(band=0, target_s=1.0, weight=0.0), ServiceTime(0.1, 0.1), NOTHING, 100.0)
     assert replicas_wanted(pool, [urgent], 1) == 1

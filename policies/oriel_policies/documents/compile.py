@@ -253,6 +253,7 @@ def _scaling(file: str, path: str, pool: PoolTable, tiers: set[str]) -> Scaling 
         start_s=table.start_ms / 1000.0,
         keep_alive_s=table.keep_alive_ms / 1000.0,
         capacity=table.capacity,
+        call_s=None if table.call_ms is None else table.call_ms / 1000.0,
         miss_share=table.miss_share,
         weights=dict(table.weights),
         schedule=_schedule(file, f"{path}.schedule", table),

@@ -145,10 +145,11 @@ class WindowTable(_Table, rename={"begins": "from", "ends": "to"}):
 
 class ScalingTable(_Table):
     """`[pools.NAME.scaling]`: how many replicas the pool may have, and what decides how many it needs. spare: replicas
-    beyond those that calls need. start_ms: time until a new replica serves, in 95 of 100 starts. capacity:
-    device-seconds that one replica does per second. miss_share: calls of an urgent tier that may wait too long.
-    weights: tier -> share of its work that is paid for. hold_ms: time for which a call is held without a server,
-    instead of its tier's give_up_ms; tier_hold_ms: the same for some tiers."""
+    beyond those that the most urgent tier needs. start_ms: time until a new replica serves, in 95 of 100 starts.
+    capacity: device-seconds that one replica does per second. call_ms: device time of a call, until answers show it.
+    miss_share: calls of an urgent tier that may wait too long. weights: tier -> share of its work that is paid for.
+    hold_ms: time for which a call is held without a server, instead of its tier's give_up_ms; tier_hold_ms: the same
+    for some tiers."""
 
     minimum: int
     maximum: int
@@ -156,6 +157,7 @@ class ScalingTable(_Table):
     start_ms: Start = 60_000
     keep_alive_ms: Start = 300_000
     capacity: Annotated[float, Meta(ge=0.001, le=1_000_000)] = 1.0
+    call_ms: Annotated[float, Meta(ge=0.001, le=3_600_000)] | None = None
     miss_share: Inside = 0.002
     weights: dict[str, Share] = {}
     schedule: list[WindowTable] = []

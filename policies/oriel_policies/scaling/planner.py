@@ -1,10 +1,11 @@
-"""The wanted number of replicas over time: up at once, down slowly, and to none only after a keep-alive.
+"""The wanted number of replicas over time: up at once, down later, and to none only after a keep-alive.
 
-Up: `replicas_wanted` for the forecast of this moment. Down: by one per DOWN_EVERY_S, if one less would also be enough
-for the largest forecast of the last max(300 s, 3 starts) and a margin of one standard deviation of the minute's mean.
-Without that memory the number would follow every fluctuation, and without the margin a load whose need lies at the
-edge of a whole number would swing about it; a start costs more than a replica that idles for a while. While a record
-is missing, while the history is too short, or while no service time is known, the number never falls.
+Up: `replicas_wanted` for the forecast of this moment. Down: to the number that the largest forecast of the last
+max(15 s, 3/4 of a start) needs with a margin of MARGIN standard deviations of the minute's mean. Without that memory
+the number would follow every fluctuation, and without the margin a load whose need lies at the edge of a whole number
+would swing about it; to stop and start a replica again costs as much as one that idles for a start. While a record is
+missing, while the history is too short, or while no service time is known, the number never falls. Until the first
+answer the service time is the one of the documents (`call_ms`), if they name one.
 
 The floor is the largest of the pool's minimum, that of a window of its schedule, and what an operator asked for. While
 the pool is in use, `spare` replicas are added to those that its calls need.
@@ -19,18 +20,18 @@ from dataclasses import KW_ONLY, dataclass
 from math import ceil, inf, sqrt
 from typing import Final
 
-from oriel_policies.scaling.forecast import expected_rate
+from oriel_policies.scaling.forecast import expected_rate, growth
 from oriel_policies.scaling.keep_alive import IdleGaps
 from oriel_policies.scaling.members import Demand, State
 from oriel_policies.scaling.records import CLASSES, WINDOW_S
 from oriel_policies.scaling.wanted import Scaling, ServiceTime, TierLoad, TierScaling, replicas_wanted, service_time
 
-DOWN_EVERY_S: Final = 60.0
-HISTORY_S: Final = 300.0
-MARGIN: Final = 1.0
+HISTORY_S: Final = 15.0
+HISTORY_STARTS: Final = 0.75
+MARGIN: Final = 4.0
 TOLERANCE: Final = 0.1  # relative change that a HorizontalPodAutoscaler ignores
 _BEYOND: Final = 0.01  # the metric is kept to 1/1000
-_SLOT_S: Final = 5.0
+_SLOT_S: Final = 2.5
 _NOTHING: Final[list[float]] = [0.0] * CLASSES
 
 
@@ -97,10 +98,9 @@ class Planner:
         self.tiers = dict(tiers)
         self._other_name = _least_urgent(self.tiers)
         self._other = self.tiers[self._other_name]
-        self._largest = _Largest(max(HISTORY_S, 3.0 * pool.start_s), now)
+        self._largest = _Largest(max(HISTORY_S, HISTORY_STARTS * pool.start_s), now)
         self._gaps = IdleGaps(pool.start_s)
         self._wanted = -1
-        self._down_s = now
 
     def plan(
         self,
@@ -132,20 +132,21 @@ class Planner:
         complete = demand.state is State.COMPLETE
         needed = self._wanted
         if services and demand.state is not State.UNAVAILABLE:
-            needed = replicas_wanted(pool, self._loads(demand, rates, services), ready, model_replicas, spare=spare)
+            needed = replicas_wanted(
+                pool, self._loads(demand, rates, services), (ready + replicas) / 2, model_replicas, spare=spare
+            )
         needed = max(needed, floor, 1 if active else 0)
         if needed > self._wanted:
             self._wanted = needed
         elif complete and not active and not floor:
             self._wanted = 0
-        elif complete and needed < self._wanted and self._largest.full(now) and now - self._down_s >= DOWN_EVERY_S:
-            # The number that the largest forecast of the history would need with one replica less than now.
-            largest = {name: rate + MARGIN * sqrt(rate / WINDOW_S) for name, rate in self._largest.rates().items()}
-            loads = self._loads(demand, largest, services)
-            fewer = self._wanted - 1
-            if replicas_wanted(pool, loads, min(ready, fewer), model_replicas, spare=spare) <= fewer:
-                self._wanted = fewer
-                self._down_s = now
+        elif complete and needed < self._wanted and self._largest.full(now):
+            largest = self._largest.rates()
+            calls = WINDOW_S * sum(largest.values())
+            more = 1.0 + MARGIN / sqrt(calls) if calls else 1.0
+            loads = self._loads(demand, {name: rate * more for name, rate in largest.items()}, services)
+            least = replicas_wanted(pool, loads, min(ready, self._wanted - 1), model_replicas, spare=spare)
+            self._wanted = min(self._wanted, max(needed, least))
         return Plan(
             self._wanted,
             active=active or (self._wanted > 0 and not complete),
@@ -169,22 +170,30 @@ class Planner:
         return total.idle_s < keep_s or self._gaps.expects_call(self.pool.start_s)
 
     def _rates(self, demand: Demand) -> dict[str, float]:
+        total, start_s = demand.total, self.pool.start_s
+        grown = 1.0
+        if demand.continuous and total.tiers:
+            grown = growth(
+                [sum(each) for each in zip(*[t.arrivals for t in total.tiers.values()], strict=True)], start_s
+            )
         return {
             name: expected_rate(
                 tier.arrivals,
-                observed_s=demand.total.observed_s,
-                continuous=demand.continuous,
+                observed_s=total.observed_s,
+                grown=grown,
                 target_s=self.tiers.get(name, self._other).target_s,
-                start_s=self.pool.start_s,
+                start_s=start_s,
             )
-            for name, tier in demand.total.tiers.items()
+            for name, tier in total.tiers.items()
         }
 
     def _services(self, curve: Mapping[int, tuple[float, float]]) -> dict[str, ServiceTime]:
         """Return the service times by tier; empty while no execution is known."""
-        services = {}
+        services, call_s = {}, self.pool.call_s
         for name, tier in self.tiers.items():
             found = service_time(curve, tier.target_s)
+            if found is None and call_s is not None:
+                found = ServiceTime(call_s, call_s)
             if found is not None:
                 services[name] = found
         return services

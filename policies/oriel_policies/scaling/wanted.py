@@ -11,6 +11,9 @@ A tier whose target is shorter than S has to find a free replica when its calls 
 keep the probability of waiting too long below `miss_share`: with a = the probability of waiting at all (Halfin and
 Whitt 1981) and constant service times, a call waits longer than t with probability a exp(-2 (servers - work) t / s).
 
+Calls that wait are answered even if they are late. Those that will still wait when new replicas are ready have to be
+done in half a start after that (at least DRAIN_LEAST_S).
+
 Tiers are taken cumulatively from the most urgent band downwards. `weight` is the share of a tier's work for which
 replicas may be paid: a tier of weight 0 uses what is there.
 """
@@ -25,6 +28,7 @@ from oriel_policies.scaling.schedule import Window
 from oriel_policies.waiting.batch import non_decreasing
 
 MOMENTS: Final = 14
+DRAIN_LEAST_S: Final = 10.0
 _ROUNDING: Final = 1e-6
 
 
@@ -33,9 +37,10 @@ class Scaling:
     """The `scaling` table of a pool, by which its replicas are planned.
 
     start_s: time until a new replica serves its first call, in 95 of 100 cases. capacity: device-seconds per second of
-    one replica; e.g. its instances. miss_share: share of the calls of an urgent tier that may wait too long.
+    one replica; e.g. its instances. call_s: device time of a call until answers show it; None: not known.
+    miss_share: share of the calls of an urgent tier that may wait too long.
     keep_alive_s: the longest time that an idle pool keeps its last replica, if `minimum` is 0. spare: replicas beyond
-    those that the calls need, while the pool is in use.
+    those that the most urgent band needs, while the pool is in use.
     weights: tier -> the share of its work for which replicas may be paid, 0 to 1; 1 if it is absent.
     hold_s: seconds for which a call is held while the pool has no server, within the deadline that its caller asks for;
     None until its deadline.
@@ -47,6 +52,7 @@ class Scaling:
     start_s: float
     spare: int = 0
     capacity: float = 1.0
+    call_s: float | None = None
     miss_share: float = 0.002
     keep_alive_s: float = 300.0
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -105,17 +111,21 @@ def service_time(curve: Mapping[int, tuple[float, float]], target_s: float) -> S
 
 
 def replicas_wanted(
-    pool: Scaling, loads: Sequence[TierLoad], replicas: int, model_replicas: float = 0.0, *, spare: int = 0
+    pool: Scaling, loads: Sequence[TierLoad], replicas: float, model_replicas: float = 0.0, *, spare: int = 0
 ) -> int:
     """The wanted number, within the pool's bounds. replicas: the number of replicas that are ready, or will be within
     `start_s`.
 
-    model_replicas: the number of replicas whose memory the models in use fill. spare: replicas beyond what the loads
-    need. Non-decreasing in every backlog.
+    model_replicas: the number of replicas whose memory the models in use fill. spare: replicas beyond those that the
+    most urgent band needs; the other bands use them meanwhile. Non-decreasing in every backlog.
     """
     paid = sorted([load for load in loads if load.tier.weight > 0.0], key=_band)
-    most = max(_by_deadline(pool, paid, replicas), _by_waiting(pool, paid), model_replicas)
-    return max(pool.minimum, min(pool.maximum, _ceil(most) + spare if most < pool.maximum else pool.maximum))
+    urgent = [load for load in paid if load.tier.band == paid[0].tier.band and load.rate > 0.0]
+    reserve = max(1, _ceil(_by_waiting(pool, urgent))) + spare if spare else 0
+    most = max(
+        _by_deadline(pool, paid, replicas), _by_waiting(pool, paid), _by_backlog(pool, paid, replicas), model_replicas
+    )
+    return max(pool.minimum, min(pool.maximum, max(reserve, _ceil(most)) if most < pool.maximum else pool.maximum))
 
 
 def _band(load: TierLoad) -> int:
@@ -126,7 +136,15 @@ def _ceil(number: float) -> int:
     return ceil(number - _ROUNDING)
 
 
-def _by_deadline(pool: Scaling, loads: Sequence[TierLoad], replicas: int) -> float:
+def _by_backlog(pool: Scaling, loads: Sequence[TierLoad], replicas: float) -> float:
+    """Return the number with which the calls that will wait when new replicas are ready are answered soon after."""
+    start_s, work = pool.start_s, sum([_work(load) for load in loads])
+    waiting = sum([load.tier.weight * load.service.device_s * sum(load.backlog) for load in loads])
+    left = waiting + (work - replicas * pool.capacity) * start_s
+    return (work + left / max(DRAIN_LEAST_S, start_s / 2)) / pool.capacity if waiting and left > 0.0 else 0.0
+
+
+def _by_deadline(pool: Scaling, loads: Sequence[TierLoad], replicas: float) -> float:
     """Return the largest number over all moments. All bands count: a lower one only adds work."""
     start_s, capacity = pool.start_s, pool.capacity
     lost = sum([_queued(load, start_s) + _expected(load, start_s) for load in loads])
