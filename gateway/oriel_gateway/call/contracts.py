@@ -304,14 +304,11 @@ class Call(ABC):
             self._last_until(until)
 
     def end_hold(self, now: float) -> bool:
-        """A server is there: from now on the call has the time of its tier, or the rest of its hold if that is more,
-        because the first server of several answers only some of those that were held. False: it was not held.
-        """
+        """A server is there: the call has its tier's time or the rest of its hold. False: it was not held."""
         scaling = self.gate.pool.scaling
         if self.client is None or scaling is None or scaling.hold_for(self.tenant.tier.name) is None:
             return False
-        until = min(now + self.tenant.tier.give_up_s, self.side.requested_until(self))
-        self._last_until(max(until, self.deadline))
+        self._last_until(max(min(now + self.tenant.tier.give_up_s, self.side.requested_until(self)), self.deadline))
         return True
 
     def shorten_hold(self, now: float) -> None:

@@ -63,8 +63,7 @@ class PoolGate:
     streams: the slots of streaming calls whose answer has begun.
     most_s: the longest time in seconds that a call may take for the pool's concurrency to be learned from it.
     demand: counts the demand for a pool that scales; None for others.
-    grows_until_s: time at which replicas that were ordered are ready, in monotonic seconds; until then no call is
-    refused because it would wait for long.
+    grows_until_s: when ordered replicas are ready, in monotonic seconds; until then no call is refused for its wait.
     learned: its concurrency by latency, None if it is fixed. engines: by what engines of others report, None for pools
     of other servers.
     clock: monotonic seconds; another one than the machine's in simulations.
