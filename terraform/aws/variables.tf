@@ -1,4 +1,4 @@
-# The same file in aws/, gcp/ and azure/: a test compares them.
+# One file for aws/, gcp/ and azure/, where it is a link.
 
 variable "name" {
   description = "Name of the cluster, and prefix of the names of all other resources."
@@ -98,6 +98,10 @@ variable "gpu_pool" {
   validation {
     condition     = alltrue([for size in [var.gpu_pool.max_size, var.gpu_pool.spot_max_size] : size >= 0 && size <= 1000]) && var.gpu_pool.disk_gb >= 50 && contains([1, 2, 4, 8, 16], var.gpu_pool.gpus)
     error_message = "gpu_pool: max_size and spot_max_size from 0 to 1000, disk_gb at least 50, gpus 1, 2, 4, 8 or 16."
+  }
+  validation {
+    condition     = alltrue([for group in values(try(var.platform.model_groups, {})) : try(group.gpus, 1) <= var.gpu_pool.gpus])
+    error_message = "gpu_pool.gpus: a model group asks for more GPUs than a node has."
   }
   # Karpenter and auto-provisioning cannot imagine a node with the pods of a DaemonSet, which CPU pods then wait for.
   validation {

@@ -172,6 +172,10 @@ resource "google_container_node_pool" "scaled" {
       error_message = "gpu_pool.gpus: ${local.gpu_type} has ${join(", ", local.gpu_counts)} GPUs."
     }
     precondition {
+      condition     = !can(regex("^(c4a|n4a|t2a)-", each.value.type))
+      error_message = "cpu_pool.instance_type: GKE taints ARM nodes, and no pod of the platform tolerates that taint yet."
+    }
+    precondition {
       condition     = length(each.value.zones) > 0
       error_message = "No zone of ${join(", ", local.zones)} has ${each.value.type}: choose another region or gpu_pool.instance_type."
     }

@@ -26,31 +26,14 @@ ADMINISTRATORS = {
 }
 # Types that belong to a network, and to a cluster.
 OF_A_NETWORK = {
-    "aws_vpc",
-    "aws_default_security_group",
-    "aws_internet_gateway",
-    "aws_subnet",
-    "aws_nat_gateway",
-    "aws_route",
-    "aws_route_table",
-    "aws_route_table_association",
-    "aws_vpc_endpoint",
-    "google_compute_network",
-    "google_compute_subnetwork",
-    "google_compute_router",
-    "google_compute_router_nat",
-    "google_service_networking_connection",
-    "azurerm_virtual_network",
-    "azurerm_subnet",
-    "azurerm_nat_gateway",
+    *("aws_vpc", "aws_default_security_group", "aws_internet_gateway", "aws_subnet", "aws_nat_gateway", "aws_route"),
+    *("aws_route_table", "aws_route_table_association", "aws_vpc_endpoint", "google_compute_network"),
+    *("google_compute_subnetwork", "google_compute_router", "google_compute_router_nat", "azurerm_virtual_network"),
+    *("google_service_networking_connection", "azurerm_subnet", "azurerm_nat_gateway"),
 }
 OF_A_CLUSTER = {
-    "aws_eks_cluster",
-    "aws_eks_addon",
-    "aws_cloudwatch_log_group",
-    "google_container_cluster",
-    "azurerm_kubernetes_cluster",
-    "azurerm_role_definition",
+    *("aws_eks_cluster", "aws_eks_addon", "aws_cloudwatch_log_group", "google_container_cluster"),
+    *("azurerm_kubernetes_cluster", "azurerm_role_definition"),
 }
 POOLS = {
     "aws": ("aws_eks_node_group", "node_group_name", {"system", "cpu", "gpu", "cpu-spot", "gpu-spot"}),

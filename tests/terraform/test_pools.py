@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from .clouds import REGIONS
-from .harness import Plan, TerraformFailed
+from .harness import HERE, Plan, TerraformFailed
+from .standin import rules
 
 POOLS = {
     "aws": "aws_eks_node_group.this",
@@ -53,26 +54,11 @@ def test_spot_pools_hold_only_what_tolerates_them_and_floors_stay_on_demand(shar
             assert (spot["upgrade_settings"], spot["eviction_policy"]) == ([], "Delete")
 
 
+MACHINE = rules.load(HERE / "rules" / "google.toml")["data.google_compute_machine_types"].set["machine_types"][0]
+FOUR = {"guest_accelerator_count": 4, "guest_accelerator_type": "nvidia-l4"}
 COUNTED = {
     "aws": {"data.aws_ec2_instance_type": {"gpus": [{"count": 4, "manufacturer": "", "memory_size": 1, "name": ""}]}},
-    "gcp": {
-        "data.google_compute_machine_types": {
-            "machine_types": [
-                {
-                    "name": "g2-standard-48",
-                    "guest_cpus": 48,
-                    "memory_mb": 196608,
-                    "description": "",
-                    "deprecated": [],
-                    "is_shared_cpus": False,
-                    "maximum_persistent_disks": 128,
-                    "maximum_persistent_disks_size_gb": 263168,
-                    "self_link": "",
-                    "accelerators": [{"guest_accelerator_count": 4, "guest_accelerator_type": "nvidia-l4"}],
-                }
-            ]
-        }
-    },
+    "gcp": {"data.google_compute_machine_types": {"machine_types": [MACHINE | {"accelerators": [FOUR]}]}},
 }
 
 
@@ -133,3 +119,13 @@ def test_each_administrator_is_named_once(shared):
     roles = plan.resources("azurerm_role_assignment").values()
     admins = [each["principal_id"] for each in roles if str(each["role_definition_name"]).endswith("Cluster Admin")]
     assert len(admins) == len(set(admins)) == 2
+
+
+def test_a_group_that_asks_for_more_gpus_than_a_node_has_is_refused(shared):
+    with pytest.raises(TerraformFailed, match="asks for more GPUs than a node has"):
+        planned(shared, "aws", platform={"model_groups": {"chat": {"accelerator": "gpu", "gpus": 2}}})
+
+
+def test_arm_on_gke_is_refused_since_no_pod_would_ever_go_there(shared):
+    with pytest.raises(TerraformFailed, match="GKE taints ARM nodes"):
+        planned(shared, "gcp", cpu_pool={"instance_type": "c4a-standard-4"})

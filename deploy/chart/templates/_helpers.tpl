@@ -165,14 +165,28 @@ stop the pods under them. Renders "true" or nothing. */ -}}
 {{- $gpu := dict "gpu" (dict "accelerator" "gpu") }}
 {{- $given = merge (dict "cpu" (dict "accelerator" "cpu")) (ternary $gpu dict .Values.gpu_enabled) }}
 {{- end }}
+{{- /* The copy of a group on spot machines serves the same models, and is there only while they are asked for. */ -}}
+{{- $all := dict }}
 {{- range $name, $group := $given }}
+{{- $own := set (deepCopy $group) "repository" ($group.repository | default (printf "%s/%s" (trimSuffix "/" $.Values.infrastructure.model_repository_url) $name)) }}
+{{- $_ := set $all $name $own }}
+{{- with $group.spot }}
+{{- $_ := set $all (printf "%s-spot" $name) (merge (dict "of" $name "replicas" (dict "min" 0 "max" .replicas)) (omit $own "models" "replicas")) }}
+{{- end }}
+{{- end }}
+{{- range $name, $group := $all }}
 {{- $onGpu := has $group.accelerator (list "gpu" "tensorrt") }}
 {{- $replicas := $group.replicas | default dict }}
 {{- $cache := $group.cache | default dict }}
 {{ $name | quote }}:
   accelerator: {{ $group.accelerator }}
   on_gpu: {{ $onGpu }}
-  repository: {{ $group.repository | default (printf "%s/%s" (trimSuffix "/" $.Values.infrastructure.model_repository_url) $name) | toJson }}
+  gpus: {{ $group.gpus | default 1 | toJson }}
+  spot: {{ hasKey $group "of" }}
+  {{- if and $group.spot (not (hasKey $group "of")) }}
+  spot_tiers: {{ $group.spot.tiers | default (list "bronze") | toJson }}
+  {{- end }}
+  repository: {{ toJson $group.repository }}
   credentials: {{ $group.credentials | toJson }}
   models: {{ $group.models | default list | toJson }}
   replicas: { min: {{ ternary $fewest $replicas.min (kindIs "invalid" $replicas.min) }}, max: {{ $replicas.max | default 4 }} }

@@ -39,7 +39,12 @@ wait for ever. Use node groups, or share_gpu_nodes = false.
 {{- end }}
 
 {{- define "oriel.gpuToleration" -}}
-tolerations: [{{ merge (dict "operator" "Equal") .Values.infrastructure.gpu_taint | toJson }}]
+{{ merge (dict "operator" "Equal") .Values.infrastructure.gpu_taint | toJson }}
+{{- end }}
+
+{{- /* The taint of spot pools, and the one that AKS adds. */ -}}
+{{- define "oriel.spotTolerations" -}}
+{{- range list "oriel.dev/spot" "kubernetes.azure.com/scalesetpriority" }}{ key: {{ . }}, operator: Exists, effect: NoSchedule }, {{ end }}
 {{- end }}
 
 {{- /* Gateways, Redis and the collector. Not on GPU nodes, whose taint they do not tolerate: the public door has to outlive
@@ -52,16 +57,26 @@ affinity:
       - { weight: 50, preference: { matchExpressions: [{ key: oriel.dev/pool, operator: In, values: [system] }] } }
 {{- end }}
 
+{{- /* From (list ROOT SPOT). */ -}}
 {{- define "oriel.gpuPlacement" -}}
-nodeSelector: {{- toYaml .Values.infrastructure.gpu_node_selector | nindent 2 }}
-{{ include "oriel.gpuToleration" . }}
-{{- if include "oriel.sharesGpuNodes" . }}
+nodeSelector: {{- merge (ternary (dict "oriel.dev/spot" "true") dict (index . 1)) (index . 0).Values.infrastructure.gpu_node_selector | toYaml | nindent 2 }}
+tolerations: [{{ if index . 1 }}{{ include "oriel.spotTolerations" . }}{{ end }}{{ include "oriel.gpuToleration" (index . 0) }}]
+{{- if include "oriel.sharesGpuNodes" (index . 0) }}
 priorityClassName: oriel-gpu
 {{- end }}
 {{- end }}
 
+{{- /* From (list ROOT SPOT). */ -}}
 {{- define "oriel.cpuPlacement" -}}
+{{- $spot := index . 1 }}
+{{- with index . 0 }}
 {{- $shares := include "oriel.sharesGpuNodes" . }}
+{{- if $spot }}
+nodeSelector: { oriel.dev/spot: "true" }
+{{- end }}
+{{- if or $spot $shares }}
+tolerations: [{{ if $spot }}{{ include "oriel.spotTolerations" . }}{{ end }}{{ if $shares }}{{ include "oriel.gpuToleration" . }}{{ end }}]
+{{- end }}
 affinity:
   nodeAffinity:
     preferredDuringSchedulingIgnoredDuringExecution:
@@ -78,8 +93,8 @@ affinity:
   podAffinity:
     requiredDuringSchedulingIgnoredDuringExecution:
       - { topologyKey: kubernetes.io/hostname, labelSelector: { matchLabels: { oriel.dev/cpu-here: "true" } } }
-{{ include "oriel.gpuToleration" . }}
 priorityClassName: oriel-cpu
+{{- end }}
 {{- end }}
 {{- end }}
 

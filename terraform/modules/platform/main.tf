@@ -48,12 +48,8 @@ locals {
       values = {
         nodeSelector = var.infrastructure.gpu_node_selector
         # null takes the chart's own away: it asks for labels that only node-feature-discovery sets.
-        affinity = null
-        tolerations = [{
-          key      = var.infrastructure.gpu_taint.key
-          operator = "Exists"
-          effect   = var.infrastructure.gpu_taint.effect
-        }]
+        affinity    = null
+        tolerations = [for key in [var.infrastructure.gpu_taint.key, "oriel.dev/spot", "kubernetes.azure.com/scalesetpriority"] : { key = key, operator = "Exists" }]
       }
     }
     metrics-server = {
@@ -174,8 +170,8 @@ resource "helm_release" "oriel" {
       error_message = "model_groups: replicas.min is 0 only with keda.enabled: nothing else would start the first pod."
     }
     precondition {
-      condition     = var.keda.enabled || alltrue([for group in values(local.model_groups) : group.engine == null])
-      error_message = "model_groups: an engine needs keda.enabled: without it, all groups are servers of one pool, for models."
+      condition     = var.keda.enabled || alltrue([for group in values(local.model_groups) : group.engine == null && try(group.spot, null) == null])
+      error_message = "model_groups: an engine, and spot, need keda.enabled: without it, all groups are servers of one pool, for models."
     }
     precondition {
       condition     = length(local.named_calls) == length(distinct(local.named_calls))

@@ -177,7 +177,7 @@ variable "logic" {
 }
 
 variable "model_groups" {
-  description = "The model servers by group, with one Deployment per group. null: one group cpu and, with GPUs, one group gpu. accelerator: cpu, openvino, gpu or tensorrt; it also selects the image. repository: URL of the models; null for model_repository_url/GROUP. credentials: name of the Secret whose environment variables open the repository (such as AWS_ACCESS_KEY_ID), if workload identity does not. models: names and patterns of models that only this group serves; with keda.enabled one group at most has none, and gets calls for all other models. cache: local disk for fetched models. load_grace_s: the longest time that models may take to load at the start. replicas.min: 0 only with keda.enabled; null for 1, with keda.enabled and scale_to_zero for 0. start_s, for keda.enabled: in how many seconds 95 of 100 new pods serve, with the start of a node; null for 300 on GPUs, else 120. place_models: the servers load models at their first call, and the gateway decides which of them has which; needs a pool for this group alone (models, keda.enabled, or no other group). engine, for keda.enabled: the group's pods run an engine of others (docs/engines.md). Of these: kind: as in a pool's document; image and command start it, and it listens on port 8000; services: the paths that it serves, such as chat.completions; health: path that says whether it is ready. It gets cache.gb of disk at /var/lib/oriel/models."
+  description = "The model servers by group, with one Deployment per group. null: one group cpu and, with GPUs, one group gpu. accelerator: cpu, openvino, gpu or tensorrt; it also selects the image. repository: URL of the models; null for model_repository_url/GROUP. credentials: name of the Secret whose environment variables open the repository (such as AWS_ACCESS_KEY_ID), if workload identity does not. models: names and patterns of models that only this group serves; with keda.enabled one group at most has none, and gets calls for all other models. cache: local disk for fetched models. load_grace_s: the longest time that models may take to load at the start. replicas.min: 0 only with keda.enabled; null for 1, with keda.enabled and scale_to_zero for 0. start_s, for keda.enabled: in how many seconds 95 of 100 new pods serve, with the start of a node; null for 300 on GPUs, else 120. place_models: the servers load models at their first call, and the gateway decides which of them has which; needs a pool for this group alone (models, keda.enabled, or no other group). engine, for keda.enabled: the group's pods run an engine of others (docs/engines.md). Of these: kind: as in a pool's document; image and command start it, and it listens on port 8000; services: the paths that it serves, such as chat.completions; health: path that says whether it is ready. It gets cache.gb of disk at /var/lib/oriel/models. gpus: of one node, for each pod. spot, for keda.enabled: up to replicas more pods on spot nodes, from none on, to which calls of tenants of tiers go first; replicas.min stay on demand."
   type = map(object({
     accelerator  = string
     repository   = optional(string)
@@ -190,6 +190,8 @@ variable "model_groups" {
     load_grace_s = optional(number, 900)
     start_s      = optional(number)
     place_models = optional(bool, false)
+    gpus         = optional(number, 1)
+    spot         = optional(object({ replicas = number, tiers = optional(list(string), ["bronze"]) }))
     args         = optional(list(string), [])
     engine = optional(object({
       kind     = string
@@ -203,6 +205,10 @@ variable "model_groups" {
   validation {
     condition     = alltrue([for group in values(coalesce(var.model_groups, {})) : group.engine == null ? true : contains(["vllm", "sglang", "trtllm", "openai"], group.engine.kind) && length(group.engine.command) > 0 && length(group.engine.services) > 0 && length(group.models) == 0 && !group.place_models && can(regex("^/[!-~]*$", group.engine.health))])
     error_message = "model_groups: an engine is vllm, sglang, trtllm or openai, with a command, services and a path for health; its group has no models and no place_models."
+  }
+  validation {
+    condition     = alltrue([for group in values(coalesce(var.model_groups, {})) : contains(range(1, 17), group.gpus) && (group.spot == null ? true : contains(range(1, 201), group.spot.replicas) && length(group.spot.tiers) > 0)])
+    error_message = "model_groups: gpus from 1 to 16; spot.replicas from 1 to 200, with tiers; whole numbers."
   }
   validation {
     condition     = alltrue([for name in keys(coalesce(var.model_groups, {})) : can(regex("^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$", name))])
