@@ -44,7 +44,7 @@ resource "azurerm_kubernetes_cluster" "this" {
   kubernetes_version  = var.cluster.kubernetes_version
   # Free promises nothing for the API server; support of old versions comes with Premium only.
   sku_tier     = var.cluster.extended_support ? "Premium" : "Standard"
-  support_plan = var.cluster.extended_support ? "AKSLongTermSupport" : "KubernetesOfficial"
+  support_plan = var.cluster.extended_support ? "AKSLongTermSupport" : null
   tags         = local.tags
 
   # From private to public and back makes a new cluster (README.md).

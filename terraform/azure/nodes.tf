@@ -54,7 +54,7 @@ resource "azurerm_kubernetes_cluster_node_pool" "scaled" {
   node_taints = each.value.taints
   tags        = local.tags
 
-  priority        = each.value.spot ? "Spot" : "Regular"
+  priority        = each.value.spot ? "Spot" : null
   eviction_policy = each.value.spot ? "Delete" : null
 
   # Spot nodes have none: AKS upgrades them without a surge.

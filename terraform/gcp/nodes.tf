@@ -119,7 +119,7 @@ resource "google_container_node_pool" "scaled" {
       "oriel.dev/pool"                                          = each.value.of
       "node.kubernetes.io/exclude-from-external-load-balancers" = "true"
     })
-    spot = each.value.spot
+    spot = each.value.spot ? true : null
     dynamic "taint" {
       for_each = each.value.spot ? ["NO_SCHEDULE"] : []
       content {

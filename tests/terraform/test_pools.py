@@ -45,11 +45,7 @@ def test_spot_pools_hold_only_what_tolerates_them_and_floors_stay_on_demand(shar
         }[cloud]
         assert scaling(spot) == (0, most) and scaling(usual)[0] == 1
         kind = {"aws": "capacity_type", "gcp": "spot", "azure": "priority"}[cloud]
-        assert {str(each[kind]).upper() for each in (spot, usual)} in (
-            {"SPOT", "ON_DEMAND"},
-            {"TRUE", "FALSE"},
-            {"SPOT", "REGULAR"},
-        )
+        assert (str(spot[kind]).upper(), usual.get(kind)) in (("SPOT", "ON_DEMAND"), ("TRUE", None), ("SPOT", None))
         if cloud == "azure":  # refuses them for spot machines
             assert (spot["upgrade_settings"], spot["eviction_policy"]) == ([], "Delete")
 
@@ -104,7 +100,7 @@ def test_support_ends_or_is_paid_for_as_asked(shared):
         (channel,) = plans["gcp"].values("google_container_cluster.this[0]")["release_channel"]
         aks = plans["azure"].values("azurerm_kubernetes_cluster.this[0]")
         assert (policy["support_type"], channel["channel"], aks["sku_tier"]) == said
-        assert (aks["support_plan"] == "AKSLongTermSupport") is extended
+        assert (aks.get("support_plan") == "AKSLongTermSupport") is extended
 
 
 def test_each_administrator_is_named_once(shared):
