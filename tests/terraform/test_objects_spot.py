@@ -70,7 +70,7 @@ def test_a_drain_on_a_spot_machine_ends_within_the_notice(shared, cloud, notice_
 
 
 def test_spot_without_keda_is_refused_since_nothing_would_start_its_pods(shared):
-    with pytest.raises(TerraformFailed, match=r"spot,\s+need\s+keda.enabled"):
+    with pytest.raises(TerraformFailed, match=r"so\s+does\s+spot"):
         objects.objects(shared, model_groups={"small": GROUPS["small"]})
     with pytest.raises(TerraformFailed, match=r"gpus\s+from\s+1\s+to\s+16"):
         objects.objects(shared, model_groups={"big": {"accelerator": "gpu", "gpus": 17}})

@@ -171,7 +171,7 @@ resource "helm_release" "oriel" {
     }
     precondition {
       condition     = var.keda.enabled || alltrue([for group in values(local.model_groups) : group.engine == null && try(group.spot, null) == null])
-      error_message = "model_groups: an engine, and spot, need keda.enabled: without it, all groups are servers of one pool, for models."
+      error_message = "model_groups: an engine needs keda.enabled, and so does spot: without it, all groups are servers of one pool, for models."
     }
     precondition {
       condition     = length(local.named_calls) == length(distinct(local.named_calls))
