@@ -341,11 +341,8 @@ def _services(tenant: Tenant, routes: RouteTable, pools: Mapping[str, PoolFacts]
                 found.setdefault(name, service)
     for name in islice(routes.service_names, MAX_NAMES):
         if name not in found and name not in OPENAI_SERVICES and may_use(name):
-            if all(
-                pools[route.pool].services is None
-                for route in routes.for_service(name, tenant.tier.name)
-                if route.pool in pools
-            ):
+            routed = routes.for_service(name, tenant.tier.name)
+            if all(pools[route.pool].services is None for route in routed if route.pool in pools):
                 found[name] = None
     return found
 

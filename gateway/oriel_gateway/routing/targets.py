@@ -310,14 +310,15 @@ def resolve(
 
 def _place(path: str, tenant: Tenant, routes: RouteTable) -> _Place:
     """Return the place that a decoded path names. Raises Refused NOT_FOUND for a path that has no meaning."""
+    tier = tenant.tier.name
     if match := _SERVICE.match(path):
         name = match["name"]
-        found = routes.for_service(name, tenant.tier.name) if tenant.may_use_service(name) else ()
+        found = routes.for_service(name, tier) if tenant.may_use_service(name) else ()
         return _Place(kind="service", name=name, found=found, allowed=frozenset({"GET", "POST"}))
     listed = _LISTED.match(path)
     if path in _OPENAI or listed is not None:
         name, allowed, names = _OPENAI.get(path, _OPENAI["/v1/models"])
-        found = routes.for_service(name, tenant.tier.name) if tenant.may_use_service(name) else ()
+        found = routes.for_service(name, tier) if tenant.may_use_service(name) else ()
         missing = None
         if tenant.models == ("*",):
             names = ""
@@ -327,19 +328,14 @@ def _place(path: str, tenant: Tenant, routes: RouteTable) -> _Place:
                 found, missing = (), unknown_model(model, tenant)
         return _Place(kind="service", name=name, found=found, allowed=allowed, missing=missing, names=names)
     if path == "/v2":
-        return _Place(
-            kind="server",
-            name="",
-            found=routes.for_model("", "", tenant.tier.name),
-            allowed=_GET,
-            missing=_nothing(path),
-        )
+        found = routes.for_model("", "", tier)
+        return _Place(kind="server", name="", found=found, allowed=_GET, missing=_nothing(path))
     if _OPERATOR.match(path):
-        found = routes.for_model("", "", tenant.tier.name) if "operator" in tenant.scopes else ()
+        found = routes.for_model("", "", tier) if "operator" in tenant.scopes else ()
         return _Place(kind="server", name="", found=found, allowed=frozenset({"GET", "POST"}), missing=_nothing(path))
     if (match := _MODEL.match(path)) and match["verb"] in _VERBS:
         name, verb, version = match["name"], match["verb"], match["version"] or ""
-        found = routes.for_model(name, version, tenant.tier.name) if tenant.may_use_model(name) else ()
+        found = routes.for_model(name, version, tier) if tenant.may_use_model(name) else ()
         return _Place(kind="model", name=name, found=found, allowed=_VERBS[verb], verb=verb, version=version)
     raise _nothing(path)
 
