@@ -115,6 +115,24 @@ def test_another_owner_of_the_external_metrics_is_found_by_an_install(tmp_path: 
             rendered(with_keda, chart=chart)
 
 
+def test_keda_can_be_switched_on_while_the_earlier_autoscalers_are_there() -> None:
+    """Helm makes what is new before it deletes what is not named any more, and KEDA's webhook looks at both."""
+    earlier = of(rendered(smallest()), "HorizontalPodAutoscaler")
+    made = of(rendered({**smallest(), "keda": {"enabled": True}}), "ScaledObject")
+    assert made
+    for name in made:
+        assert earlier[name]["metadata"]["annotations"] == {"validations.keda.sh/hpa-ownership": "false"}
+
+
+def test_no_two_objects_have_one_name_whatever_a_group_is_called() -> None:
+    watched = {"service_monitors": True, "otlp": {"endpoint": "https://otlp.example"}}
+    groups = {name: {"accelerator": "cpu", "models": [name]} for name in ("metrics", "internal", "scaler", "cpu")}
+    for keda in (False, True):
+        values = {"keda": {"enabled": keda}, "model_groups": groups, "observability": watched}
+        found = [(each["kind"], each["metadata"]["name"]) for each in rendered(smallest() | values)]
+        assert len(found) == len(set(found))
+
+
 @pytest.mark.parametrize(
     ("values", "warned"),
     [

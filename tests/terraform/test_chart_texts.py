@@ -33,6 +33,14 @@ def test_any_name_stays_a_name(name) -> None:
     assert in_order(rendered(named(name), namespace=name)) == in_order(wanted)
 
 
+def test_any_address_of_runbooks_is_data() -> None:
+    url = "https://a/'b\"{{#:[&*"
+    watched = {"service_monitors": True, "runbooks_url": url}
+    (rule,) = of(rendered({**smallest(), "observability": watched}), "PrometheusRule").values()
+    alerts = [each for group in rule["spec"]["groups"] for each in group["rules"] if "alert" in each]
+    assert alerts and all(each["annotations"]["runbook_url"].startswith(f"{url}#") for each in alerts)
+
+
 def test_any_path_and_pattern_are_data_of_the_documents() -> None:
     path = "/a\"b\\c'{{.}}[[routes]]#"
     engine = {"kind": "vllm", "image": "i", "command": ["c"], "health": path}
