@@ -1,7 +1,11 @@
 """What the chart makes of values, without a cluster and without Terraform."""
 
+import gzip
+import json
+import random
 import re
 import shutil
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ from .helm import CHART, KEYS, HelmFailed, helm, rendered
 from .judges import VERSIONS, judge
 from .objects import of, pods
 
+MODULE = CHART.parents[1] / "terraform/modules/platform"
 # All that is in no namespace, so that an uninstall by hand knows what is left.
 OF_THE_CLUSTER = {("PriorityClass", f"oriel-{name}") for name in ("gpu", "gateway", "cpu")}
 VALUES = pytest.mark.parametrize("values", [smallest(), anything(PLAIN), named(PLAIN)], ids=["few", "texts", "names"])
@@ -131,6 +136,20 @@ def test_no_two_objects_have_one_name_whatever_a_group_is_called() -> None:
         values = {"keda": {"enabled": keda}, "model_groups": groups, "observability": watched}
         found = [(each["kind"], each["metadata"]["name"]) for each in rendered(smallest() | values)]
         assert len(found) == len(set(found))
+
+
+def test_helm_can_keep_the_largest_release_that_a_plan_lets_through() -> None:
+    """In a Secret of at most 1 MiB: chart, values and objects, compressed. The rest is for dashboards that grow."""
+    (bound,) = re.findall(r"base64gzip\(.*\) <= (\d+)", (MODULE / "variables.tf").read_text())
+    services = {"a.py": b64encode(random.Random(1).randbytes(int(bound) * 3 // 4)).decode()}
+    groups = {f"group-{i}": {"accelerator": "cpu", "models": [f"model-{i}"]} for i in range(40)}
+    watched = {"service_monitors": True, "otlp": {"endpoint": "https://otlp.example"}}
+    more = {"keda": {"enabled": True}, "model_groups": groups, "observability": watched}
+    values = smallest() | more | {"logic": {"services": services}}
+    files = [b64encode(each.read_bytes()).decode() for each in CHART.rglob("*") if each.is_file()]
+    objects = helm("template", "oriel", str(CHART), values=values)
+    kept = b64encode(gzip.compress(json.dumps([files, values, objects]).encode()))
+    assert len(kept) < 1_000_000
 
 
 @pytest.mark.parametrize(

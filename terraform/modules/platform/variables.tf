@@ -144,7 +144,7 @@ variable "gateway" {
 }
 
 variable "logic" {
-  description = "The logic servers. replicas.min: 0 only with keda.enabled; null for 2, with keda.enabled and scale_to_zero for 0. image: null for oriel-logic of the registry. services: handler files, name.py -> text; together with the policies at most 450 kB compressed. folders: folders of services in the image. workers: processes for CPU work. through_gateway: model calls go through the gateway, which models of services need that may be scaled to zero; null for keda.enabled. args: further flags of `oriel logic`."
+  description = "The logic servers. replicas.min: 0 only with keda.enabled; null for 2, with keda.enabled and scale_to_zero for 0. image: null for oriel-logic of the registry. services: handler files, name.py -> text; together with the policies at most 400 kB compressed. folders: folders of services in the image. workers: processes for CPU work. through_gateway: model calls go through the gateway, which models of services need that may be scaled to zero; null for keda.enabled. args: further flags of `oriel logic`."
   type = object({
     replicas        = optional(object({ min = optional(number), max = optional(number, 10) }), {})
     image           = optional(string)
@@ -327,8 +327,8 @@ variable "policies" {
   }
   # Helm keeps what it installs, as it was given and as it was rendered, in one Secret of at most 1 MiB, compressed.
   validation {
-    condition     = length(base64gzip(jsonencode([var.logic.services, var.policies]))) <= 450000
-    error_message = "logic.services and policies: more than 450 kB together, compressed: Helm could not keep the release. Put documents into a store (policies.store), services into an image (logic.folders)."
+    condition     = length(base64gzip(jsonencode([var.logic.services, var.policies]))) <= 400000
+    error_message = "logic.services and policies: more than 400 kB together, compressed: Helm could not keep the release. Put documents into a store (policies.store), services into an image (logic.folders)."
   }
   validation {
     condition     = var.policies.store == null || can(regex("^(s3|gs|az|as)://[^/]+", var.policies.store))
