@@ -91,6 +91,15 @@ def test_flux_installs_the_chart_of_its_source() -> None:
     assert rendered(release["spec"]["values"], namespace=release["metadata"]["namespace"])
 
 
+def test_an_issuer_without_keys_is_the_clusters() -> None:
+    """Only there does cert-manager use the cloud identity of its own pods, unless a flag says otherwise."""
+    issuer, certificate = documents(EXAMPLES / "cert-manager/certificate.yaml")
+    (solver,) = issuer["spec"]["acme"]["solvers"]
+    assert "accessKeyID" not in solver["dns01"]["route53"]
+    assert certificate["spec"]["issuerRef"] == {"kind": "ClusterIssuer", "name": issuer["metadata"]["name"]}
+    assert issuer["kind"] == "ClusterIssuer" and "namespace" not in issuer["metadata"]
+
+
 @pytest.mark.parametrize("file", ["kustomize/namespace.yaml", "flux/release.yaml"])
 def test_namespaces_keep_pods_without_rights(file) -> None:
     labels = of_kind(file, "Namespace")["metadata"]["labels"]
