@@ -180,7 +180,7 @@ class ServiceConnection(ServerConnection):
             event.set()
 
         def write(make: Callable[[], bytes]) -> bool:
-            if not self.keeps_up:
+            if self._task is None or not self.keeps_up:  # the client may have left in this turn of the loop
                 return False
             piece = make()
             visit.bytes_out += len(piece)

@@ -14,6 +14,7 @@ from oriel_logic.errors import ModelInputWrong
 from oriel_logic.openai import language
 from oriel_logic.openai.reading import Part
 from oriel_logic.openai.schema import ChatRequest, parse
+from oriel_logic.server.connection import ServiceConnection
 from oriel_logic.testing.models import BoundFakes
 from oriel_wire.context import read_headers
 
@@ -320,6 +321,33 @@ async def test_a_token_for_which_nothing_waits_is_written_at_once(
                 double.hold.set()
     assert texts == ["", "h", "e", "ë", "y", "<l", "l", "o"]
     assert not taps[0](b"late") and len(taps) == 1
+
+
+async def test_a_token_that_comes_as_the_client_leaves_is_not_written(
+    chat: Chat, double: LanguageDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, stack = chat
+    taps: list[Any] = []
+    written: list[bool] = []
+    stream, on_lost = BoundFakes.stream, ServiceConnection.on_lost
+
+    def noted(*given: Any, tap: Any, **more: Any) -> Any:
+        taps.append(tap)
+        return stream(*given, **more)
+
+    def lost(connection: ServiceConnection) -> None:  # the transport is closed next, and then the task ends
+        asyncio.get_running_loop().call_soon(lambda: written.append(taps[0](b"late")))
+        on_lost(connection)
+
+    monkeypatch.setattr(BoundFakes, "stream", noted)
+    monkeypatch.setattr(ServiceConnection, "on_lost", lost)
+    double.hold_at = 2
+    chunks = await client.chat.completions.create(**asked(stream=True))
+    await anext(chunks)
+    await chunks.close()
+    async with asyncio.timeout(30):
+        await until(lambda: written)
+    assert written == [False]
 
 
 @pytest.mark.parametrize("hold_at", [0, 2])
