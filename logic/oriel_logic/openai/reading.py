@@ -108,7 +108,7 @@ def calls_of(text: str, tools: Collection[str]) -> list[Part]:
         return []
     calls = []
     for each in value if isinstance(value, list) else [value]:
-        if not isinstance(each, dict) or each.get("name") not in tools:
+        if not isinstance(each, dict) or each.get("name") not in [*tools]:  # a set has no place for a list
             return []
         given = each.get("arguments", each.get("parameters", {}))
         calls.append(Part("call", given if isinstance(given, str) else _encode(given).decode(), each["name"]))

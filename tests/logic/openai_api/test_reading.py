@@ -38,6 +38,7 @@ TOLD: list[tuple[str, dict[str, Any], list[Part]]] = [
     (f" [{CALL}, {CALL}]", {"tools": {"f"}}, [CALLED, CALLED]),
     (f"[TOOL_CALLS][{CALL}]", {"tools": {"f"}}, [CALLED]),
     (CALL, {"tools": {"g"}}, [Part("content", CALL)]),
+    ('{"name": ["f"]}', {"tools": {"f"}}, [Part("content", '{"name": ["f"]}')]),
     ("[1, 2]", {"tools": {"f"}}, [Part("content", "[1, 2]")]),
     (CALL, {"tools": {"f"}, "forced": "*"}, [CALLED]),
     ('{"x": 1}', {"tools": {"f"}, "forced": "f"}, [Part("call", "", "f"), Part("arguments", '{"x": 1}')]),
