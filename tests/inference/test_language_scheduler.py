@@ -148,6 +148,17 @@ def test_a_tenants_queue_does_not_refuse_the_calls_of_others() -> None:
     assert isinstance(late.result, QueueFull), "its own queue is longer than that"
 
 
+@pytest.mark.parametrize(("band", "sampling"), [(1, {}), (0, {"presence_penalty": 0.5})])
+def test_nobody_takes_turns_with_what_does_not_pause_for_it(band: int, sampling: dict[str, object]) -> None:
+    bench = LanguageBench()
+    bench.warm()
+    for each in range(4):
+        bench.ask(f"many {each}", tenant="many", max_tokens=2000, ignore_eos=True, timeout_s=999, **sampling)
+    bench.run(0.5)
+    refused = bench.ask("one", tenant="one", band=band, timeout_s=1.0).result
+    assert isinstance(refused, QueueFull) and refused.retry_s > 20.0, "all slots are taken for 23 s"
+
+
 def test_a_call_that_expires_in_the_queue_is_refused_at_once() -> None:
     bench = LanguageBench(max_running=1)
     bench.ask(max_tokens=200)

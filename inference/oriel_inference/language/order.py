@@ -295,7 +295,8 @@ class StepOrder:
         if len(staying) < self._most_beside(band):
             return ahead_us / 1e6
         ends_s = min([self._left(each) for each in staying]) * self.times.step_s(len(staying))
-        takes_turns = tenant is not None and any(each.tenant != tenant for each in staying)
+        others = [each for each in staying if each.band == band and tenant not in (None, each.tenant)]
+        takes_turns = any(self._may_pause(each) for each in others)
         return ahead_us / 1e6 + (min(ends_s, slice_s) if takes_turns else ends_s)
 
     def too_late_s(self, new: Generation, now: float) -> float | None:
