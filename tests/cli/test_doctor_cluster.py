@@ -108,7 +108,6 @@ UNSCHEDULED = {"type": "PodScheduled", "status": "False", "message": "no room"}
         (at("apiservices/status/conditions/0/status", "False"), "fail", "is not available"),
         (at(f"deployments.apps/{ONE}/image", "keda:v2.9.0"), "fail", "its version is v2.9.0"),
         (at("endpointslices/endpoints/0/conditions/ready", False), "fail", "none that is ready"),
-        (at("poddisruptionbudgets/status/disruptionsAllowed", 0), "warn", "lets no pod go: 2 of 2"),
         (at(f"{STATUS}/state", {"waiting": {"reason": "CrashLoopBackOff"}}), "fail", "waits: CrashLoopBackOff"),
         (restarted, "warn", "restarted 3 times, last: OOMKilled, exit code 137"),
         (at("pods/status/conditions/0", UNSCHEDULED), "fail", "gateway-1 is not scheduled: no room"),
@@ -124,14 +123,19 @@ def test_each_fault_is_named_with_its_remedy(doctor: Any, change: Change, status
 
 def test_certificates_are_judged_and_what_may_not_be_read_is_named(doctor: Any) -> None:
     answers = deepcopy(HEALTHY)
-    del answers["nodes"], answers["poddisruptionbudgets"]
+    del answers["nodes"], answers["networkpolicies"]
     found = {each["check"]: each for each in doctor(answers, days=5)}
-    assert (found["nodes"]["status"], found["poddisruptionbudgets"]["status"]) == ("warn", "fail")
+    assert (found["nodes"]["status"], found["networkpolicies"]["status"]) == ("warn", "fail")
     assert "expires on" in found["certificate"]["what"]
-    assert (
-        "Forbidden" in found["nodes"]["what"]
-        and "can-i list poddisruptionbudgets" in found["poddisruptionbudgets"]["fix"]
-    )
+    assert "Forbidden" in found["nodes"]["what"] and "can-i list networkpolicies" in found["networkpolicies"]["fix"]
+
+
+def test_of_many_pods_that_fail_alike_some_are_named_and_the_others_counted(doctor: Any) -> None:
+    answers = deepcopy(HEALTHY)
+    restarted(answers)
+    answers["pods"] = [deepcopy(answers["pods"][0]) for _ in range(300)]
+    *some, last = doctor(answers)
+    assert len(some) == 20 and "280 more findings" in last["what"] and last["fix"] == "kubectl -n oriel get pods"
 
 
 def test_a_wrong_namespace_and_a_missing_kubectl_are_explained(

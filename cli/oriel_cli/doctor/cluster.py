@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from oriel_cli.doctor.findings import Finding, fail, good, warn
@@ -15,6 +16,7 @@ from oriel_cli.errors import CommandFailed
 Object = dict[str, Any]
 
 ANSWER_S = 20.0
+MOST = 20  # findings about pods: those of a large installation usually fail alike
 OLDEST_KEDA = (2, 18)
 GPU = "nvidia.com/gpu"
 METRICS = "v1beta1.external.metrics.k8s.io"
@@ -23,7 +25,7 @@ LEVEL = "pod-security.kubernetes.io/enforce"
 ENFORCERS = ("calico-node", "cilium", "anetd", "antrea-agent", "azure-npm", "kube-router", "weave-net")
 # Name and keys of each Secret, and no value.
 KEYS = '{{range .items}}{{.metadata.name}}{{range $key, $value := .data}} {{$key}}{{end}}{{"\\n"}}{{end}}'
-HERE = ("deployments", "pods", "networkpolicies", "endpointslices", "poddisruptionbudgets", "scaledobjects")
+HERE = ("deployments", "pods", "networkpolicies", "endpointslices", "scaledobjects")
 EVERYWHERE = "--all-namespaces"
 QUESTIONS = {
     "nodes": (),
@@ -84,13 +86,12 @@ def examine(namespace: str) -> list[Finding]:
     checks = {
         ("namespaces",): _namespace(answers["namespaces"]),
         ("deployments",): _deployments(ours, namespace),
-        ("pods",): _pods(answers["pods"], namespace),
+        ("pods",): _some(_pods(answers["pods"], namespace), namespace),
         ("deployments", "secrets"): _secrets(ours, secrets),
         ("secrets",): _certificates(cluster, certified),
         ("networkpolicies",): _policies(answers["networkpolicies"]),
         ("daemonsets",): _enforcement(answers["daemonsets"]),
         ("endpointslices",): _endpoints(answers["endpointslices"]),
-        ("poddisruptionbudgets",): _budgets(answers["poddisruptionbudgets"]),
         ("scaledobjects", "apiservices", "deployments.apps"): _keda(scaled, apis, operators),
         ("deployments", "nodes"): _gpus(ours, answers["nodes"]),
     }
@@ -148,6 +149,12 @@ def _pods(pods: list[Object], namespace: str) -> Iterator[Finding]:
             elif each["restartCount"]:
                 ended = f"{last.get('reason', 'unknown')}, exit code {last.get('exitCode', '?')}"
                 yield warn("pods", f"{name} was restarted {each['restartCount']} times, last: {ended}", fix)
+
+
+def _some(findings: Iterator[Finding], namespace: str) -> Iterator[Finding]:
+    yield from islice(findings, MOST)
+    if more := sum(1 for _ in findings):
+        yield fail("pods", f"there are {more} more findings like these", f"kubectl -n {namespace} get pods")
 
 
 def _secrets(deployments: list[Object], secrets: dict[str, set[str]]) -> Iterator[Finding]:
@@ -216,15 +223,6 @@ def _endpoints(slices: list[Object]) -> Iterator[Finding]:
         yield good("endpoints", f"the Service gateway has {ready} ready ones")
     else:
         yield fail("endpoints", "the Service gateway has none that is ready", "look at the gateway's pods")
-
-
-def _budgets(budgets: list[Object]) -> Iterator[Finding]:
-    for each in budgets:
-        status, name = each.get("status", {}), each["metadata"]["name"]
-        if status.get("expectedPods") and not status.get("disruptionsAllowed"):
-            healthy = f"{status.get('currentHealthy', 0)} of {status['expectedPods']} pods are healthy"
-            fix = "raise its replicas or repair its pods, or nodes cannot be drained"
-            yield warn("disruption budgets", f"{name} lets no pod go: {healthy}", fix)
 
 
 def _keda(scaled: list[Object], apis: list[Object], operators: list[Object]) -> Iterator[Finding]:
