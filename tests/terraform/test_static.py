@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from pathlib import Path
 
 import hcl2
 import pytest
@@ -32,6 +33,17 @@ def test_versions_are_those_that_are_promised(name, modules):
         assert (said["source"], said["version"]) == VERSIONS[provider]
     used = {each.split("_")[0] for kind in ("resource", "data") for each in modules[name].blocks(kind)} - {"terraform"}
     assert used <= set(required), "a provider without a version"
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_the_locked_versions_are_those_of_the_tests(root, tree):
+    """Their checksums are those of a platform, and come from the registry: `terraform init` adds them."""
+    text = (tree / root / ".terraform.lock.hcl").read_text()
+    locked = re.findall(r'"registry.terraform.io/hashicorp/(\w+)" \{\n  version     = "([\d.]+)"', text)
+    required = re.findall(r'"hashicorp/(\w+)"', (tree / root / "versions.tf").read_text())
+    assert sorted(required) == [name for name, _ in locked]
+    for name, version in locked:
+        assert (Path(__file__).parent / "schemas" / f"{name}-{version}.json").is_file(), name
 
 
 @pytest.mark.parametrize("name", MODULES)
