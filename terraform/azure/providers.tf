@@ -19,11 +19,3 @@ provider "azurerm" {
     }
   }
 }
-
-provider "helm" {
-  kubernetes = {
-    host                   = local.infrastructure.cluster_endpoint
-    cluster_ca_certificate = local.infrastructure.cluster_ca_certificate
-    exec                   = local.infrastructure.cluster_auth
-  }
-}

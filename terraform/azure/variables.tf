@@ -1,1 +1,1 @@
-../aws/variables.tf
+../modules/roots/variables.tf

@@ -105,29 +105,6 @@ locals {
   }
 }
 
-# `now` is there while the environment is not protected, and follows what is asked for; made or taken away it replaces nothing.
-resource "terraform_data" "unprotected" {
-  for_each = merge({ always = "" }, var.cluster.deletion_protection ? {} : { now = jsonencode(local.fixed) })
-
-  input = each.value
-}
-
-resource "terraform_data" "fixed" {
-  input = local.fixed
-  lifecycle {
-    ignore_changes = [input]
-    # Made anew, with what is asked for then, by a change of `now`: one that comes when the protection is off already.
-    replace_triggered_by = [terraform_data.unprotected]
-    postcondition {
-      condition = alltrue([for key, value in self.input : try(local.fixed[key], value) == value])
-      error_message = join("; ", concat(
-        [for key, value in self.input : "${key} is \"${value}\" and would become \"${local.fixed[key]}\"" if try(local.fixed[key], value) != value],
-        ["this cannot be changed in place and would make the environment anew. If that is meant, first apply cluster.deletion_protection = false by itself"],
-      ))
-    }
-  }
-}
-
 # The first thing a destroy comes to: everything that nothing else waits for is named. GKE's own protection keeps the
 # cluster only, after its node pools and what runs on them are gone.
 resource "terraform_data" "deletion_protection" {

@@ -3,11 +3,3 @@ provider "google" {
   region         = var.region
   default_labels = local.labels
 }
-
-provider "helm" {
-  kubernetes = {
-    host                   = local.infrastructure.cluster_endpoint
-    cluster_ca_certificate = local.infrastructure.cluster_ca_certificate
-    exec                   = local.infrastructure.cluster_auth
-  }
-}

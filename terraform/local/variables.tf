@@ -115,13 +115,3 @@ variable "workload_identity" {
     error_message = "workload_identity.service_account_annotations: only for gateway, logic and inference."
   }
 }
-
-variable "platform" {
-  description = "Settings of Oriel itself: inputs of modules/platform by their names (namespace, images, gateway, logic, model_groups, policies, redis, placement, keda, charts, observability)."
-  type        = any
-  default     = {}
-  validation {
-    condition     = can(keys(var.platform))
-    error_message = "platform: an object, { gateway = {...}, model_groups = {...} }."
-  }
-}

@@ -147,11 +147,12 @@ def test_the_variables_file_has_known_names() -> None:
 
 
 def test_the_variables_file_is_taken_by_terraform(tmp_path: Path) -> None:
-    """Types and validations, by the real binary, of the root's own variables.tf: no provider is needed for that."""
+    """Types and validations, by the real binary, of the roots' own files: no provider is needed for that."""
     terraform = shutil.which("terraform")
     if terraform is None:
         pytest.skip("terraform is not on PATH")
-    shutil.copy(ROOT / "terraform/aws/variables.tf", tmp_path)
+    for name in ("variables", "names"):
+        shutil.copy(ROOT / f"terraform/modules/roots/{name}.tf", tmp_path)
     block = re.findall(r"```hcl\n(.*?)```", DEPLOY, re.DOTALL)[0]
     (tmp_path / "oriel.auto.tfvars").write_text(block)
     for words in (["init"], ["plan", "-detailed-exitcode"]):

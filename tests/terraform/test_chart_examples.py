@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from . import judges, objects
 from .chart_values import in_order
 from .helm import CHART, binary, rendered
+from .scheduling import Node, Pod, why_not
 
 EXAMPLES = CHART.parent / "examples"
 EXTERNAL = {"keys": {"external": True}}
@@ -98,6 +100,32 @@ def test_an_issuer_without_keys_is_the_clusters() -> None:
     assert "accessKeyID" not in solver["dns01"]["route53"]
     assert certificate["spec"]["issuerRef"] == {"kind": "ClusterIssuer", "name": issuer["metadata"]["name"]}
     assert issuer["kind"] == "ClusterIssuer" and "namespace" not in issuer["metadata"]
+
+
+def test_karpenters_pools_take_the_pods_that_ask_for_them(smallest) -> None:
+    groups = {
+        "chat": {"accelerator": "gpu", "models": ["chat"], "spot": {"replicas": 2}},
+        "cpu": {"accelerator": "cpu"},
+    }
+    switches: dict[str, Any] = {"gpu_enabled": True, "keda": {"enabled": True}, "placement": {"share_gpu_nodes": False}}
+    switches["infrastructure"] = {**smallest["infrastructure"], "gpu_node_selector": {"oriel.dev/pool": "gpu"}}
+    found = rendered(smallest | switches | {"model_groups": groups})
+    assert not objects.of(found, "DaemonSet"), "Karpenter imagines no node with its pods"
+    size = {"cpu": 32.0, "memory": 2.0**38, "ephemeral-storage": 2.0**40, "nvidia.com/gpu": 8.0}
+    nodes = []
+    for pool in documents(EXAMPLES / "karpenter/nodepools.yaml"):
+        judges.judge(pool, judges.VERSIONS[0])
+        template = pool["spec"]["template"]
+        nodes.append(
+            Node(pool["metadata"]["name"], template["metadata"]["labels"], size, template["spec"].get("taints", []))
+        )
+    pods = objects.pods(found)
+    fits = {
+        name: [node.name for node in nodes if not why_not(Pod(name, pods[name]), node)]
+        for name in ("gateway", "logic", "inference-cpu", "inference-chat", "inference-chat-spot")
+    }
+    assert fits.pop("inference-chat") == ["oriel-gpu"] and fits.pop("inference-chat-spot") == ["oriel-gpu-spot"]
+    assert set(map(tuple, fits.values())) == {("oriel-cpu",)}
 
 
 @pytest.mark.parametrize("file", ["kustomize/namespace.yaml", "flux/release.yaml"])

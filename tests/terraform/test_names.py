@@ -1,4 +1,4 @@
-"""A misspelt name in `platform` is said, not dropped: names.tf of the roots against the module's own types."""
+"""A misspelt name in `platform` is said, not dropped: names.tf against the module's own types."""
 
 import re
 from collections.abc import Iterator
@@ -9,7 +9,6 @@ import pytest
 from .harness import TerraformFailed
 from .module_files import Module, Type, type_of
 
-ROOTS = ("aws", "gcp", "azure", "local")
 OF_THE_ROOT = {"infrastructure", "images", "gpu_enabled", "scale_to_zero"}  # inputs that no caller gives
 # registry and tag are variables of the root itself.
 OF_IMAGES = {"images", "images.pull_policy", "images.pull_secret"}
@@ -36,7 +35,7 @@ def of_the_module(tree) -> set[str]:
 
 
 def known(tree) -> dict[str, list[str]]:
-    (block,) = hcl2.loads((tree / "aws/names.tf").read_text())["locals"]
+    (block,) = hcl2.loads((tree / "modules/roots/names.tf").read_text())["locals"]
     return {
         name.strip('"'): [each.strip('"').replace("\\\\", "\\") for each in patterns]
         for name, patterns in block["platform_names"].items()
@@ -55,10 +54,6 @@ def test_each_name_of_the_module_is_known_and_no_other(tree):
     last = {path.rpartition(".")[2] for path in paths}
     words = {word for each in patterns.values() for word in re.findall(r"\w{2,}", " ".join(each).replace("\\.", " "))}
     assert words <= last, "a name that the module does not have"
-
-
-def test_every_root_has_the_same_list(tree):
-    assert len({(tree / root / "names.tf").read_text() for root in ROOTS}) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+../modules/roots/common.tf
