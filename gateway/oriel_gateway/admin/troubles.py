@@ -38,7 +38,7 @@ def troubles(
         if not client.up:
             found.append("Redis does not answer: each gateway admits its share of the limits")
         elif client.doubtful(now):
-            found.append("Redis was away just now: calls wait for it only briefly")
+            found.append("Redis answers again after it was away or slow: nothing to do unless this comes back")
     gates = [*gateway.pools.values(), *gateway.left_pools]
     servers = [
         f"{gate.name}: {member.address[0]}:{member.address[1]} {what}"
