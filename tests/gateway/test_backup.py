@@ -245,6 +245,7 @@ async def test_quotas_and_sums_in_redis_go_to_another_one_and_never_twice(
     async with redis_server() as server:
         ledgers = [RedisLedger(server.url, holder="g", password=PASSWORD, prefix=each) for each in ("a.:", "b:")]
         await ledgers[0].ask([("t", [used])])
+        await ledgers[0]._redis.hset("a.:{t}other", "period", "month")  # no gateway wrote it
         await ledgers[0].add_use(month, 1, {"calls": 7}, "", 1000)
         words = ("--state", tmp_path, "--limiter", server.url, "--limiter-prefix")
         assert await state("export", tmp_path / "file", *words, "a.:") == 0

@@ -240,7 +240,7 @@ class RedisLedger:
         try:
             async for key in self._redis.scan_iter(match=f"{self._prefix}{{*}}*", count=1000, _type="hash"):
                 record: dict[Any, Any] = await self._redis.hgetall(key)
-                if b"period" in record:  # else it counts slots
+                if {b"period", b"number", b"used"} <= record.keys():  # else it counts slots, or no gateway wrote it
                     tenant, _, bound = key.decode()[len(self._prefix) + 1 :].partition("}")
                     counts = (int(float(record[name])) for name in (b"number", b"used"))
                     found.append((tenant, bound, record[b"period"].decode(), *counts))
