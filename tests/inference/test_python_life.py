@@ -339,10 +339,11 @@ class TritonPythonModel:
         assert f"model code version 2 is {UNTRIED}" in caplog.text
         failed = await client.post("/v2/models/code/infer", json=row)
         assert failed.status_code == 500 and ".py" not in failed.text and "ZeroDivision" not in failed.text
-        # The traceback has a record for each of its lines.
-        assert any(message.endswith("ZeroDivisionError: division by zero") for message in caplog.messages)
+        traces = [getattr(each, "traceback", "") for each in caplog.records]
         assert any(
-            re.search(r'^model code: +File ".*/code/2/model.py", line 5, in execute$', m) for m in caplog.messages
+            each.endswith("ZeroDivisionError: division by zero")
+            and re.search(r'File ".*/code/2/model.py", line 5, in execute$', each, re.MULTILINE)
+            for each in traces
         )
         assert (await lines())["2"] == ("READY", UNTRIED)
         # With a sample it is tried, and replaces nothing.

@@ -28,13 +28,20 @@ LATER = "a-key-of-birch"
 START_S = 120
 
 
-def planned(shared: Shared, *keys: str, services: dict[str, str], cloud: str = "aws", **variables: Any) -> list[Object]:
+def planned(
+    shared: Shared,
+    *keys: str,
+    services: dict[str, str],
+    cloud: str = "aws",
+    documents: dict[str, str] | None = None,
+    **variables: Any,
+) -> list[Object]:
     return objects(
         shared,
         infrastructure={"cloud": cloud, "redis_url": None, "redis_tls": False, "redis_auth_secret_ref": None},
         gpu_enabled=False,
         model_groups={"cpu": {"accelerator": "cpu", "repository": REPOSITORY}},
-        policies={"tenants": tenants(*keys)},
+        policies={"tenants": tenants(*keys), "documents": documents or {}},
         logic={"services": services, "workers": 1},
         **variables,
     )
@@ -161,7 +168,9 @@ async def test_a_call_over_tls_waits_for_services_and_models_that_have_no_pod(
 ) -> None:
     services = {"digits.py": (EXAMPLES / "services" / "digits.py").read_text()}
     machine, scaled = Machine(tmp_path), {"keda": {"enabled": True}, "gateway": {"tls_secret": TLS_SECRET}}
-    found = planned(shared, KEY, services=services, cloud=cloud, **scaled)
+    # A request that has reached a logic server waits for its model within its own time, which covers a start here.
+    tiers = {"tiers.toml": "[tiers.gold]\nband = 0\ntarget_ms = 100000\ngive_up_ms = 100000\n"}
+    found = planned(shared, KEY, services=services, cloud=cloud, documents=tiers, **scaled)
     assert {name: each["spec"]["minReplicaCount"] for name, each in of(found, "ScaledObject").items()} == {
         "logic": 0, "inference-cpu": 0
     }  # fmt: skip
