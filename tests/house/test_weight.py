@@ -18,7 +18,7 @@ CODE_LINES = {
     "inference": 26_210,
     "cli": 5_700,
     "tools": 4_500,
-    "benchmarks": 5_490,
+    "benchmarks": 5_590,
     "tests": 101_300,
 }
 MOST = {"long": 0, "wide": 27, "wider": 3, "unpacked": 0, "protocols": 42, "headless": 0}
