@@ -178,7 +178,9 @@ class GatewayCall(Call):
         if not self.endpoints.usable and (self.stick is None or self.stick.bound is None):
             self.park()
             return
-        if gate.cold_start is not None:
+        trouble = self.life.trouble
+        held = trouble is not None and trouble.held
+        if gate.cold_start is not None and not held:
             self.shorten_hold(now)
         if self.side.streams and not self.as_stream().reserve():
             self.refuse_full("the pool has no slot for a further stream")
@@ -193,14 +195,13 @@ class GatewayCall(Call):
             return
         self.state = QUEUED
         self.ahead = gate.admission.queue.rows_ahead(self.tenant.tier.band)
-        trouble = self.life.trouble
         try:
             self.life.ticket = gate.join_queue(
                 self,
                 self.tenant,
                 self.target,
                 # a held call has missed its target: only its deadline orders it, and it is never refused as late
-                received_s=inf if trouble is not None and trouble.held else self.received_s,
+                received_s=inf if held else self.received_s,
                 deadline=self.deadline,
                 size_bytes=self.bytes_in,
             )
