@@ -216,7 +216,7 @@ logic:
   min: {{ ternary (ternary 0 2 (and .Values.keda.enabled .Values.scale_to_zero)) $min (kindIs "invalid" $min) }}
   max: {{ .Values.logic.replicas.max }}
   cpu_percent: 70
-  settle_s: 300
+  settle_s: 360
   # A node, if there has to be another one, and the image.
   start_s: 120
   capacity: {{ .Values.logic.workers }}
@@ -227,8 +227,8 @@ inference-{{ $name }}:
   # Queues grow long before a model server's CPUs are all busy, above all one with a GPU, which no HorizontalPodAutoscaler
   # sees without an adapter for its metrics.
   cpu_percent: {{ ternary 50 70 $group.on_gpu }}
-  # What took long to load is not dropped for a short lull. 3600: the most Kubernetes takes.
-  settle_s: {{ min 3600 (max 300 (mul 2 $group.load_grace_s)) }}
+  # A pod that was slow to start is not dropped for a short lull; one that is dear to keep, sooner. 3600: Kubernetes' most.
+  settle_s: {{ min 3600 (max 60 (mul (ternary 2 3 $group.on_gpu) $group.start_s)) }}
   start_s: {{ toJson $group.start_s }}
   capacity: 1
 {{- end }}
