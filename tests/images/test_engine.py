@@ -32,7 +32,9 @@ if os.environ.get("ORIEL_TEST_IMAGES") == "1":
 
 
 def engine(*words: str, check: bool = True) -> str:
-    done = subprocess.run([*ENGINE, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    # In their own format podman and buildah leave HEALTHCHECK out.
+    env = os.environ | {"BUILDAH_FORMAT": "docker"}
+    done = subprocess.run([*ENGINE, *words], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     if check:
         assert done.returncode == 0, (words, done.stdout[-3000:], done.stderr[-3000:])
         return done.stdout
@@ -121,6 +123,34 @@ def test_the_unit_runs_in_the_image(image: tuple[str, dict[str, Any], Path]) -> 
     if name.startswith("inference"):
         assert json.loads(told["answer"]["body"])["outputs"][0]["name"] in ("label", "probabilities"), told
         assert told["answer"]["status"] == 200
+
+
+@pytest.mark.parametrize("image", ["gateway"], indirect=True)
+def test_make_lists_what_lies_in_the_image(image: tuple[str, dict[str, Any], Path], tmp_path: Path) -> None:
+    """Judged by CycloneDX's own schema: every package in the environment with its version, Oriel too."""
+    program = tmp_path / "buildah"
+    program.write_text(f'#!/bin/sh\n[ $1 = build ] || exec {shlex.join(ENGINE)} "$@"\n')
+    program.chmod(0o755)
+    for unit in ("gateway", "logic"):
+        engine("tag", "localhost/test-gateway:1", f"localhost/oriel-test/oriel-{unit}:1")
+    given = ["REGISTRY=localhost/oriel-test", "TAG=1", "TARGETS=", f"ENGINE={program}", f"RECORDS={tmp_path}/out"]
+    subprocess.run(["make", "images", "SBOM=1", *given], cwd=ROOT, check=True)
+    written = (tmp_path / "out" / "oriel-gateway-1.cdx.json").read_text()
+    judge = (
+        "import sys\n"
+        "from cyclonedx.schema import SchemaVersion\n"
+        "from cyclonedx.validation.json import JsonStrictValidator\n"
+        "wrong = JsonStrictValidator(SchemaVersion.V1_6).validate_str(sys.stdin.read())\n"
+        "sys.exit(wrong and str(wrong))"
+    )
+    words = [str(ROOT / "build/sbom/bin/python"), "-c", judge]
+    done = subprocess.run(words, input=written, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = {each.get("purl", "").partition("?")[0] for each in json.loads(written)["components"]}
+    folders = image[2].glob("opt/oriel/lib/python3*/site-packages/*.dist-info")
+    names = [path.name.removesuffix(".dist-info").rpartition("-")[::2] for path in folders]
+    installed = {f"pkg:pypi/{name.replace('_', '-').lower()}@{version}" for name, version in names}
+    assert {each for each in told if each.startswith("pkg:pypi/")} == installed and len(installed) > 20
 
 
 def test_two_builds_have_the_same_files(base: str) -> None:

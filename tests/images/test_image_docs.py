@@ -215,32 +215,56 @@ def test_an_image_starts_as_the_page_says(unit: str) -> None:
     assert {word for word in words["CMD"] if word.startswith("--")} <= flags(unit)
 
 
-def test_make_builds_and_pushes_every_image_by_its_name(tmp_path: Path) -> None:
-    """With an engine that only writes down how it is called."""
-    engine = tmp_path / "engine"
-    engine.write_text(f"#!{sys.executable}\nimport os, sys, json\nopen({str(tmp_path / 'calls')!r}, 'a').write(CALL)\n")
-    engine.write_text(
-        engine.read_text().replace("CALL", "json.dumps([*sys.argv[1:], os.environ['BUILDAH_FORMAT']]) + chr(10)")
-    )
-    engine.chmod(0o755)
-    words = ["make", "--no-print-directory", "images", "REGISTRY=r.example/o", "TAG=1.2", f"ENGINE={engine}"]
-    written: dict[str, list[list[str]]] = {}
-    for push in ("", "1"):
-        command = [*words, "TARGETS=cpu tensorrt", f"PUSH={push}"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        written[push] = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
-        (tmp_path / "calls").unlink()
-    calls = written["1"]
-    assert written[""] == [call for call in calls if call[0] == "build"]
-    tags = ["oriel-gateway:1.2", "oriel-logic:1.2", "oriel-inference:1.2-cpu", "oriel-inference:1.2-tensorrt"]
+ENGINE = """#!{python}
+import json, os, sys
+words = sys.argv[1:]
+with open({calls!r}, "a") as calls:
+    calls.write(json.dumps([*words, os.environ["BUILDAH_FORMAT"]]) + chr(10))
+if "--digestfile" in words:
+    open(words[words.index("--digestfile") + 1], "w").write("sha256:" + str(len(words[-1])))
+if words[0] == "inspect":
+    print("r.example/o/x@sha256:" + str(len(words[-1])))
+"""
+
+
+def make_images(tmp_path: Path, engine: str, *more: str) -> list[list[str]]:
+    """Run `make images` for two targets with an engine that only writes down how it is called; return its calls."""
+    program, calls = tmp_path / engine, tmp_path / "calls"
+    program.write_text(ENGINE.format(python=sys.executable, calls=str(calls)))
+    program.chmod(0o755)
+    calls.unlink(missing_ok=True)
+    words = ["REGISTRY=r.example/o", "TAG=1.2", "TARGETS=cpu tensorrt", f"ENGINE={program}", f"RECORDS={tmp_path}/out"]
+    command = ["make", "--no-print-directory", "images", *words, *more]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in calls.read_text().splitlines()]
+
+
+TAGS = ["oriel-gateway:1.2", "oriel-logic:1.2", "oriel-inference:1.2-cpu", "oriel-inference:1.2-tensorrt"]
+
+
+def test_make_builds_every_image_by_its_name(tmp_path: Path) -> None:
+    calls = make_images(tmp_path, "engine")
     # Podman's and buildah's own format has no room for HEALTHCHECK: they leave it out with a warning.
     assert {call.pop() for call in calls} == {"docker"}
-    built = [call for call in calls if call[0] == "build"]
-    assert [call[call.index("-t") + 1] for call in built] == [f"r.example/o/{tag}" for tag in tags]
-    assert [call[call.index("--target") + 1] for call in built if "--target" in call] == ["cpu", "tensorrt"]
-    assert all((ROOT / call[call.index("-f") + 1]).is_file() and "VERSION=1.2" in call for call in built)
-    assert [call[1] for call in calls if call[0] == "push"] == [f"r.example/o/{tag}" for tag in tags]
+    assert {call[0] for call in calls} == {"build"}
+    assert [call[call.index("-t") + 1] for call in calls] == [f"r.example/o/{tag}" for tag in TAGS]
+    assert [call[call.index("--target") + 1] for call in calls if "--target" in call] == ["cpu", "tensorrt"]
+    assert all((ROOT / call[call.index("-f") + 1]).is_file() and "VERSION=1.2" in call for call in calls)
+
+
+@pytest.mark.parametrize("engine", ["docker", "podman", "buildah"])
+def test_make_records_the_digest_and_the_contents_of_every_image(engine: str, tmp_path: Path) -> None:
+    calls = make_images(tmp_path, engine, "PUSH=1", "SBOM=1", "SYFT=echo")
+    names = [f"r.example/o/{tag}" for tag in TAGS]
+    files = [f"{tmp_path}/out/{tag.replace(':', '-')}.tar" for tag in TAGS]
+    read = [["save", "-o", file, name] for file, name in zip(files, names, strict=True)]
+    if engine == "buildah":
+        read = [["push", "-q", name, f"docker-archive:{file}"] for _, _, file, name in read]
+    assert [call[:4] for call in calls if call[1] in ("-q", "-o")] == read
+    assert [call[-2] for call in calls if call[0] == "push" and call[1] != "-q"] == names
+    written = (tmp_path / "out" / "digests.txt").read_text().splitlines()
+    assert written == [f"{name}@sha256:{len(name)}" for name in names]
 
 
 def test_make_images_asks_for_the_registry() -> None:
