@@ -67,9 +67,8 @@ def test_wanted_times_per_token_are_kept_by_pausing_the_less_urgent() -> None:
     bench.run(0.5)
     gold = bench.ask("gold", token_s=0.022, max_tokens=60)
     bench.run(1.5)
-    mean_s = (gold.times[-1] - gold.times[0]) / 59
-    assert 0.0215 < mean_s <= 0.022, "as many of the others run beside it as its mean time allows"
-    assert max(gaps(gold)[1:]) <= 0.025, "not all at once, with which a step takes 40 ms"
+    assert (gold.times[-1] - gold.times[0]) / 59 <= 0.0225 and max(gaps(gold)[1:]) <= 0.0225
+    assert max(bench.decoder.sizes[-60:]) >= 3, "as many of the others run beside it as its time allows"
     bench.settle()
     assert all(whole(each) for each in bronze)
     unhurried = bench.ask("gold", max_tokens=60)

@@ -12,8 +12,7 @@ Rules.
 2. Among the generations of one tenant and band, those that have begun go first, in turns. The others go in the order in
    which they have to begin to be in time. So a tenant never has more than all slots in progress.
 3. Less urgent ones pause while a step would take longer than a more urgent one wants for a token, or needs to have its
-   whole answer in time. A stream that is ahead of its wanted times allows longer steps, one that is behind shorter
-   ones. Prompts wait until it is far enough ahead.
+   whole answer in time. Their prompts wait until it is far enough ahead of its wanted times.
 4. A turn by the floor is shielded: nothing interrupts it, unless it begins with a long prompt. It counts only while
    none of its band takes turns in a slot, so that it never takes one from its own kind.
 5. Never paused once they have begun: what ends sooner than a resume costs, and what a resume would change
@@ -38,7 +37,6 @@ from oriel_policies.waiting.queue import SlaQueue
 SLICE = 32
 RESUME_STEPS = 2  # the cost of a resume; a learned one would stay at a bad value once it lets nothing pause
 BOUND_SHARE = 4
-AHEAD = 8  # tokens: a stream that is so far ahead of its wanted times allows steps of twice the wanted time
 PROMPT_STEPS = 4  # the most steps of prompt tokens that the engine has, unless a single prompt is longer
 _BOUND = "bound"
 _BEGUN_S = 1e8  # the rank of those that have begun, before all others of their tenant
@@ -194,12 +192,7 @@ class StepOrder:
     def _most_with(self, each: Generation, now: float) -> int:
         """Return how many may run so that this one has its tokens in time; all, if even alone it would not."""
         token_s = each.token_s if each.is_stream else (each.deadline - now) / self._left(each)
-        if token_s <= 0.0 or not self.times.sequences_within(token_s, 1):
-            return self.slots
-        if each.is_stream and each.first_s:
-            ahead = len(each.ids) - 1 - (now - each.first_s) / token_s
-            token_s *= 1.0 + max(-1.0, min(1.0, ahead / AHEAD))
-        return max(1, self.times.sequences_within(token_s, self.slots))
+        return (self.times.sequences_within(token_s, self.slots) if token_s > 0.0 else 0) or self.slots
 
     # Slots and tickets ------------------------------------------------------------------------------------------
 
