@@ -31,7 +31,7 @@ locals {
   own_cluster  = var.cluster.existing == null
   cluster_name = coalesce(var.cluster.existing, var.name)
   eks          = try(aws_eks_cluster.this[0], data.aws_eks_cluster.existing[0])
-  # Of the nodes: never newer than the control plane.
+  # The version of the nodes, never newer than that of the control plane.
   kubernetes_version = try(data.aws_eks_cluster.existing[0].version, var.cluster.kubernetes_version)
   cluster_log_group  = "/aws/eks/${var.name}/cluster"
 }

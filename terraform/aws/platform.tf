@@ -1,4 +1,4 @@
-# What runs in the cluster: modules/platform, which knows no cloud.
+# The platform in the cluster: modules/platform, which knows no cloud.
 
 locals {
   # A network load balancer on the addresses of dns.tf, one per public subnet in the same order. `nlb` is the controller built

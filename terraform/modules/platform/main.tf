@@ -1,4 +1,4 @@
-# What is installed, in this order: the namespace, the charts of others, and the platform: the chart of deploy/chart, whose values
+# The installation, in this order: the namespace, the charts of others, and the platform: the chart of deploy/chart, whose values
 # are this module's variables. Destroyed the other way round.
 
 locals {
@@ -128,7 +128,7 @@ resource "helm_release" "oriel" {
   namespace = var.namespace
   chart     = "${path.module}/../../../deploy/chart"
   values = [jsonencode({
-    # What objects use of it; the chart refuses names that it does not know.
+    # The members that objects use; the chart refuses names that it does not know.
     infrastructure = { for name in [
       "cloud", "model_repository_url", "redis_url", "redis_tls", "redis_auth_secret_ref", "workload_identity", "store_networks",
       "gpu_node_selector", "gpu_taint", "storage_class", "storage",

@@ -433,7 +433,7 @@ variable "observability" {
     service_monitors = optional(bool, false)
     # The labels by which your Prometheus selects ServiceMonitors and rules, such as { release = "kube-prometheus-stack" }.
     monitor_labels = optional(map(string), {})
-    # Where your people read docs/runbooks.md: the annotation runbook_url of each alert begins with it.
+    # The URL at which your people read docs/runbooks.md: the annotation runbook_url of each alert begins with it.
     runbooks_url = optional(string, "docs/runbooks.md")
     dashboards   = optional(bool, true)
     otlp = optional(object({
