@@ -33,7 +33,7 @@ QUESTIONS = {
     "apiservices": (METRICS,),
     "deployments.apps": (EVERYWHERE, "--selector=app.kubernetes.io/name=keda-operator"),
 }
-# What a cluster without KEDA says about its kinds of objects.
+# The answer of a cluster that does not know KEDA's kinds of objects.
 ABSENT = ("NotFound", "doesn't have a resource type")
 
 
