@@ -29,7 +29,8 @@ import os
 from oriel_wire.process.helper import HEAD
 text = b"[" * 50_000
 os.write(1, HEAD.pack(len(text), 0) + text)
-os.read(0, 1 << 20)
+while os.read(0, 1 << 20):
+    pass
 """
 SLEEPS = "import time\ntime.sleep(600)"
 
