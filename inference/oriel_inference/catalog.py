@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
+from operator import attrgetter
 
 from oriel_inference.backends import RequestSession, Session
 from oriel_inference.batching.scheduler import Scheduler
@@ -162,13 +163,16 @@ class Catalog:
 
     def publish(self, name: str, entries: Sequence[Entry]) -> None:
         """Replace everything known about `name`."""
+        before = self._entries.get(name, {})
         self._entries[name] = {entry.version: entry for entry in entries}
-        self._by_request = {key: serving for key, serving in self._by_request.items() if key[0] != name}
-        ready = sorted((e.version, e.serving) for e in entries if e.serving is not None)
-        for version, serving in ready:
-            self._by_request[name, str(version)] = serving
+        ready = {str(e.version): e.serving for e in sorted(entries, key=attrgetter("version")) if e.serving is not None}
         if ready:
-            self._by_request[name, ""] = ready[-1][1]
+            ready[""] = [*ready.values()][-1]
+        # Only this model's keys are touched: a start publishes every model several times. None is missing meanwhile.
+        for version, serving in ready.items():
+            self._by_request[name, version] = serving
+        for version in {"", *map(str, before)} - ready.keys():
+            self._by_request.pop((name, version), None)
 
     def remove(self, name: str) -> None:
         """Forget a model that has left its repository."""

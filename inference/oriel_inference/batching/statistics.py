@@ -8,6 +8,7 @@ again continues to count (`Ledger`).
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import islice
 from math import inf
 
 from oriel_inference.batching.call import BatchTimes, Call
@@ -22,6 +23,7 @@ MAX_TIERS = 16
 MAX_BATCH_SIZES = 1024
 MAX_RESPONSES = 64
 MAX_LEDGER = 4096
+LOOKS = 2
 OTHER_TIERS = "other"
 
 LATENCY_S: tuple[float, ...] = (0.0005, *DURATION_BOUNDS_S, 30.0, 60.0)
@@ -46,7 +48,8 @@ class Duration:
     def add(self, seconds: float, times: int = 1) -> None:
         """Add `times` occurrences of `seconds` each; negative rounding errors of the clock count as 0."""
         self.count += times
-        self.ns += max(0, int(seconds * 1e9)) * times
+        if seconds > 0.0:
+            self.ns += int(seconds * 1e9) * times
 
 
 class _Stages:
@@ -301,7 +304,9 @@ class Ledger:
     """The counters of every version, kept while the process lives: a counter must not restart at zero with an update.
 
     summarises: True if their latencies are shown as summaries.
-    The oldest of the versions that do not serve any more are forgotten beyond MAX_LEDGER. Single writer: the loop.
+    The oldest of the versions that do not serve any more are forgotten beyond MAX_LEDGER. Each `open` looks at LOOKS of
+    them and adds one, so the ledger shrinks to its bound, and opening costs the same with any number of models that
+    serve. Single writer: the loop.
     """
 
     def __init__(
@@ -318,10 +323,12 @@ class Ledger:
         self._kept[name, version] = found
         if self._summarises and found.summaries is None:
             found.summaries = Summaries()
-        if len(self._kept) > self._max_versions:
-            gone = (key for key in self._kept if key != (name, version) and not self._is_serving(*key))
-            if (oldest := next(gone, None)) is not None:
-                del self._kept[oldest]
+        for key in [*islice(self._kept, LOOKS)] if len(self._kept) > self._max_versions else ():
+            forgotten = self._kept.pop(key)
+            if key == (name, version) or self._is_serving(*key):
+                self._kept[key] = forgotten  # behind the others, so that the next look is at another one
+            elif len(self._kept) <= self._max_versions:
+                break
         return found
 
 
