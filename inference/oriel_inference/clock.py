@@ -44,8 +44,7 @@ class LoopClock:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
 
-    def now(self) -> float:
-        return time.monotonic()
+    now = staticmethod(time.monotonic)  # a call asks a dozen times
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         self._loop.call_soon(callback)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oriel_inference.batching.statistics import LOOKS, Ledger
+from oriel_inference.batching.statistics import CHECKS, Ledger
 from oriel_inference.catalog import Catalog, Entry, ServingModel
 from oriel_inference.errors import InferenceError
 from oriel_inference.model import ModelState
@@ -36,7 +36,7 @@ def line(name: str, version: int, *, serves: bool) -> Entry:
     return Entry(name=name, version=version, state=state, serving=serving)
 
 
-def test_publishing_a_model_looks_at_no_other_one() -> None:
+def test_publishing_a_model_compares_it_with_no_other_one() -> None:
     catalog = Catalog()
     names = [Name(f"m{number}") for number in range(MANY)]
     Name.compared = 0
@@ -73,16 +73,16 @@ def test_a_request_finds_what_was_published_last(steps: list[tuple[str, dict[int
 
 
 def test_opening_counters_asks_about_few_of_the_versions_that_serve() -> None:
-    asked: list[str] = []
+    names: list[str] = []
     serving = True
 
     def serves(name: str, version: int) -> bool:
-        asked.append(name)
+        names.append(name)
         return serving
 
     ledger = Ledger(serves, max_versions=10)
     kept = [ledger.open(f"m{number}", 1) for number in range(MANY)]
-    assert len(asked) <= LOOKS * MANY
+    assert len(names) <= CHECKS * MANY
     assert all(ledger.open(f"m{number}", 1) is each for number, each in enumerate(kept))
     serving = False
     for number in range(MANY):

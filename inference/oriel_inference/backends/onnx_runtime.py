@@ -95,6 +95,9 @@ class OnnxRuntimeSession(Session):
 
     def __init__(self, session: Any, options: EngineOptions) -> None:
         self._session = session
+        # What the library's own `run` adds: looking for missing inputs, which are known to be there, and for values of
+        # other sessions, which are never given. That takes as long as a tiny model.
+        self._run = getattr(session, "_sess", session).run
         self._settings = _run_settings(options.run_entries)
         self.provider = session.get_providers()[0]
         defaults = [node for node in session.get_overridable_initializers() if node.type in _DATATYPES]
@@ -115,7 +118,7 @@ class OnnxRuntimeSession(Session):
             if self._brain_floats:
                 results = self._run_values(inputs, outputs)
             else:
-                results = self._session.run(outputs, inputs, self._settings)
+                results = self._run(outputs, inputs, self._settings)
         except _REFUSALS as error:
             raise InvalidRequest(f"the model refuses the inputs{_for_clients(error)}", _plain(error)) from error
         except Exception as error:
@@ -140,7 +143,7 @@ class OnnxRuntimeSession(Session):
         ]
 
     def close(self) -> None:
-        self._session = None
+        self._session = self._run = None
 
 
 class GpuSession(OnnxRuntimeSession):

@@ -23,7 +23,7 @@ MAX_TIERS = 16
 MAX_BATCH_SIZES = 1024
 MAX_RESPONSES = 64
 MAX_LEDGER = 4096
-LOOKS = 2
+CHECKS = 2
 OTHER_TIERS = "other"
 
 LATENCY_S: tuple[float, ...] = (0.0005, *DURATION_BOUNDS_S, 30.0, 60.0)
@@ -304,7 +304,7 @@ class Ledger:
     """The counters of every version, kept while the process lives: a counter must not restart at zero with an update.
 
     summarises: True if their latencies are shown as summaries.
-    The oldest of the versions that do not serve any more are forgotten beyond MAX_LEDGER. Each `open` looks at LOOKS of
+    The oldest of the versions that do not serve any more are forgotten beyond MAX_LEDGER. Each `open` checks CHECKS of
     them and adds one, so the ledger shrinks to its bound, and opening costs the same with any number of models that
     serve. Single writer: the loop.
     """
@@ -323,10 +323,10 @@ class Ledger:
         self._kept[name, version] = found
         if self._summarises and found.summaries is None:
             found.summaries = Summaries()
-        for key in [*islice(self._kept, LOOKS)] if len(self._kept) > self._max_versions else ():
+        for key in [*islice(self._kept, CHECKS)] if len(self._kept) > self._max_versions else ():
             forgotten = self._kept.pop(key)
             if key == (name, version) or self._is_serving(*key):
-                self._kept[key] = forgotten  # behind the others, so that the next look is at another one
+                self._kept[key] = forgotten  # behind the others, so that the next turn checks another one
             elif len(self._kept) <= self._max_versions:
                 break
         return found
