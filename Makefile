@@ -24,8 +24,9 @@ DEMO_embeddings := $(VENV)/.demo-embeddings-$(HERE) $(VENV)/.minilm-$(HERE)
 RUN_digits = $(BIN)/oriel up --demo
 RUN_chat = $(BIN)/python examples/chat/demo.py
 RUN_embeddings = $(BIN)/python examples/embeddings/demo.py
+# Where there is a C compiler, the first run has the checkout compiled in the background, and later ones use that.
 run: $(or $(DEMO_$(DEMO)),$(error oriel: DEMO is digits, chat or embeddings))
-	@exec $(RUN_$(DEMO)) $(ARGS)
+	@exec $(BIN)/python requirements/run.py $(RUN_$(DEMO)) $(ARGS)
 
 # Every test that takes seconds, or another SUITE:
 #   long        what takes long: everything that runs terraform, compiling the hot path, installing images, soaks, drains under load

@@ -19,7 +19,7 @@ def installed_version() -> str:
 def is_compiled() -> bool:
     """Return whether the modules that every call runs through are compiled, as in images and published wheels.
 
-    A checkout is never compiled: Python would import the library and ignore what is edited in the source.
+    No library lies beside a source of a checkout: Python would import it and ignore what is edited in the source.
     """
     found = find_spec("oriel_wire.h1.response")
     return found is not None and (found.origin or "").endswith(tuple(EXTENSION_SUFFIXES))

@@ -1,0 +1,177 @@
+"""`make run` is compiled in the background once, and later runs use that for as long as the sources are the same.
+
+A stand-in compiles: it waits for the test, and its wheel holds a module that names it.
+"""
+
+import fcntl
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+INSTALL = """#!/bin/sh
+echo started >>compiled
+read answer <gate
+[ "$answer" = go ] || exit 3
+[ "$VENV $1" = "build/compiler image-build.txt" ] && mkdir -p $VENV/bin && cp hatchling $VENV/bin/python
+"""
+HATCHLING = """#!{python}
+import os, sys, zipfile
+assert os.environ["ORIEL_COMPILE"] == "1" and sys.argv[1:5] == ["-m", "hatchling", "build", "-t"], sys.argv
+with zipfile.ZipFile(sys.argv[-1] + "/a.whl", "w") as wheel:
+    wheel.writestr("oriel_wire/build.py", "NAME = 'compiled'")
+    wheel.writestr("oriel_cli/_demo/examples/a.toml", "stale = 1")
+"""
+SHOW = "import sys; sys.path.append('wire'); import oriel_wire.build; print(oriel_wire.build.NAME)"
+
+
+class Checkout:
+    """A checkout with one module. `release` lets the stand-in go on, and waits until it has ended."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.module = folder / "wire" / "oriel_wire" / "build.py"
+        self.compiled = folder / "build" / "run"
+        for name in ("pyproject.toml", "hatch_build.py", "requirements/image-build.txt"):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text("")
+        (folder / "examples").mkdir()
+        (folder / "examples" / "a.toml").write_text("mine = 1")
+        shutil.copy(ROOT / "requirements" / "run.py", folder / "requirements")
+        self.module.parent.mkdir(parents=True)
+        self.module.write_text("NAME = 'pure'")
+        for name, text in (("requirements/install", INSTALL), ("hatchling", HATCHLING.format(python=sys.executable))):
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o755)
+        os.mkfifo(folder / "gate")
+        self.groups: list[int] = []  # of the processes that compile
+
+    def run(self, command: tuple[str, ...] = (sys.executable, "-S", "-c", SHOW), **environment: str) -> tuple[str, str]:
+        """(what the command printed, the line about the build). Ends at once, while the stand-in waits."""
+        done = subprocess.run(
+            [sys.executable, "requirements/run.py", *command],
+            cwd=self.folder,
+            env={**os.environ, "CC": "sh", "PYTHONPATH": "", **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stderr.startswith("oriel: ") and done.stderr.count("\n") == 1
+        self.groups += map(int, re.findall(r"kill -- -(\d+)", done.stderr))
+        return done.stdout.strip(), done.stderr.removeprefix("oriel: ").strip()
+
+    def release(self, answer: str = "go", edited: str = "") -> None:
+        """Let the stand-in end. edited: text that the module has since the stand-in began."""
+        with (self.folder / "gate").open("w") as gate:  # waits for the stand-in
+            if edited:
+                self.module.write_text(edited)
+            gate.write(answer + "\n")
+        self.ended()
+
+    def ended(self) -> None:
+        """Wait until nothing compiles."""
+        with (self.folder / "build" / "run.lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        assert sorted(each.name for each in self.compiled.parent.glob("run*")) in (
+            *(["run.lock", "run.log"], ["run", "run.lock", "run.log"]),
+        ), "nothing half made is left"
+
+    def begun(self) -> int:
+        return (self.folder / "compiled").read_text().count("started")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Iterator[Checkout]:
+    made = Checkout(tmp_path)
+    yield made
+    for group in made.groups:  # of a test that failed
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+
+
+def test_the_first_run_is_pure_and_a_later_one_compiled(checkout: Checkout) -> None:
+    name, line = checkout.run()
+    assert name == "pure" and line.startswith("pure Python: the checkout is compiled in the background, once")
+    assert "(build/run.log; `kill -- -" in line
+    name, line = checkout.run()
+    assert name == "pure" and line.startswith("pure Python: another `make run` has the checkout compiled")
+    checkout.release()
+    assert checkout.run() == ("compiled", "compiled from these sources (build/run)")
+    assert checkout.begun() == 1
+    demo = checkout.compiled / "oriel_cli" / "_demo"
+    assert (demo / "examples" / "a.toml").read_text() == "mine = 1", "those of the checkout"
+
+
+def test_sources_that_were_edited_are_run_as_they_are(checkout: Checkout) -> None:
+    checkout.run()
+    checkout.release()
+    checkout.module.write_text("NAME = 'edited'")
+    name, line = checkout.run()
+    assert name == "edited" and "the sources were edited after they were compiled; `rm -r build/run`" in line
+    checkout.module.write_text("NAME = 'pure'")
+    assert checkout.run()[0] == "compiled", "they are as they were"
+    checkout.module.with_name("more.py").write_text("")
+    assert checkout.run()[0] == "pure"
+    assert checkout.begun() == 1, "the one who edits is not kept waiting by a compiler each time"
+
+
+def test_what_is_compiled_while_a_source_is_edited_is_thrown_away(checkout: Checkout) -> None:
+    checkout.run()
+    checkout.release(edited="NAME = 'edited'")
+    assert not checkout.compiled.exists()
+    assert checkout.run()[0] == "edited"
+    checkout.release()
+    assert checkout.run()[0] == "compiled" and checkout.begun() == 2
+
+
+def test_a_failure_is_said_in_one_line_and_not_repeated(checkout: Checkout) -> None:
+    checkout.run()
+    checkout.release("fail")
+    for _ in range(2):
+        name, line = checkout.run()
+        assert name == "pure" and line.startswith("pure Python: compiling failed (build/run.log); `rm -r build/run`")
+    assert checkout.begun() == 1 and "exit status 3" in (checkout.folder / "build" / "run.log").read_text()
+    shutil.rmtree(checkout.compiled)
+    checkout.run()
+    checkout.release()
+    assert checkout.run()[0] == "compiled"
+
+
+def test_compiling_that_is_stopped_leaves_nothing_and_is_begun_again(checkout: Checkout) -> None:
+    checkout.run()
+    os.killpg(checkout.groups.pop(), signal.SIGTERM)
+    with (checkout.folder / "build" / "run.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    assert not checkout.compiled.exists()
+    assert "compiled in the background" in checkout.run()[1]
+    checkout.release()
+    assert checkout.run()[0] == "compiled"
+
+
+def test_ctrl_c_is_for_the_command_only(checkout: Checkout) -> None:
+    interrupted = "import os, signal; signal.signal(2, lambda *_: print('stopped')); os.killpg(0, signal.SIGINT)"
+    command = (sys.executable, "-c", f"import os; os.setpgid(0, 0); {interrupted}")
+    assert checkout.run(command)[0] == "stopped"
+    checkout.release()
+    assert checkout.run()[0] == "compiled"
+
+
+def test_without_a_compiler_it_says_so(checkout: Checkout) -> None:
+    name, line = checkout.run(CC="/none/cc -O1")
+    assert name == "pure" and line.startswith("pure Python: with a C compiler (/none/cc) the checkout")
+
+
+def test_the_makefile_starts_the_demo_with_it() -> None:
+    for demo, command in (("digits", ".venv/bin/oriel up --demo"), ("chat", ".venv/bin/python examples/chat/demo.py")):
+        done = subprocess.run(
+            ["make", "-n", "run", f"DEMO={demo}", "VENV=.venv"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        assert f"requirements/run.py {command}" in done.stdout
