@@ -11,7 +11,7 @@ work: key, limits, admission, deadline, trace context, tier headers, metrics; th
     varying         1 KB each way, 32 connections, no two heads alike: request ids of 8 to 36 characters, a trace
                     context in each, a tracestate in some
     mixed           the same from eight kinds of clients in turns on each connection, as behind a load balancer
-    clients         the same from 500 programs in eight languages, as of an ordinary public clientele
+    clients         the same from 500 programs in 8 languages in turns: 4,000 clients of a public service
     grpc            1 KB, 64 calls at a time on 8 connections, ids as in `varying`
     tls             `varying` over kept TLS connections
     same            1 KB, heads that repeat byte by byte

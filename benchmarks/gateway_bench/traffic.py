@@ -43,13 +43,12 @@ CLIENTS = (
     f"Content-Type: application/json\r\nAuthorization: Bearer {KEY}\r\nUser-Agent: Java-http-client/21.0.8\r\n"
     f"Cookie: JSESSIONID=@cookie\r\nHost: @host\r\nContent-Length: @size\r\n{IDS}{BALANCED}",
 )
-# An ordinary public clientele: 500 programs in eight languages.
-LANGUAGES = ("de-DE,de;q=0.9", "en-GB", "en-US,en;q=0.9", "es-ES", "fr-FR", "it-IT", "pl-PL", "zh-CN,zh;q=0.8")
+# An ordinary public clientele: 500 programs in eight languages, each request with ids of its own.
 PUBLIC = tuple(
-    f"Host: @host\r\nUser-Agent: {BROWSER} Build/{number}\r\nAccept-Language: {language}\r\nAccept: */*\r\n"
-    f"Accept-Encoding: gzip, deflate, br\r\nConnection: keep-alive\r\n{KEYED}"
-    for number in range(500)
-    for language in LANGUAGES
+    f"Host: @host\r\nUser-Agent: client/{program}\r\nAccept-Language: en-GB,en;q=0.{language}\r\nAccept: */*\r\n"
+    f"Accept-Encoding: gzip, deflate, br\r\nConnection: keep-alive\r\n{IDS}{KEYED}"
+    for program in range(1, 501)
+    for language in range(1, 9)
 )
 # What heads a workload sends: how it is named -> its clients. None: one head that repeats byte by byte.
 HEADS: dict[str, tuple[str, ...] | None] = {"same": None, "varying": (REQUESTS,), "mixed": CLIENTS, "clients": PUBLIC}
