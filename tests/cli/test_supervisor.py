@@ -15,6 +15,7 @@ import pytest
 
 from oriel_cli import probe
 from oriel_cli.up import up
+from oriel_cli.up.forks import Forks
 from oriel_cli.up.supervisor import Supervisor
 from oriel_cli.up.unit import Timings, Unit
 from oriel_cli.up.units import Address, UnitSpec, free_ports, refuse_busy_ports
@@ -30,11 +31,11 @@ WAITING = re.compile(r"waiting for two, at most \d+ s more: it is stopping, 2 ca
 class Stage:
     """One supervisor under test: the lines that it reported, and the events that a test waits for."""
 
-    def __init__(self, *specs: UnitSpec, timings: Timings = QUICK) -> None:
+    def __init__(self, *specs: UnitSpec, timings: Timings = QUICK, forks: Forks | None = None) -> None:
         self.said: list[str] = []
         self._changed = asyncio.Event()
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        self.supervisor = Supervisor(specs, say=self._say, environ=environ, timings=timings)
+        self.supervisor = Supervisor(specs, say=self._say, environ=environ, timings=timings, forks=forks)
         self.units: dict[str, Unit] = {unit.name: unit for unit in self.supervisor.units}
         self.stop = asyncio.Event()
         self.ready = asyncio.Event()
@@ -107,6 +108,21 @@ async def test_a_unit_that_dies_is_started_again_and_said() -> None:
         await stage.until_said("one is ready again")
         assert stage.said[0] == "one was killed by SIGKILL; starting it again in 0.0 s"
         assert stage.units["one"].pid != first and stage.units["two"].pid == other
+        stage.stop.set()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
+async def test_a_forked_process_is_the_first_of_its_unit_and_another_follows_it() -> None:
+    unit = spec("one")
+    pid = os.posix_spawn(sys.executable, unit.argv, {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    stage = Stage(unit, forks=Forks(lifeline=os.pipe(), pids={"one": pid}))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(stage.run())
+        await stage.ready.wait()
+        assert stage.units["one"].pid == pid
+        os.kill(pid, signal.SIGKILL)
+        await stage.until_said("one is ready again")
+        assert stage.said[0].startswith("one was killed by SIGKILL") and stage.units["one"].pid != pid
         stage.stop.set()
 
 

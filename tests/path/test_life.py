@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -73,11 +74,11 @@ def until_a_handful(stack: Stack) -> None:
 
 def processes_of(stack: Stack, unit: str) -> list[int]:
     """Return the processes in the group of `unit`, which leads a session of its own."""
-    command_line = f"oriel_cli.main\0{unit}\0".encode()
+    named = re.compile(rb"(^|/|\0)oriel(_cli\.main)?\0" + unit.encode() + rb"\0")
     leaders = []
     for pid in stack.processes():
         try:
-            if command_line in Path(f"/proc/{pid}/cmdline").read_bytes() and os.getpgid(pid) == pid:
+            if named.search(Path(f"/proc/{pid}/cmdline").read_bytes()) and os.getpgid(pid) == pid:
                 leaders.append(pid)
         except (FileNotFoundError, ProcessLookupError):
             pass  # it has ended since

@@ -21,6 +21,7 @@ from itertools import groupby
 from typing import Any
 
 from oriel_cli import probe
+from oriel_cli.up.forks import Forks
 from oriel_cli.up.scaled import ScaledUnit
 from oriel_cli.up.unit import Timings, Unit
 from oriel_cli.up.units import UnitSpec
@@ -32,6 +33,7 @@ class Supervisor:
     """Runs `specs`; `say` gets one line for each event a person should see, `changed` a unit whose numbers changed.
 
     scaler: follows the demand for the scaled units.
+    forks: the processes that were forked for these units.
     """
 
     def __init__(
@@ -43,12 +45,14 @@ class Supervisor:
         timings: Timings | None = None,
         changed: Callable[[ScaledUnit], None] = lambda unit: None,
         scaler: Callable[[Sequence[ScaledUnit]], Coroutine[Any, Any, None]] | None = None,
+        forks: Forks | None = None,
     ) -> None:
         self._timings = timings or Timings()
         self._say = say
-        self._lifeline, self._lifeline_held = os.pipe()
+        forks = forks or Forks(lifeline=os.pipe(), pids={})
+        self._lifeline, self._lifeline_held = forks.lifeline
         shared = {**environ, LIFELINE_VARIABLE: str(self._lifeline)}
-        self.units = [Unit(spec, shared, self._lifeline, self._timings) for spec in specs]
+        self.units = [Unit(spec, shared, self._lifeline, self._timings, forks.pids.get(spec.name, 0)) for spec in specs]
         self._always = [unit for unit in self.units if not unit.spec.pool]
         self._scaler = scaler
         self.scaled = [

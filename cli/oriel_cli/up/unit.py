@@ -12,6 +12,7 @@ from typing import Any
 from oriel_cli import probe
 from oriel_cli.up.units import UnitSpec
 from oriel_wire.errors import StartFailed
+from oriel_wire.process.forked import Forked
 from oriel_wire.process.logs import error_descriptor
 
 REAP_S = 1.0
@@ -23,7 +24,7 @@ class Timings:
 
     start_s: float = 180.0
     prepare_s: float = 120.0
-    probe_every_s: float = 0.05
+    probe_every_s: float = 0.02
     probe_timeout_s: float = 2.0
     first_delay_s: float = 0.2
     longest_delay_s: float = 5.0
@@ -36,16 +37,19 @@ class Timings:
 
 
 class Unit:
-    """One supervised process, over all its lives."""
+    """One supervised process, over all its lives. forked: id of a process that is its first one; 0 for none."""
 
-    def __init__(self, spec: UnitSpec, environ: Mapping[str, str], lifeline: int, timings: Timings) -> None:
+    def __init__(
+        self, spec: UnitSpec, environ: Mapping[str, str], lifeline: int, timings: Timings, forked: int = 0
+    ) -> None:
         self.spec = spec
         self.name = spec.name
         self._resting = self.state = "asleep" if spec.pool else "stopped"
         self._environ = {**environ, **spec.environ}
         self._lifeline = lifeline
         self._timings = timings
-        self._process: asyncio.subprocess.Process | None = None
+        self._forked = forked
+        self._process: asyncio.subprocess.Process | Forked | None = None
         self._spare: asyncio.subprocess.Process | None = None
         self._spawning = asyncio.Lock()
         self._prepared = not spec.prepare
@@ -63,7 +67,10 @@ class Unit:
         async with self._spawning:
             self.state = "starting"
             self._ready_since_s = math.inf
-            self._process = self._started_spare() or await self._spawn(self.spec.argv)
+            if self._forked:
+                self._process, self._forked = Forked(self._forked), 0
+            else:
+                self._process = self._started_spare() or await self._spawn(self.spec.argv)
         await self._until_ready(self._process)
         self._ready_since_s = time.monotonic()
         self.state = "ready"
@@ -141,7 +148,7 @@ class Unit:
         self.state = self._resting
 
     async def _until_ended(
-        self, process: asyncio.subprocess.Process, deadline: float, say: Callable[[str], None]
+        self, process: asyncio.subprocess.Process | Forked, deadline: float, say: Callable[[str], None]
     ) -> None:
         ended = asyncio.ensure_future(process.wait())
         pause_s = self._timings.say_after_s
@@ -214,7 +221,7 @@ class Unit:
             start_new_session=True,
         )
 
-    async def _until_ready(self, process: asyncio.subprocess.Process) -> None:
+    async def _until_ready(self, process: asyncio.subprocess.Process | Forked) -> None:
         label, path = self.spec.ready
         address = self.spec.addresses[label]
         deadline = time.monotonic() + self._timings.start_s

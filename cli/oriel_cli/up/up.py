@@ -6,6 +6,7 @@ import ipaddress
 import logging
 import math
 import os
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from starlette.applications import Starlette
 
 from oriel_cli import state
 from oriel_cli.up import demo_assets, plan, report
+from oriel_cli.up.forks import Forks, fork_units
 from oriel_cli.up.scaled import ScaledUnit
 from oriel_cli.up.scaler_client import follow
 from oriel_cli.up.supervisor import Supervisor
@@ -50,28 +52,31 @@ def run(args: argparse.Namespace) -> int:
         raise StartFailed("--demo speaks plain HTTP on loopback: leave --tls-cert and --tls-key out")
     specs = plan.units(args, assets)
     refuse_busy_ports(address for spec in specs for address in spec.addresses.values())
+    sock = listen("127.0.0.1", 0, "trace buffer")
+    traces = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    variables = {"ORIEL_LOG_LEVEL": os.environ.get("ORIEL_LOG_LEVEL", "WARNING"), BUFFER_VARIABLE: traces}
+    forks = fork_units(specs, variables, sock)
     configure_logging("up")
-    session = _Session(specs=specs, assets=assets, as_json=args.json, began_s=began_s)
+    session = _Session(specs=specs, assets=assets, as_json=args.json, began_s=began_s, sock=sock, forks=forks)
 
     async def main(stop: asyncio.Event) -> None:
-        await session.serve(stop, Timings(grace_s=args.grace_s))
+        await session.serve(stop, traces, {**os.environ, **variables}, Timings(grace_s=args.grace_s))
 
     return run_unit(main, unit="up", grace_s=args.grace_s + 5.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Session:
-    """One `oriel up` from the first process to the last."""
+    """One `oriel up` from the first process to the last. sock: the listening socket of the trace buffer."""
 
     specs: Sequence[UnitSpec]
     assets: demo_assets.DemoAssets | None
     as_json: bool
     began_s: float
+    sock: socket.socket
+    forks: Forks
 
-    async def serve(self, stop: asyncio.Event, timings: Timings) -> None:
-        sock = listen("127.0.0.1", 0, "trace buffer")
-        traces = f"http://127.0.0.1:{sock.getsockname()[1]}"
-        environ = {"ORIEL_LOG_LEVEL": "WARNING", **os.environ, BUFFER_VARIABLE: traces}
+    async def serve(self, stop: asyncio.Event, traces: str, environ: Mapping[str, str], timings: Timings) -> None:
         gateway = self.specs[0].addresses
         inference = next(spec for spec in self.specs if spec.models is not None).addresses
         supervisor = Supervisor(
@@ -79,6 +84,7 @@ class _Session:
             say=_say,
             environ=environ,
             timings=timings,
+            forks=self.forks,
             changed=self._show,
             scaler=partial(follow, gateway["scaler"].host, gateway["scaler"].port) if "scaler" in gateway else None,
         )
@@ -109,7 +115,9 @@ class _Session:
 
         # The trace buffer ends after the units, so that it still receives the last spans of their drain.
         async with asyncio.TaskGroup() as group:
-            buffer = group.create_task(serve_control(Starlette(routes=routes(TraceStore())), sock, asyncio.Event()))
+            buffer = group.create_task(
+                serve_control(Starlette(routes=routes(TraceStore())), self.sock, asyncio.Event())
+            )
             try:
                 await supervisor.run(stop, ready)
             finally:

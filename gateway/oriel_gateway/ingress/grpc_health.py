@@ -17,7 +17,7 @@ from oriel_gateway.ingress.h2_connection import PublicConnection
 from oriel_wire.engine.health import NOT_SERVING, SERVICE_UNKNOWN, SERVING, Watch, status_message
 from oriel_wire.h2.grpc import HEAD, prefix
 from oriel_wire.h2.streams import Stream
-from oriel_wire.v2.grpc import SERVICE
+from oriel_wire.v2.grpc_names import SERVICE
 from oriel_wire.v2.proto.health_pb2 import HealthCheckRequest
 
 __all__ = ["MAX_REQUEST_BYTES", "MAX_WATCHES", "HealthCall", "answer_here"]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 
 from oriel_wire.engine.in_place import InPlace
 from oriel_wire.engine.limits import HttpLimits, reason_phrase
@@ -14,6 +13,7 @@ from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.server import BODY, WAIT, ServerConnection
 from oriel_wire.h1.chunked import chunk, last_chunk
 from oriel_wire.h1.request import RequestHead
+from oriel_wire.memory import unwritten
 
 Headers = Sequence[tuple[str, str]] | str
 Handler = Callable[["Exchange"], None]
@@ -188,7 +188,7 @@ class BufferedConnection(ServerConnection):
         length = head.content_length or 0
         large = _IN_PLACE_LEAST <= length <= _IN_PLACE_MOST and views(head)
         if large:
-            self._body = np.empty(length, np.uint8).data
+            self._body = unwritten(length)
         if large is (self._in_place is None) and not self.transport.is_closing():
             self._in_place = InPlace(self, self._room, self._placed) if large else None
             self.transport.set_protocol(self._in_place or self)

@@ -7,10 +7,9 @@ rest follows when that much has come.
 
 from collections import deque
 
-import numpy as np
-
 from oriel_wire.errors import BadMessage, TooLarge
 from oriel_wire.h2.grpc import PREFIX_BYTES
+from oriel_wire.memory import unwritten
 
 FIRST_BYTES = 8 * 1024 * 1024
 
@@ -66,7 +65,7 @@ class MessageReader:
             if len(first) == size:
                 self.taken_bytes += size
                 return self._ended(pieces.popleft())
-            self._memory = np.empty(min(size, FIRST_BYTES), np.uint8).data
+            self._memory = unwritten(min(size, FIRST_BYTES))
         return self._fill(self._memory, size)
 
     def _fill(self, memory: memoryview, size: int) -> memoryview | None:
@@ -74,7 +73,7 @@ class MessageReader:
         pieces, filled = self._pieces, self._filled
         while pieces:
             if filled == len(memory):
-                whole = np.empty(size, np.uint8).data
+                whole = unwritten(size)
                 whole[:filled] = memory
                 self._memory = memory = whole
             piece = pieces.popleft()

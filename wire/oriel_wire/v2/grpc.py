@@ -24,6 +24,7 @@ from oriel_wire.v2.datatypes import (
     raw_view,
     shown,
 )
+from oriel_wire.v2.grpc_names import SERVICE as SERVICE
 from oriel_wire.v2.messages import (
     MAX_PARAMETERS,
     MAX_TENSORS,
@@ -40,7 +41,6 @@ from oriel_wire.v2.messages import (
 )
 from oriel_wire.v2.proto import health_pb2, v2_pb2
 
-SERVICE = "inference.GRPCInferenceService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
 
 

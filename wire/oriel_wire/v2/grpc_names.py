@@ -18,6 +18,7 @@ from typing import Final
 
 from oriel_wire.errors import BadMessage
 
+SERVICE = "inference.GRPCInferenceService"
 MAX_FIELDS = 4096
 MAX_PEEK = 64 * 1024
 MAX_BEGINNING: Final = 65_535 - 5  # bytes that fit into a stream's first window, behind a message's prefix
