@@ -407,6 +407,23 @@ async def test_memory_of_the_child_is_bounded(cold_children: None) -> None:
     await asyncio.to_thread(made.close)
 
 
+async def test_the_child_keeps_its_heap_between_texts(large: LargeJson) -> None:
+    """A text of 1 MB cost 2,033 page faults, a third of the time of the child."""
+    width = 150_000
+    body = b'{"inputs":[{"name":"a","shape":[%d],"datatype":"FP32","data":[0%b]}]}' % (width, b",0.125" * (width - 1))
+    for _ in range(3):
+        await large.convert(Task.REQUEST, [body])
+    (pid,) = large.pids
+    before = page_faults(pid)
+    for _ in range(5):
+        await large.convert(Task.REQUEST, [body])
+    assert page_faults(pid) - before < 5 * 200
+
+
+def page_faults(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
+
+
 async def test_binary_form_of_a_request_is_bounded_as_bodies_are() -> None:
     made = LargeJson(LoopClock(asyncio.get_running_loop()), 100)
     body = b'{"inputs":[{"name":"a","shape":[20],"datatype":"FP32","data":[%b]}]}' % b",".join([b"0"] * 20)

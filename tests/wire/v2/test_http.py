@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from oriel_wire.errors import BadMessage
-from oriel_wire.v2 import http
+from oriel_wire.v2 import document, http
 from oriel_wire.v2.messages import InferRequest, InferResponse, RequestedOutput, Tensor, tensor
 
 
@@ -205,3 +205,73 @@ def test_header_length(value: str | None, length: int | None) -> None:
 def test_header_length_that_is_no_number(value: str) -> None:
     with pytest.raises(BadMessage, match="whole number"):
         http.parse_header_length(value)
+
+
+NUMBERS = [round(0.37 * n - 900, 3) for n in range(5000)]
+LISTS: dict[str, list[dict[str, Any]]] = {
+    "flat": [x(shape=[5000], data=NUMBERS)],
+    "nested": [x(shape=[2, 50, 50], data=np.array(NUMBERS).reshape(2, 50, 50).tolist())],
+    "several": [
+        x(shape=[5000], data=NUMBERS),
+        x(name="y", shape=[2], datatype="INT8", data=[1, -1]),
+        x(name="z", shape=[5000, 1], datatype="INT32", data=list(range(5000))),
+        x(name="t", shape=[1], datatype="BYTES", data=['"data": [1, 2]}']),
+    ],
+    "mixed kinds of numbers": [x(shape=[5000], datatype="FP64", data=[n if n % 2 else n / 7 for n in range(5000)])],
+    "extremes": [x(shape=[5000], datatype="FP64", data=[1e308, -5e-324, 2**70, 0, -0.0] * 1000)],
+    "of another kind": [x(shape=[5000], datatype="INT32", data=NUMBERS)],
+    "a truth value": [x(shape=[5001], data=[*NUMBERS, True])],
+    "a text": [x(shape=[5001], data=[*NUMBERS, "]"])],
+    "an object": [x(shape=[5001], data=[*NUMBERS, {"data": NUMBERS}])],
+    "too few": [x(shape=[5001], data=NUMBERS)],
+    "uneven": [x(shape=[2, 2500], data=[NUMBERS[:2400], NUMBERS[2400:]])],
+    "too large": [x(shape=[5000], data=[1e39, *NUMBERS[1:]])],
+    "NaN": [x(shape=[5000], data=[*NUMBERS[1:], float("nan")])],
+    "without shape": [{"name": "x", "datatype": "FP32", "data": NUMBERS}],
+    "elsewhere": [x(shape=[1], data=[1], more={"data": NUMBERS})],
+    "in a parameter": [x(shape=[1], data=[1], parameters={"data": NUMBERS})],
+    "a mark": [x(shape=[5000], data=NUMBERS), x(name="y", shape=[1], datatype="BYTES", data=["\0" + "0"])],
+}
+
+
+@pytest.mark.parametrize("inputs", LISTS.values(), ids=LISTS)
+@pytest.mark.parametrize("layout", [{"separators": (",", ":")}, {"indent": 1}], ids=["dense", "indented"])
+def test_long_lists_are_read_apart_and_nothing_else_changes(
+    inputs: list[dict[str, Any]], layout: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = json.dumps({"inputs": inputs, "id": '\\"data":[1]', "parameters": {"p": 1}}, **layout).encode()
+    usual = document.CUT_BYTES
+    for broken in (text, text[:-9], text.replace(b"-900", b"-0900"), text.replace(b"900", b"9OO"), text + b"]"):
+        whole = read_with(broken, 1 << 30, monkeypatch)
+        assert read_with(broken, 0, monkeypatch) == read_with(broken, usual, monkeypatch) == whole
+
+
+def read_with(text: bytes, cut_bytes: int, monkeypatch: pytest.MonkeyPatch) -> object:
+    """What a request says, or why it is refused. cut_bytes: lists shorter than this are not read apart."""
+    monkeypatch.setattr(document, "CUT_BYTES", cut_bytes)
+    try:
+        parts, length = http.to_binary_request(text, None, model="m")
+    except BadMessage as error:
+        return error.message
+    return b"".join(parts), length
+
+
+def test_data_given_twice_counts_once_and_the_last_one() -> None:
+    first, last = json.dumps(NUMBERS), json.dumps(NUMBERS[::-1])
+    text = json.dumps({"inputs": [x(shape=[5000], data="here")]}).replace('"here"', f'{first}, "data": {last}')
+    array = http.decode_request("m", "", text.encode(), None).inputs[0].array
+    np.testing.assert_array_equal(array, np.array(NUMBERS[::-1], np.float32))
+
+
+def test_a_long_list_is_no_part_of_the_text_that_is_read_whole() -> None:
+    """Skipping the list to find its end took half as long as reading it."""
+    rest, lists = document.cut(json.dumps({"inputs": LISTS["several"]}).encode())
+    assert len(rest) < 400 and [len(memoryview(each)) for each in lists] == [
+        len(json.dumps(NUMBERS)),
+        len(json.dumps(list(range(5000)))),
+    ]
+
+
+@pytest.mark.parametrize("text", [b'"data":[' * 500_000, b'"data":[' * 500_000 + b"}", b'"data":[1,' * 400_000])
+def test_a_text_of_many_beginnings_is_searched_once(text: bytes) -> None:
+    assert document.cut(text) == (text, [])

@@ -1,10 +1,12 @@
 """Decodes the JSON part of v2 REST bodies within limits, and finds its tensors."""
 
 import json
+from contextlib import suppress
 from math import isfinite, isnan
 from typing import Any, Generic, TypeVar
 
 import msgspec
+import numpy as np
 
 from oriel_wire.errors import BadMessage, TooLarge, json_fault
 from oriel_wire.v2.datatypes import decode_raw, element_count, lookup, quoted
@@ -55,19 +57,50 @@ class ResponseDocument(msgspec.Struct, gc=False):
     parameters: _Parameters = None
 
 
-# A decoder takes some 20 ms for this many, while the loop has other requests to serve.
+# A decoder takes up to 20 ms for this many, while the loop has other requests to serve.
 MAX_VALUES = 1 << 17
 MAX_LISTS = 1 << 16
+CUT_BYTES = 1 << 13  # a shorter text is decoded as it is
+_MARK = b'["\\u0000%d"]'  # stands for a list that was cut out
+_MARK_BEGIN = _MARK[:8]
 
 
-def _check_values(text: bytes, brackets: int) -> None:
+def _check_values(text: bytes) -> None:
     """Raise TooLarge for too many values. They are counted by their separators, so even invalid text is bounded."""
-    if brackets > MAX_LISTS:
+    codes = np.frombuffer(text, np.uint8)
+    # [ and { differ in one bit
+    if (brackets := int(np.count_nonzero(codes & 0xDF == 0x5B))) > MAX_LISTS:
+        check_depth(text)
         raise TooLarge(f"the JSON part has {brackets} lists and objects, at most {MAX_LISTS} are accepted")
-    if (commas := text.count(b",")) >= MAX_VALUES:
+    if (commas := int(np.count_nonzero(codes == 0x2C))) >= MAX_VALUES:
         raise TooLarge(
             f"the JSON part has {commas + 1} values, at most {MAX_VALUES} are accepted: send tensors as binary data"
         )
+
+
+def cut(text: bytes) -> tuple[bytes, list[msgspec.Raw]]:
+    """Cut the long lists of numbers out of a text, so that nothing else than their own decoder reads them.
+
+    A list is taken for that if it follows `"data":` and has no text and no object in it. Returns the text with a mark
+    in place of each, and the lists. No byte is searched more than a few times, whatever the text.
+    """
+    parts: list[bytes | memoryview] = []
+    lists: list[msgspec.Raw] = []
+    view = memoryview(text)
+    begin = found = end = 0
+    while len(lists) < MAX_TENSORS and (found := text.find(b'"data"', found)) >= 0:
+        found += 6
+        if end < found and (end := text.find(b"}", found)) < 0:
+            break
+        start = text.find(b"[", found, found + 64)
+        quote = text.find(b'"', found, end)
+        stop = text.rfind(b"]", found, end if quote < 0 else quote) + 1
+        if start >= 0 and stop - start > CUT_BYTES and text[found:start].strip() == b":":
+            parts += (view[begin:start], _MARK % len(lists))
+            lists.append(msgspec.Raw(view[start:stop]))
+            begin = found = stop
+    parts.append(view[begin:])
+    return (b"".join(parts), lists) if lists and _MARK_BEGIN not in text else (text, [])
 
 
 _Document = TypeVar("_Document", InferDocument, ResponseDocument)
@@ -108,12 +141,15 @@ class DocumentDecoder(Generic[_Document]):
             raise BadMessage(f"Inference-Header-Content-Length is {length}, the body has {len(body)} bytes")
         if length > limit:
             raise TooLarge(f"the JSON part has {length} bytes, at most {limit} are accepted: send tensors as binary")
-        # Hardly any body has more brackets than the allowed levels: counting here saves the call.
         head = body if isinstance(body, bytes) and header_length is None else bytes(memoryview(body)[:length])
-        if (brackets := head.count(b"[") + head.count(b"{")) > MAX_DEPTH:
-            check_depth(head)
         if self._bounded and length > MAX_VALUES:
-            _check_values(head, brackets)
+            _check_values(head)
+        if length > CUT_BYTES and (parts := self._decode_in_parts(head)) is not None:
+            with suppress(BadMessage):  # the whole text says more about it
+                return parts[0], self._tensors(parts[1], body, length, most_bytes, read, model)
+        # Hardly any body has more brackets than the allowed levels: counting here saves the call.
+        if head.count(b"[") + head.count(b"{") > MAX_DEPTH:
+            check_depth(head)
         if not head:
             raise BadMessage("the body is empty, which is not an infer message")
         try:
@@ -128,6 +164,20 @@ class DocumentDecoder(Generic[_Document]):
         found: list[TensorEntry] = getattr(document, self._member)
         data = [(each, each.data) for each in found] if lists is None else list(zip(found, lists, strict=True))
         return document, self._tensors(data, body, length, most_bytes, read, model)
+
+    def _decode_in_parts(self, text: bytes) -> tuple[_Document, list[tuple[TensorEntry, Any]]] | None:
+        """Decode a text without its long lists of numbers, and give these to their tensors; None if that fails."""
+        rest, lists = cut(text)
+        if not lists or rest.count(b"[") + rest.count(b"{") > MAX_DEPTH:
+            return None
+        try:
+            document = self.decoder.decode(rest)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
+        marked = {_MARK % number: data for number, data in enumerate(lists)}
+        entries: list[TensorEntry] = getattr(document, self._member)
+        found = [(each, marked.pop(bytes(each.data), each.data)) for each in entries]
+        return None if marked else (document, found)
 
     def _decode_loosely(self, text: bytes) -> tuple[_Document, list[Any]]:
         """Decode with NaN and infinities, which are not JSON but are written by v2 servers; for answers only."""

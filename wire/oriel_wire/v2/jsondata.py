@@ -6,6 +6,7 @@ an integer), so that numpy only ever sees one kind of value and no Python loop r
 
 import json
 import re
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -20,6 +21,8 @@ _ELEMENT_TYPES: dict[str, type] = {"f": float, "b": bool, "O": str}
 _decoders: dict[tuple[type, int], tuple[Any, msgspec.json.Decoder[Any]]] = {}
 _COUNTED_BYTES = 1 << 16
 _OPENING = re.compile(rb"[ \t\r\n\[]*")
+_packer = msgspec.msgpack.Encoder()
+_PACKED = np.dtype([("tag", "u1"), ("value", ">f8")])  # a number in MessagePack
 
 
 def decode_data(data: msgspec.Raw | list[Any], entry: Datatype, shape: tuple[int, ...], what: str) -> NDArray[Any]:
@@ -40,7 +43,7 @@ def decode_data(data: msgspec.Raw | list[Any], entry: Datatype, shape: tuple[int
         raise BadMessage(f"{what}: data must be a list, flat or nested like shape {shown(shape)}")
     if element_type is not str and isinstance(data, msgspec.Raw) and len(text := memoryview(data)) > _COUNTED_BYTES:
         # Decoding millions of lists takes seconds, so values are counted first: a comma follows each but the last.
-        given = bytes(text).count(b",") + 1
+        given = int(np.count_nonzero(np.frombuffer(text, np.uint8) == 0x2C)) + 1
         if given > max(count, 1):
             raise BadMessage(f"{what}: shape {shown(shape)} has {count} elements, data holds {given}")
     list_type, decoder = _decoder(element_type, depth)
@@ -50,7 +53,7 @@ def decode_data(data: msgspec.Raw | list[Any], entry: Datatype, shape: tuple[int
         raise BadMessage(f"{what}: data does not hold {entry.name} elements: {str(error)[:160]}") from error
     if depth == 1 and len(values) != count:  # before anything is allocated
         raise BadMessage(f"{what}: shape {shown(shape)} has {count} elements, data holds {len(values)}")
-    array = _to_array(values, entry, what)
+    array = _to_array(values, depth, entry, what)
     if depth > 1 and not _same_layout(array.shape, shape):
         raise BadMessage(f"{what}: data is nested as {shown(array.shape)}, the shape is {shown(shape)}")
     return array.reshape(shape)
@@ -102,7 +105,7 @@ def _decoder(element_type: type, depth: int) -> tuple[Any, msgspec.json.Decoder[
     return found
 
 
-def _to_array(values: list[Any], entry: Datatype, what: str) -> NDArray[Any]:
+def _to_array(values: list[Any], depth: int, entry: Datatype, what: str) -> NDArray[Any]:
     try:
         if entry.dtype.kind == "O":
             array = np.array(values, dtype=object)
@@ -111,19 +114,32 @@ def _to_array(values: list[Any], entry: Datatype, what: str) -> NDArray[Any]:
             return flat.reshape(array.shape)
         if entry.dtype.kind != "f":
             return np.array(values, dtype=entry.dtype)
-        wide = np.array(values, dtype=np.float64)
+        wide = _floats(values, depth)
     except OverflowError as error:
         info = np.iinfo(entry.dtype)
         raise BadMessage(f"{what}: data has a value outside {entry.name} ({info.min} to {info.max})") from error
     except (ValueError, AttributeError, UnicodeEncodeError) as error:
         raise BadMessage(f"{what}: data is nested unevenly") from error
-    if entry.dtype == np.float64:
-        return wide
     with np.errstate(over="ignore", under="ignore"):
         array = wide.astype(entry.dtype)
     if not np.isfinite(array).all() and not np.array_equal(np.isfinite(array), np.isfinite(wide)):
         raise BadMessage(f"{what}: data has a number outside the range of {entry.name}")
     return array
+
+
+def _floats(values: list[Any], depth: int) -> NDArray[np.float64]:
+    """Floats, nested `depth` deep, as an array, which may be a view. Raises ValueError if they are nested unevenly.
+
+    A writer of MessagePack puts them side by side five times as fast as numpy reads objects.
+    """
+    shape = [len(values)]
+    for _ in range(depth - 1):
+        (length,) = set(map(len, values))
+        shape.append(length)
+        values = list(chain.from_iterable(values))
+    packed = _packer.encode(values)
+    count = len(values)
+    return np.frombuffer(packed, _PACKED, count, len(packed) - count * _PACKED.itemsize)["value"].reshape(shape)
 
 
 def _same_layout(nested: tuple[int, ...], shape: tuple[int, ...]) -> bool:
