@@ -98,7 +98,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load = actions.add_parser("import", help="read such a file into the state of a gateway that is stopped")
     for each in (export, load):
         each.add_argument("file", type=Path, metavar="FILE", help="a .tar.gz; for export - is standard output")
-        each.add_argument("--state", type=Path, metavar="DIR", help="a state folder (default: yours)")
+        each.add_argument(
+            "--state", type=Path, metavar="DIR", help="a state folder (default: ORIEL_STATE; without a Redis yours)"
+        )
         each.add_argument("--limiter", metavar="URL", help="the Redis that has the quotas (default: ORIEL_LIMITER)")
         each.add_argument("--limiter-ca", type=Path, metavar="FILE", help="who signs for a rediss:// limiter, PEM")
         each.add_argument("--limiter-prefix", type=key_prefix, default="oriel:", metavar="TEXT", help="(%(default)s)")
@@ -107,10 +109,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the action. Raises StartFailed."""
-    args.state = args.state or state_folder()
     args.limiter = (args.limiter or os.environ.get("ORIEL_LIMITER", "")).removeprefix("embedded")
     if args.limiter and not args.limiter.startswith(("redis://", "rediss://")):
         raise StartFailed("the limiter has to be redis://HOST:PORT/DB or rediss://...: pass --limiter URL")
+    if args.state is None and (not args.limiter or "ORIEL_STATE" in os.environ):
+        args.state = state_folder()
     try:
         report = _export(args) if args.action == "export" else _import(args)
     except (LaterForm, LedgerLost, msgspec.MsgspecError, ValueError, sqlite3.Error, OSError) as error:
@@ -122,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
 def _export(args: argparse.Namespace) -> str:
     here = asyncio.run(_redis(args, {}, {})) if args.limiter else {}
     for name, part in PARTS.items():
-        if name not in here and part.file and (path := args.state / part.file).exists():
+        if name not in here and args.state and part.file and (path := args.state / part.file).exists():
             here[name] = _named(part, read_copy(path, part.table))
     if not here and next(segments(args.state, with_open=True), None) is None:
         raise StartFailed(f"there is nothing to export in {args.state}: pass --state DIR or --limiter URL")
@@ -139,7 +142,7 @@ def _export(args: argparse.Namespace) -> str:
         for name, rows in here.items():
             lines = [msgspec.json.encode(key + counts) + b"\n" for key, counts in rows.items()]
             _add(tar, manifest, name, b"".join(lines))
-        for name, data in _settled(args.state):
+        for name, data in _settled(args.state) if args.state else ():
             if data is None:
                 growing += 1
             else:
@@ -152,8 +155,11 @@ def _export(args: argparse.Namespace) -> str:
 def _import(args: argparse.Namespace) -> str:
     manifest = _check(args.file)
     rows: dict[str, Counters] = {}
+    left_out = 0  # parts for a folder, where none is named
     for name, data in _read(args.file):
-        if name in PARTS and (name != SUMS or args.limiter):
+        if args.state is None and name not in (QUOTAS, SUMS, MANIFEST):
+            left_out += 1
+        elif name in PARTS and (name != SUMS or args.limiter):
             rows[name] = _named(PARTS[name], msgspec.json.Decoder(PARTS[name].kind).decode_lines(data))
     here = asyncio.run(_redis(args, rows, {})) if args.limiter else {}
     with ExitStack() as stack:
@@ -172,8 +178,8 @@ def _import(args: argparse.Namespace) -> str:
                 f"nothing was imported: {len(ahead)} counters here are ahead of the file of {manifest.at}, such as "
                 f"{'/'.join(map(str, ahead[0]))[:200]}: --replace sets them back"
             )
-        known, written = {name for name, _ in segments(args.state, with_open=True)}, 0
-        for name, data in _read(args.file):
+        known, written = {name for name, _ in segments(args.state, with_open=True)} if args.state else set(), 0
+        for name, data in _read(args.file) if args.state else ():
             if _SEGMENT.fullmatch(name) and Path(name).name.partition(".")[0] not in known:
                 write_segment(args.state / name, data)
                 written += 1
@@ -181,7 +187,8 @@ def _import(args: argparse.Namespace) -> str:
             database.executemany(PARTS[name].put, [key + counts for key, counts in rows[name].items()])
         if args.limiter:
             asyncio.run(_redis(args, rows, here))
-    return f"{_counted(rows)}{written} segments of usage, of {manifest.instance} at {manifest.at}"
+    skipped = f"; left out: objectives or segments of usage, {left_out} parts (--state DIR takes them)" * bool(left_out)
+    return f"{_counted(rows)}{written} segments of usage, of {manifest.instance} at {manifest.at}{skipped}"
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from oriel_cli.main import main
 from oriel_gateway import backup
 from oriel_gateway.limits.quota_file import SCHEMA, QuotaRow
 from oriel_gateway.limits.redis_ledger import RedisLedger
+from oriel_gateway.observe import budget_file
 from oriel_gateway.state_file import StateFile, read_copy
 from oriel_policies.bounds.calendar import Period, window_number
 from oriel_policies.bounds.ledger import WINDOW, Ask
@@ -29,6 +30,7 @@ from .process import gateway_process
 from .stack import Client, digest, upstream
 
 LIMITS = "limit = { requests_per_month = 9000 }"
+REDIS_PARTS = (backup.QUOTAS, backup.SUMS)
 MINUTE = "2026-11-24T17:05"
 PUT = "INSERT OR REPLACE INTO quotas VALUES (?, ?, ?, ?, ?)"
 
@@ -45,6 +47,12 @@ async def state(*words: object) -> int:
 def rows(path: Path, part: str) -> list[list[object]]:
     found = dict(backup._read(path)).get(part, b"")
     return [msgspec.json.decode(line) for line in found.splitlines()]
+
+
+def kept_objectives(folder: Path) -> None:
+    file = StateFile(folder / budget_file.NAME, budget_file.SCHEMA, holds="objectives")
+    file.open(lambda database: None)
+    file.close()
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -266,3 +274,34 @@ async def test_quotas_and_sums_in_redis_go_to_another_one_and_never_twice(
         for ledger in ledgers:
             await ledger.close()
     assert PASSWORD.encode() not in gzip.decompress((tmp_path / "file").read_bytes())
+
+
+async def test_with_redis_alone_no_folder_is_read_or_written_that_nobody_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An operator's own machine has a folder too: of `oriel up`, whose bill is none of the region's."""
+    monkeypatch.setenv("ORIEL_LIMITER_PASSWORD", PASSWORD)
+    monkeypatch.delenv("ORIEL_STATE", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    one, file = tmp_path / "one", tmp_path / "file"
+    for folder in (one, tmp_path / "home/oriel"):
+        usage = UsageFiles(folder, "sealed")
+        usage.append(MINUTE, [UsageLine(minute=MINUTE, unit="gateway", requests=2)])
+        usage.seal()
+        kept_objectives(folder)
+    before = tree(tmp_path / "home")
+    async with redis_server() as server:
+        limiter = ("--limiter", server.url)
+        assert await state("export", file, "--state", one, *limiter) == 0
+        capsys.readouterr()
+        assert await state("import", file, *limiter) == 0
+        assert (
+            "; left out: objectives or segments of usage, 2 parts (--state DIR takes them)" in capsys.readouterr().err
+        )
+        assert tree(tmp_path / "home") == before
+        assert await state("export", tmp_path / "alone", *limiter) == 0
+        assert {name for name, _ in backup._read(tmp_path / "alone")} == {*REDIS_PARTS, backup.MANIFEST}
+        monkeypatch.setenv("ORIEL_STATE", str(tmp_path / "two"))  # as in a gateway's container
+        assert await state("import", file, *limiter) == 0
+        assert "left out" not in capsys.readouterr().err
+        assert {Path(name).name for name in tree(tmp_path / "two")} >= {"objectives.db", "sealed-00000001.ndjson.gz"}

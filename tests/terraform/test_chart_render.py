@@ -5,6 +5,8 @@ import json
 import random
 import re
 import shutil
+import subprocess
+import sys
 from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +94,48 @@ def test_keys_are_those_given_or_made_or_somebody_elses() -> None:
     assert all(len(text) >= 32 and text != other[name] for name, text in one.items()) and set(one) == set(KEYS)
     assert keys({"external": True}) is None
     assert "oriel-keys" in str(pods(rendered({**smallest(), "keys": {"external": True}}))["gateway"])
+
+
+def test_a_key_that_changes_replaces_the_pods_that_read_it_at_their_start() -> None:
+    def templates(**more: Any) -> dict[str, Any]:
+        return pods(rendered(smallest() | more))
+
+    before = templates()
+    assert before == templates(gateway={"plain_http": True}), "what changes no key replaces no pod"
+    secrets = {**smallest()["infrastructure"], "secrets": {"redis": {"auth": "x"}}}
+    for more, replaced in (
+        ({"keys": KEYS | {"redis": "x" * 32}}, {"redis", "gateway"}),
+        ({"keys": KEYS | {"admin": "x" * 32}}, {"gateway"}),
+        ({"infrastructure": secrets}, {"gateway"}),
+    ):
+        after = templates(**more)
+        assert {name for name in before if before[name] != after[name]} == replaced, more
+    assert "x" * 32 not in str(templates(keys=KEYS | {"redis": "x" * 32}))
+
+
+def test_an_image_is_named_by_its_tag_and_by_its_digest_if_there_is_one() -> None:
+    digests = {name: f"sha256:{number}" + "0" * 63 for number, name in enumerate(("gateway", "logic", "inference-cpu"))}
+    groups = {name: {"accelerator": name, "models": [name]} for name in ("cpu", "openvino")}
+    images = {**smallest()["images"], "digests": digests}
+    found = pods(rendered(smallest() | {"images": images, "model_groups": groups}))
+    used = {name: each["spec"]["containers"][0]["image"] for name, each in found.items() if name != "redis"}
+    assert used == {
+        "gateway": f"registry.example/oriel/oriel-gateway:0.1.0@{digests['gateway']}",
+        "logic": f"registry.example/oriel/oriel-logic:0.1.0@{digests['logic']}",
+        "inference-cpu": f"registry.example/oriel/oriel-inference:0.1.0-cpu@{digests['inference-cpu']}",
+        "inference-openvino": "registry.example/oriel/oriel-inference:0.1.0-openvino",
+    }
+
+
+def test_an_engine_of_others_finds_its_users_name_and_home_without_a_password_file() -> None:
+    engine = {"kind": "vllm", "image": "i:1", "command": ["python3"]}
+    values = {"keda": {"enabled": True}, "model_groups": {"own": {"accelerator": "cpu", "engine": engine}}}
+    (container,) = pods(rendered(smallest() | values))["inference-own"]["spec"]["containers"]
+    env = {each["name"]: each.get("value") for each in container["env"]}
+    asks = "import getpass, os, pwd; del pwd.getpwuid; print(getpass.getuser(), os.path.expanduser('~'))"
+    words = [sys.executable, "-c", asks]
+    told = subprocess.run(words, env={k: v for k, v in env.items() if v}, capture_output=True, text=True)
+    assert told.stdout.split() == ["oriel", "/var/lib/oriel"], told.stderr
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,49 @@ def test_helm_names_every_value_that_is_wrong(variables, paths) -> None:
     assert paths <= named and not {each for each in named - paths if "policies.documents." in each}, paths - named
 
 
+PORTS = {
+    "images.registry": "r.example:65536/oriel",
+    "infrastructure.model_repository_url": "s3://https://h:65536/b",
+    "infrastructure.redis_url": "redis://h:99999",
+    "model_groups.a.repository": "s3://h:70000/b",
+    "observability.otlp.endpoint": "http://h:0",
+    "policies.store": "s3://https://h:655360/b",
+}
+
+
+@pytest.mark.parametrize("path", PORTS)
+def test_a_port_that_there_is_not_is_refused(path) -> None:
+    """The network policies would name it too, and Kubernetes refuses those in the middle of an install."""
+    groups = {"a": {"accelerator": "cpu"}}
+
+    def values(text: str) -> dict[str, Any]:
+        *above, last = path.split(".")
+        found = of_the_chart_only(given({"gpu_enabled": False, "model_groups": groups}))
+        place = found
+        for name in above:
+            place = place.setdefault(name, {})
+        place[last] = text
+        return found
+
+    with pytest.raises(HelmFailed, match=path):
+        helm("template", "oriel", str(CHART), values=values(PORTS[path]))
+    assert helm("template", "oriel", str(CHART), values=values(re.sub(r":\d+", ":65535", PORTS[path])))
+
+
+def test_a_plan_refuses_the_same_ports(shared) -> None:
+    given_all: dict[str, Any] = {"model_groups": {"a": {"accelerator": "cpu"}}}
+    for path, text in PORTS.items():
+        place = given_all
+        for name in path.split(".")[:-1]:
+            place = place.setdefault(name, {})
+        place[path.rpartition(".")[2]] = text
+    with pytest.raises(TerraformFailed) as failed:
+        shared("modules/platform").plan(**given(given_all))
+    said = "\n".join(each.detail for each in failed.value.diagnostics)
+    assert all(re.search(rf"^{re.escape(path.partition('.')[0])}\b.*", said, re.M) for path in PORTS), said
+    assert len(failed.value.diagnostics) == len(PORTS), said
+
+
 def test_every_refusal_of_a_plan_is_one_of_those(shared, tree) -> None:
     """So a validation that is new in the module needs its counterpart in the chart."""
     module = Module(tree / "modules/platform")

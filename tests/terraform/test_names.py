@@ -11,7 +11,7 @@ from .module_files import Module, Type, type_of
 
 OF_THE_ROOT = {"infrastructure", "images", "gpu_enabled", "scale_to_zero"}  # inputs that no caller gives
 # registry and tag are variables of the root itself.
-OF_IMAGES = {"images", "images.pull_policy", "images.pull_secret"}
+OF_IMAGES = {"images", *(f"images.{name}" for name in ("digests", "digests.any", "pull_policy", "pull_secret"))}
 OF_AWS = {"charts.cluster_autoscaler", "charts.cluster_autoscaler.version"}
 
 

@@ -50,6 +50,16 @@ securityContext:
   seccompProfile: { type: RuntimeDefault }
 {{- end }}
 
+{{- /* Image of a unit by its tag and, if one is given, its digest, which then decides; from (list ROOT UNIT), such as
+inference-cpu. */ -}}
+{{- define "oriel.image" -}}
+{{- $parts := splitList "-" (index . 1) }}
+{{- $digest := get (index . 0).Values.images.digests (index . 1) }}
+{{- with (index . 0).Values.images -}}
+{{ .registry }}/oriel-{{ first $parts }}:{{ prepend (rest $parts) .tag | join "-" }}{{ with $digest }}@{{ . }}{{ end }}
+{{- end }}
+{{- end }}
+
 {{- define "oriel.containerSecurity" -}}
 { allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: { drop: [ALL] } }
 {{- end }}
@@ -57,6 +67,11 @@ securityContext:
 {{- /* Everything of ours may be moved: cluster autoscalers keep a node for a pod that has an emptyDir, unless it says so. */ -}}
 {{- define "oriel.movable" -}}
 { cluster-autoscaler.kubernetes.io/safe-to-evict: "true" }
+{{- end }}
+
+{{- /* The same, for pods that read texts of Secrets once, at their start: another text replaces the pods; from those texts. */ -}}
+{{- define "oriel.movableWithSecrets" -}}
+{ cluster-autoscaler.kubernetes.io/safe-to-evict: "true", oriel.dev/secrets: {{ toJson . | sha256sum }} }
 {{- end }}
 
 {{- /* The Deployment's budget and how it is counted; from (list ROOT WORKLOAD MAXIMUM). */ -}}

@@ -5,6 +5,10 @@ locals {
   # A server of another namespace, by the name of its Service.
   of_a_service = "^[a-z0-9-]+\\.([a-z0-9-]+)\\.svc(?:\\.cluster\\.local)?\\.?$"
 
+  # URLs and registries with a port that there is not, and labels that the chart has itself: as in values.schema.json.
+  no_port    = "^([a-z0-9]+://)*[^/]*:(0+|6553[6-9]|655[4-9][0-9]|65[6-9][0-9]{2}|6[6-9][0-9]{3}|[7-9][0-9]{4}|[0-9]{6,})(/|$)"
+  own_labels = "^(app[.]kubernetes[.]io/(name|component|part-of|managed-by)|oriel[.]dev/.*)$"
+
   # As the chart has them if none are named: what a plan has to know of them.
   default_groups = {
     for name in ["cpu", "gpu"] : name => { accelerator = name, models = [], replicas = { min = null, max = 4 }, load_grace_s = 900, place_models = false, engine = null }

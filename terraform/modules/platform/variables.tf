@@ -40,8 +40,16 @@ variable "infrastructure" {
     error_message = "infrastructure.gpu_taint.effect: NoSchedule, PreferNoSchedule or NoExecute, as Kubernetes spells it."
   }
   validation {
-    condition     = var.infrastructure.redis_url == null ? true : can(regex("^rediss?://[^/@]+$", var.infrastructure.redis_url))
+    condition     = var.infrastructure.redis_url == null ? true : can(regex("^rediss?://[^/@]+$", var.infrastructure.redis_url)) && !can(regex(local.no_port, var.infrastructure.redis_url))
     error_message = "infrastructure.redis_url: redis://HOST:PORT or rediss://HOST:PORT; a password never stands in it."
+  }
+  validation {
+    condition     = !can(regex(local.no_port, var.infrastructure.model_repository_url))
+    error_message = "infrastructure.model_repository_url: its port is from 1 to 65535."
+  }
+  validation {
+    condition     = alltrue([for name in keys(var.infrastructure.workload_identity.pod_labels) : !can(regex(local.own_labels, name))])
+    error_message = "infrastructure.workload_identity.pod_labels: a label that the platform sets itself."
   }
   # Redis takes a password from its arguments or from a file in its own format, neither of which a Secret's key is.
   validation {
@@ -72,20 +80,25 @@ variable "store_networks" {
 }
 
 variable "images" {
-  description = "The images. registry: holds oriel-gateway, oriel-logic and oriel-inference. tag: of all of them. pull_policy: when nodes pull. pull_secret: name of the Secret with the registry's password, if nodes need one."
+  description = "The images. registry: holds oriel-gateway, oriel-logic and oriel-inference. tag: of all of them. digests: of gateway, logic, inference-cpu and so on, as sha256:..., which then decide in place of the tag. pull_policy: when nodes pull. pull_secret: name of the Secret with the registry's password, if nodes need one."
   type = object({
     registry    = string
     tag         = string
+    digests     = optional(map(string), {})
     pull_policy = optional(string, "IfNotPresent")
     pull_secret = optional(string)
   })
   validation {
-    condition     = can(regex("^[a-z0-9][a-zA-Z0-9.-]*(:[0-9]{1,5})?(/[a-zA-Z0-9][a-zA-Z0-9._-]*)*$", var.images.registry))
+    condition     = can(regex("^[a-z0-9][a-zA-Z0-9.-]*(:[0-9]{1,5})?(/[a-zA-Z0-9][a-zA-Z0-9._-]*)*$", var.images.registry)) && !can(regex(local.no_port, var.images.registry))
     error_message = "images.registry: host[:port][/path], without https:// and without a slash at the end."
   }
   validation {
     condition     = can(regex("^[A-Za-z0-9_][A-Za-z0-9_.-]{0,100}$", var.images.tag)) && var.images.tag != "latest"
     error_message = "images.tag: a tag, and not latest: a rollback could not name what ran before."
+  }
+  validation {
+    condition     = alltrue([for unit, digest in var.images.digests : can(regex("^(gateway|logic|inference-(cpu|openvino|gpu|tensorrt))=sha256:[0-9a-f]{64}$", "${unit}=${digest}"))])
+    error_message = "images.digests: gateway, logic, inference-cpu, inference-openvino, inference-gpu or inference-tensorrt = sha256:... of 64 digits."
   }
   validation {
     condition     = contains(["Always", "IfNotPresent", "Never"], var.images.pull_policy)
@@ -239,7 +252,7 @@ variable "model_groups" {
     error_message = "model_groups: cpu and memory are more than nothing."
   }
   validation {
-    condition     = alltrue([for group in values(coalesce(var.model_groups, {})) : group.repository == null ? true : can(regex("^(s3|gs|az|as)://[^/]+", group.repository))])
+    condition     = alltrue([for group in values(coalesce(var.model_groups, {})) : group.repository == null ? true : can(regex("^(s3|gs|az|as)://[^/]+", group.repository)) && !can(regex(local.no_port, group.repository))])
     error_message = "model_groups: repository is an s3://, gs:// or az:// URL; a pod has no folder of models."
   }
   validation {
@@ -331,7 +344,7 @@ variable "policies" {
     error_message = "logic.services and policies: more than 400 kB together, compressed: Helm could not keep the release. Put documents into a store (policies.store), services into an image (logic.folders)."
   }
   validation {
-    condition     = var.policies.store == null || can(regex("^(s3|gs|az|as)://[^/]+", var.policies.store))
+    condition     = var.policies.store == null || can(regex("^(s3|gs|az|as)://[^/]+", var.policies.store)) && !can(regex(local.no_port, var.policies.store))
     error_message = "policies.store: an s3://, gs:// or az:// URL."
   }
 }
@@ -457,11 +470,15 @@ variable "observability" {
   }
   # Its exporters need the hosts' network and files, which `restricted` refuses, and its pods would be cut off.
   validation {
+    condition     = alltrue([for name in keys(var.observability.monitor_labels) : !can(regex(local.own_labels, name))])
+    error_message = "observability.monitor_labels: a label that the platform sets itself."
+  }
+  validation {
     condition     = var.observability.namespace != var.namespace || !var.charts.kube_prometheus_stack.enabled
     error_message = "observability.namespace: not the platform's own: what kube_prometheus_stack installs may not run there."
   }
   validation {
-    condition     = var.observability.otlp == null || can(regex("^https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[^ ]*)?$", var.observability.otlp.endpoint))
+    condition     = var.observability.otlp == null || can(regex("^https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[^ ]*)?$", var.observability.otlp.endpoint)) && !can(regex(local.no_port, var.observability.otlp.endpoint))
     error_message = "observability.otlp.endpoint: http(s)://HOST[:PORT][/PATH] of an OTLP/HTTP receiver."
   }
   validation {

@@ -17,7 +17,7 @@ locals {
   platform_names = {
     namespace      = []
     store_networks = []
-    images         = ["pull_policy", "pull_secret"]
+    images         = ["digests(\\.[^.]+)?", "pull_policy", "pull_secret"]
     gateway        = ["replicas(\\.(min|max))?", "cpu", "memory", "service_type", "service_annotations(\\..+)?", "load_balancer_ip", "load_balancer_class", "source_ranges", "tls_secret", "plain_http", "admin_token_secret_ref(\\.(name|key))?", "ticket_keys_secret_ref(\\.(name|key))?", "credentials", "args"]
     logic          = ["replicas(\\.(min|max))?", "image", "services(\\..+)?", "folders", "workers", "through_gateway", "cpu", "memory", "args"]
     model_groups   = ["[^.]+", "[^.]+\\.(accelerator|repository|models|replicas|replicas\\.min|replicas\\.max|cpu|memory|cache|cache\\.gb|cache\\.claim|load_grace_s|start_s|place_models|gpus|spot|spot\\.(replicas|tiers)|credentials|args|engine|engine\\.(kind|image|command|services|health))"]
