@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from oriel_cli import probe
 from oriel_cli.errors import CommandFailed
+from oriel_wire.process.flags import split_url
 
 ANSWER_S = 10.0
 TOKEN: Final = "ORIEL_ADMIN_TOKEN or ORIEL_ADMIN_TOKEN_FILE"
@@ -25,14 +25,10 @@ def token_headers() -> tuple[tuple[str, str], ...]:
 
 def address(url: str) -> tuple[str, int]:
     """Return host and port of `--admin`. Raises CommandFailed."""
-    parts = urlsplit(url)
-    try:
-        port = parts.port
-    except ValueError:
-        port = None
-    if parts.scheme != "http" or not parts.hostname or port is None:
+    parts = split_url(url)
+    if parts.scheme != "http" or not parts.hostname or parts.port is None:
         raise CommandFailed(f"{url!r} is not http://HOST:PORT")
-    return parts.hostname, port
+    return parts.hostname, parts.port
 
 
 async def document(host: str, port: int, path: str) -> dict[str, Any]:

@@ -5,12 +5,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from oriel_gateway.documents.source import store_location
 from oriel_wire.objects.client import Location
 from oriel_wire.objects.errors import BadStoreUrl
-from oriel_wire.process.flags import Flag, flag, number, setting
+from oriel_wire.process.flags import Flag, flag, number, setting, split_url
 from oriel_wire.process.shared_settings import log_format_flag, usage_flag, usage_store_flag
 
 Addresses = Mapping[str, tuple[tuple[str, int], ...]]
@@ -20,13 +19,13 @@ _OVERRIDE = re.compile(r"([A-Za-z0-9._-]+)=(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):([
 
 def _override(text: str) -> tuple[str, tuple[str, int]]:
     match = _OVERRIDE.match(text)
-    if match is None:
+    if match is None or not 0 < int(match[3]) < 65536:
         raise argparse.ArgumentTypeError(f"{text!r} is not POOL=HOST:PORT")
     return match[1], (match[2].strip("[]"), int(match[3]))
 
 
 def _limiter(text: str) -> str:
-    parts = urlsplit(text)
+    parts = split_url(text)
     if text != "embedded" and (parts.scheme not in ("redis", "rediss") or not parts.hostname):
         raise argparse.ArgumentTypeError("a limiter must be 'embedded', redis://HOST:PORT/DB or rediss://HOST:PORT/DB")
     if parts.password:

@@ -1,7 +1,9 @@
 """`oriel top`: what it draws, and what it reads from a gateway's admin port."""
 
+import argparse
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from oriel_cli.errors import CommandFailed
 from oriel_cli.watch import top
-from oriel_cli.watch.top_screen import MOST, SORTS, WIDTH, draw
+from oriel_cli.watch.top_screen import MOST, RED, SORTS, WIDTH, draw
 
 COUNTS = {"rate": 1.5, "met": 90, "late": 8, "missed": 2, "excused": 0}
 
@@ -95,6 +97,22 @@ def test_a_screen_that_is_wide_enough_shows_which_answers_agree_where_they_are_c
     assert any("AGREES" in line for line in lines) and any(line.endswith("98.7%") for line in lines)
     assert all(len(line) <= 120 for line in draw(made, width=120))
     assert "AGREES" not in "".join(draw(made, width=110)) + "".join(draw(snapshot(), width=140))
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:65536", "http://[::1", "ftp://h"])
+def test_an_address_that_cannot_be_one_is_refused(url: str) -> None:
+    with pytest.raises(CommandFailed, match="address of an admin port"):
+        top._base(argparse.Namespace(url=url))
+
+
+def test_calls_that_find_no_server_are_red_unless_one_is_starting() -> None:
+    def cells(**more: Any) -> list[str]:
+        lines = draw(snapshot(pools=[pool() | more]), colour=True, width=MOST)
+        return [each for each in re.findall(rf"{re.escape(RED)}([^\x1b]*)", "\n".join(lines)) if "no server" in each]
+
+    assert cells() and not cells(parked=0) and not cells(phase="starting")
+    nobody = draw(snapshot(pools=[pool() | {"endpoints": {}, "parked": 1}]), colour=True)
+    assert f"{RED}none" in "\n".join(nobody)
 
 
 def test_troubles_are_named_below_the_title() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from oriel_wire.h2.connection import H2Connection
 from oriel_wire.h2.frames import DATA, ENHANCE_YOUR_CALM, FRAME, PADDED, PREFACE
-from oriel_wire.h2.hpack import Field, encode_block
+from oriel_wire.h2.hpack import Field, literal
 from oriel_wire.h2.limits import H2Limits
 from oriel_wire.h2.streams import Stream
 
@@ -39,9 +39,9 @@ LIMITS = H2Limits(
 )
 CONSUMES, ANSWERS, RESETS, PAUSES, DRAINS, ACKNOWLEDGES = 1, 2, 4, 8, 16, 32
 _REQUEST: list[Field] = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/"), (b":authority", b"x")]
-_HEAD = encode_block(_REQUEST)
-_ANSWER = encode_block([(b":status", b"200")])
-_TRAILERS = encode_block([(b"grpc-status", b"0")])
+_HEAD = b"".join(literal(*field) for field in _REQUEST)
+_ANSWER = literal(b":status", b"200")
+_TRAILERS = literal(b"grpc-status", b"0")
 _SETTINGS = bytes.fromhex("000000040000000000")
 _SETTINGS_ACK = bytes.fromhex("000000040100000000")
 

@@ -306,13 +306,15 @@ async def test_a_certificate_that_ends_and_a_disk_that_is_full_are_named() -> No
 
 async def test_servers_are_asked_for_batches_version_provider_and_artefact() -> None:
     counts = iter([(10, 5), (40, 15), (8, 4)])
+    versions: list[dict[str, Any]] = []
 
     async def answer(seen: Seen) -> bytes:
         if not seen.head.startswith("GET /v2/models/digits/stats"):
             return await up.ok(seen)
         rows, batches = next(counts, (0, 0))
         stats = {"version": "3", "inference_count": str(rows), "execution_count": batches, "last_inference": 7}
-        body = json.dumps({"model_stats": [{"version": "2", "last_inference": 3}, stats] if rows else []}).encode()
+        found = versions or ([{"version": "2", "last_inference": 3}, stats] if rows else [])
+        body = json.dumps({"model_stats": found}).encode()
         provider = b"x-oriel-provider: CPUExecutionProvider\r\nx-oriel-artefact: building\r\n"
         return b"HTTP/1.1 200 OK\r\n%bcontent-length: %d\r\n\r\n%b" % (provider, len(body), body)
 
@@ -326,8 +328,24 @@ async def test_servers_are_asked_for_batches_version_provider_and_artefact() -> 
             await reports.ask([decided], core.pools)
             expected = Report(version="3", provider="CPUExecutionProvider", artefact="building", rows=rows)
             assert reports.targets == {"model:digits": expected}
+        versions[:] = [{"version": "4", "last_inference": 9}]
+        await reports.ask([decided], core.pools)
+        assert reports.targets["model:digits"].was == "3"
+        versions.append({"version": "5", "last_inference": 10})
+        await reports.ask([decided], core.pools)
+        assert reports.targets["model:digits"].was == "", "both run: calls are divided between them"
         await reports.ask([], core.pools)
         assert reports.targets == {}
+
+
+async def test_a_tenants_usual_rate_is_that_of_the_hour_before_the_last_minutes() -> None:
+    async with gateway(documents([1])) as (_, core):
+        (tier,) = [each.name for each in core.snapshot.tiers.values()][:1]
+        budgets = core.records.stats.objectives.budgets
+        for at, calls in ((time() - 1800.0, 66), (time(), 5000)):
+            for name in ("model:a", "model:b"):
+                budgets.add(("t", tier, name), at, calls, 0, {})
+        assert Source(core)._usual("t") == pytest.approx(2 * 66 / 3300.0)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oriel_gateway.admin.console.recent import BOUNDS_MS, MAX_KEYS, OTHER, WINDOW_S, Recent, Tally
+from oriel_gateway.admin.console.reports import Report
 from oriel_gateway.admin.console.snapshot import MAX_BYTES, SECTIONS, snapshot
 from oriel_gateway.admin.console.suspects import suspects
 from oriel_gateway.errors import Outcome
@@ -168,7 +169,11 @@ def test_a_slow_model_and_a_tenant_that_fills_the_queue_are_named() -> None:
     slow = (
         "model:rank is slow: 10 of the latest 30 late or missed calls lost their time in model, 0.9 s more than usual"
     )
-    assert list(suspects(recent, 2.0)) == [slow], "a tenant that is alone is not blamed"
+    usual = {"b": 0.25}.__getitem__
+    assert list(suspects(recent, 2.0, {}, usual)) == [slow], "a tenant that is alone is not blamed"
+    for was, said in (("2", f"{slow}; version 3 has taken the place of 2"), ("", slow)):
+        assert list(suspects(recent, 2.0, {"model:rank": Report(version="3", was=was)}, usual)) == [said]
     recent.count(add_up(bad(BRONZE_TENANT, "queue", 60), {}))
-    assert list(suspects(recent, 2.0)) == ["calls wait in the queue, and 67% of all calls are of tenant b"]
-    assert not list(suspects(recent, 2.0 + WINDOW_S))
+    said = "calls wait in the queue, and 67% of all calls are of tenant b: 1 a second, 0.25 in the hour before"
+    assert list(suspects(recent, 2.0, {}, usual)) == [said]
+    assert not list(suspects(recent, 2.0 + WINDOW_S, {}, usual))

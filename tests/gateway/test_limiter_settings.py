@@ -3,12 +3,14 @@
 import argparse
 import asyncio
 import logging
+import re
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
 from redis_server import PASSWORD, Proxy, redis_server
 
 from oriel_gateway.app import _limiter
@@ -17,6 +19,7 @@ from oriel_gateway.limits import EmbeddedLimiter, SharedLimiter
 from oriel_gateway.limits.ledger import LedgerLost
 from oriel_gateway.limits.redis_ledger import RedisLedger
 from oriel_gateway.settings import Settings
+from oriel_policies.bounds.ledger import RATE, SLOTS, WINDOW, Ask
 from oriel_wire.errors import StartFailed
 
 from ..waiting import until
@@ -37,6 +40,15 @@ def test_a_password_in_the_arguments_is_refused_and_not_repeated(url: str, capsy
         parse("--limiter", url)
     said = capsys.readouterr().err
     assert SECRET not in said and ("ORIEL_LIMITER_PASSWORD" in said or "redis://HOST" in said)
+
+
+@pytest.mark.parametrize(
+    "words", [("--limiter", "redis://h:65536/0"), ("--limiter", "redis://[h"), ("--endpoint", "p=h:65536")]
+)
+def test_a_port_that_there_is_not_is_refused(words: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(*words)
+    assert "HOST:PORT" in capsys.readouterr().err
 
 
 def test_the_flags_and_their_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -68,6 +80,30 @@ async def test_a_redis_that_is_not_there_is_no_reason_not_to_start(caplog: pytes
         await until(lambda: not limiter.ledger_client.up)
     await limiter.close()
     assert "cannot be used" in caplog.text and SECRET not in caplog.text
+
+
+async def test_a_user_of_redis_may_be_narrowed_to_the_commands_that_the_page_names() -> None:
+    text = (Path(__file__).parents[2] / "docs/policies.md").read_text()
+    ((gateway, others),) = re.findall(r"A user of Redis needs,(.*?)SCRIPT is not needed;(.*?)\n\n", text, re.S)
+    rules = [[f"+{name.lower()}" for name in re.findall(r"\b[A-Z]{3,}\b", part)] for part in (gateway, others)]
+    asks = [Ask(key=str(kind), kind=kind, limit=9.0, step=1.0, need=1.0) for kind in (RATE, SLOTS, WINDOW)]
+    async with redis_server() as server, Redis(port=server.port, password=PASSWORD) as admin:
+        user = ("ACL", "SETUSER", "narrow", "reset", "resetchannels", "on", f">{PASSWORD}", "~oriel:*", "&oriel:*")
+        await admin.execute_command(*user, *rules[0])
+        ledger = RedisLedger(f"redis://narrow@127.0.0.1:{server.port}", holder="g", password=PASSWORD)
+        for _ in range(2):
+            assert (await ledger.ask([("t", asks)])) != [None]
+            assert (await ledger.hello(1.0)).gateways == 1
+            assert await ledger.exchange(b"record", edge=True) == {}
+            assert await ledger.add_use("2026-11", 1, {"calls": 1}, "0-0", 0)
+        async with aclosing(ledger.edges()) as edges:
+            await anext(edges)
+        with pytest.raises(LedgerLost):
+            await ledger.quotas()
+        await admin.execute_command(*user, *rules[0], *rules[1])
+        assert await ledger.quotas() and (await ledger.examine())[0]
+        await ledger.close()
+        assert not await admin.hgetall("oriel:present"), "it takes its leave too"
 
 
 @asynccontextmanager

@@ -261,6 +261,8 @@ TIER = b"[tiers.gold]\nband = 0\ntarget_ms = 100\n"
         (ISSUER + b"algorithms = []", "issuers.i.algorithms", "one or more of RS256"),
         (ISSUER.replace(b"https://i/keys", b"http://i/keys"), "issuers.i.jwks", "has to be https"),
         (ISSUER.replace(b"https://i/keys", b"https://a:b@i/keys"), "issuers.i.jwks", "a URL with a password"),
+        (ISSUER.replace(b"https://i/keys", b"https://i:65536/keys"), "issuers.i.jwks", "is no URL: Port out of range"),
+        (ISSUER.replace(b"https://i/keys", b"https://[i/keys"), "issuers.i.jwks", "is no URL: Invalid IPv6"),
         (ISSUER.replace(b"https://i/keys", b"../keys.json"), "issuers.i.jwks", "give its name"),
         (ISSUER.replace(b"https://i/keys", b"keys.json"), "issuers.i.jwks", "no file 'keys.json'"),
         (

@@ -291,6 +291,7 @@ def test_promtool_sees_each_alert_fire_and_keep_quiet(tree, tmp_path: Path) -> N
             (dict(FIRES.values()), set(FIRES)),
             (QUIET, set()),
             (QUIET | {ENDS: 12 * DAY}, {"OrielCertificateExpires"}),
+            (QUIET | {ENDS: 20 * HOUR - 38}, {"OrielCertificateExpires", "OrielCertificateExpiresNow"}),
             (QUIET | {SPENT: 0.8}, {"OrielTenantBudgetWarning"}),
             (QUIET | {SPENT: 1.25, SPENT.replace("spent_ratio", "stops"): 0}, {"OrielTenantBudgetWarning"}),
         )
@@ -328,7 +329,9 @@ def expected(rule: dict[str, Any], series: dict[str, Any]) -> dict[str, Any]:
     value = series.get(name, 0)
     value = 0 if isinstance(value, str) else value  # no summary says how fast something grows
     days, hours = divmod(int(value - 20 * HOUR) // HOUR, 24)
-    summary = summary.replace("{{ $value | humanizeDuration }}", f"{days}d {hours}h 0m 0s")
+    expired = "has expired, and callers cannot connect"
+    left = f"expires in {days}d {hours}h 0m 0s" if value > 20 * HOUR else expired
+    summary = re.sub(r"\{\{ if gt \$value 0\.0 .*?\{\{ end \}\}", left, summary)
     summary = summary.replace("{{ $value | humanizePercentage }}", f"{value * 100:.4g}%")
     return {"exp_labels": own | rule["labels"], "exp_annotations": rule["annotations"] | {"summary": summary}}
 

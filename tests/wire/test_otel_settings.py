@@ -101,6 +101,12 @@ def test_a_sampler_that_is_not_known_is_refused(given: dict[str, str]) -> None:
         sampling_of(given)
 
 
+def test_a_collector_at_a_port_or_host_that_cannot_be_is_refused() -> None:
+    for url in ("http://collector:65536", "http://[collector", "http://collector:x"):
+        with pytest.raises(StartFailed, match=r"not http\(s\)://HOST"):
+            collector_of({"OTEL_EXPORTER_OTLP_ENDPOINT": url})
+
+
 def test_queue() -> None:
     assert queue_of({"OTEL_BSP_MAX_QUEUE_SIZE": "100", "OTEL_BSP_SCHEDULE_DELAY": "5000"}).max_spans == 100
     assert queue_of({"OTEL_BSP_SCHEDULE_DELAY": "5000"}).delay_s == 5.0

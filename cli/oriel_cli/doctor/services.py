@@ -9,7 +9,6 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 from oriel_cli.doctor.findings import EXPIRY_WARNING_S, Finding, fail, good, warn
@@ -20,6 +19,7 @@ from oriel_wire.discovery.discovery import DiscoveryFailed
 from oriel_wire.discovery.endpoint_slices import KUBERNETES, EndpointSlices
 from oriel_wire.engine.client import HttpClient
 from oriel_wire.errors import StartFailed, UpstreamError
+from oriel_wire.process.flags import split_url
 
 if TYPE_CHECKING:
     from oriel_wire.v2.proto import model_config_pb2 as pb
@@ -168,7 +168,9 @@ async def redis(url: str, authorities: Path | None) -> tuple[list[Finding], dict
     """Check the Redis of the shared limiter."""
     if url in ("", "embedded"):
         return [], {}
-    parts = urlsplit(url)
+    parts = split_url(url)
+    if not parts.hostname:
+        return [fail("redis", "the limiter is not redis://HOST:PORT/DB", "fix --limiter or ORIEL_LIMITER")], {}
     where = f"{parts.hostname}:{parts.port or 6379}"
     try:
         from oriel_gateway.limits.ledger import LedgerLost

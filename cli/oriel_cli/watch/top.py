@@ -9,12 +9,12 @@ import shutil
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from oriel_cli import state
 from oriel_cli.admin import TOKEN, token_headers
 from oriel_cli.errors import CommandFailed
 from oriel_cli.watch.top_screen import SORTS, draw
+from oriel_wire.process.flags import split_url
 
 SILENCE_S: Final = 30.0  # a stream that brings nothing for so long is lost: it has a comment every 15 s
 MAX_EVENT: Final = 256 * 1024
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _base(args: argparse.Namespace) -> str:
     if args.url:
-        parts = urlsplit(args.url)
+        parts = split_url(args.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise CommandFailed("--url takes the address of an admin port, like http://127.0.0.1:8082")
         return str(args.url).rstrip("/")

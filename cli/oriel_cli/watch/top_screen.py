@@ -227,15 +227,21 @@ def _replicas(row: Row) -> str:
     return f"{row['replicas']}" if row["wanted"] == row["replicas"] else f"{row['replicas']}>{row['wanted']}"
 
 
-def _queue(row: Row) -> str:
+def _queue(row: Row) -> tuple[str, str]:
     parts = [f"{tier} {count}" for tier, count in row["waiting"].items()]
-    return ", ".join([*parts, *([f"no server {row['parked']}"] if row["parked"] else [])]) or "0"
+    text = ", ".join([*parts, *([f"no server {row['parked']}"] if row["parked"] else [])]) or "0"
+    return text, RED if _is_down(row) else ""
+
+
+def _is_down(row: Row) -> bool:
+    """Return whether calls of a pool find no server, and none is starting for them."""
+    return bool(row["parked"]) and row.get("phase") in (None, "ready")
 
 
 def _servers(row: Row) -> tuple[str, str]:
     states = row["endpoints"]
     text = ", ".join(f"{count} {_words(state)}" for state, count in states.items()) or "none"
-    return text, "" if set(states) <= {"ready", "unknown"} else RED
+    return text, "" if set(states) <= {"ready", "unknown"} and not _is_down(row) else RED
 
 
 def _servers_or_start(row: Row) -> tuple[str, str]:

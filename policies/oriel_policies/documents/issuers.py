@@ -61,7 +61,11 @@ def issuer(
     for pattern in tenants:
         check_pattern(file, f"{path}.tenants", pattern)
     if "://" in table.jwks:
-        url = urlsplit(table.jwks)
+        try:
+            url = urlsplit(table.jwks)
+            _ = url.port
+        except ValueError as error:
+            raise BadDocument(file, f"{path}.jwks", f"this is no URL: {error}") from error
         if url.scheme != "https" and not (url.scheme == "http" and url.hostname in ("127.0.0.1", "::1", "localhost")):
             raise BadDocument(file, f"{path}.jwks", "a URL has to be https (http only on this machine)")
         if "@" in url.netloc:

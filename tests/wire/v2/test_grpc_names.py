@@ -19,10 +19,10 @@ from oriel_wire.v2.grpc_names import (
     MAX_PEEK,
     Beginning,
     append_model,
-    append_schedule,
     peek_answer,
     peek_model,
     peek_parameters,
+    schedule_fields,
 )
 
 
@@ -240,7 +240,7 @@ def test_no_message_has_another_priority_than_its_tier(message: bytes, priority:
         return
     request = service_pb2.ModelInferRequest()
     try:
-        request.ParseFromString(append_schedule(append_model(message, name, version), priority, left_s))
+        request.ParseFromString(append_model(message, name, version) + schedule_fields(priority, left_s))
     except DecodeError:
         return
     assert (request.model_name, request.model_version) == (name, version)

@@ -45,7 +45,7 @@ class Control(Sender):
 
     now: the time given to the last `receive`. settings_acknowledged: True if the peer has confirmed our settings;
     the engine bounds the time until then. decoder: the decoder of header blocks; in `on_headers` it says which fields a
-    memo may keep, and which are sensitive.
+    memo may keep.
     """
 
     __slots__ = (

@@ -1,4 +1,4 @@
-"""HPACK, the header compression of HTTP/2 (RFC 7541): a strict decoder, and an encoder that keeps no table.
+"""HPACK, the header compression of HTTP/2 (RFC 7541): a strict decoder, and literals for an encoder without a table.
 
 Rules of the decoder:
 
@@ -24,12 +24,11 @@ To edit this module: the loop of `decode` costs a quarter of a microsecond per k
 gRPC call's head is 5. It reads past the end of a block only by `block[i]`, which raises IndexError.
 """
 
-from collections.abc import Collection, Iterable
 from typing import Final
 
 from oriel_wire.errors import BadMessage, HeaderListTooLarge, HpackError
 from oriel_wire.h2 import huffman
-from oriel_wire.h2.known_fields import CREDENTIALS, PER_REQUEST, STATIC, Field, FieldMemo, malformed
+from oriel_wire.h2.known_fields import PER_REQUEST, STATIC, Field, FieldMemo, malformed
 
 _ENTRY_BYTES: Final = 32  # RFC 7541, 4.1: what an entry or a field counts beside its strings
 _MAX_KNOWN: Final = 60  # the largest size of a static entry, or of a field with a static name less its value
@@ -48,7 +47,6 @@ class Decoder:
     About the last block that was decoded:
     malformed: why one of its fields is not allowed in HTTP/2, "" if all are.
     fresh: fields that the memo may keep once the sender is authenticated.
-    sensitive: fields that have to be never-indexed literals wherever they are sent on (RFC 7541, 6.2.3).
     """
 
     __slots__ = (
@@ -64,7 +62,6 @@ class Decoder:
         "fresh",
         "malformed",
         "memo",
-        "sensitive",
     )
 
     def __init__(
@@ -88,7 +85,6 @@ class Decoder:
         self._loose_bytes = 0  # bytes of names and values that were not known
         self.malformed = ""
         self.fresh: list[tuple[bytes, Field]] = []
-        self.sensitive: list[Field] = []
 
     @property
     def stateless(self) -> bool:
@@ -108,7 +104,6 @@ class Decoder:
         fields: list[Field] = []
         self.malformed = ""
         self.fresh = []
-        self.sensitive = []
         self._loose_bytes = 0
         end = len(block)
         memo = self.memo.fields
@@ -204,8 +199,6 @@ class Decoder:
             self._doubtful = True
         if first >= 0x40:
             self._insert(field)
-        elif first >= 0x10:
-            self.sensitive.append(field)
         return field, start + length
 
     def _entry(self, index: int) -> Field:
@@ -298,7 +291,6 @@ class Decoder:
 
     def _too_large(self, size: int) -> BadMessage:
         self.fresh = []
-        self.sensitive = []
         if 0 < self._stop < size:
             return HpackError("a header list is larger than a connection may send")
         return HeaderListTooLarge(f"a header list of more than {self._max_list} bytes or {self._max_fields} fields")
@@ -348,10 +340,8 @@ def _plain(text: bytes) -> bytes:
     return plain
 
 
-# Name -> the bytes of a literal before its value: without indexing, and never indexed. A name's first index counts.
+# Name -> the bytes of a literal without indexing before its value. A name's first index counts.
 _PREFIXES: Final[dict[bytes, bytes]] = {}
-_NEVER_PREFIXES: Final[dict[bytes, bytes]] = {}
-_WHOLE: Final[dict[Field, bytes]] = {}
 LENGTHS: Final = [bytes((n,)) for n in range(0x7F)]
 
 
@@ -374,14 +364,9 @@ def _encode_string(text: bytes) -> bytes:
 
 def _fill() -> None:
     for index in range(len(STATIC) - 1, 0, -1):
-        name, value = STATIC[index]
-        _PREFIXES[name] = _encode_integer(index, 0, 0x0F)
-        _NEVER_PREFIXES[name] = _encode_integer(index, 0x10, 0x0F)
-        if value:
-            _WHOLE[name, value] = bytes((0x80 | index,))
+        _PREFIXES[STATIC[index][0]] = _encode_integer(index, 0, 0x0F)
     for name in PER_REQUEST | {b"te", b"grpc-status", b"grpc-message", b"grpc-encoding", b"grpc-accept-encoding"}:
         _PREFIXES.setdefault(name, b"\0" + _encode_string(name))
-        _NEVER_PREFIXES.setdefault(name, b"\x10" + _encode_string(name))
 
 
 _fill()
@@ -398,27 +383,3 @@ def literal(name: bytes, value: bytes) -> bytes:
     if length < 0x7F:
         return (_PREFIXES.get(name) or b"\0" + _encode_string(name)) + LENGTHS[length] + value
     return field_prefix(name) + _encode_string(value)
-
-
-def never_indexed(name: bytes, value: bytes) -> bytes:
-    """A field as a literal that no hop may put into a table: credentials."""
-    return (_NEVER_PREFIXES.get(name) or b"\x10" + _encode_string(name)) + _encode_string(value)
-
-
-def encode_block(fields: Iterable[Field], sensitive: Collection[Field] = ()) -> bytes:
-    """Encode a header block without a dynamic table and without the Huffman code.
-
-    Credentials, and fields in `sensitive`, are literals that are never indexed. It trusts its caller's fields. The
-    first block of a connection also has a table size update, which `sending.Sender` writes.
-    """
-    parts = []
-    for field in fields:
-        name, value = field
-        whole = _WHOLE.get(field)
-        if whole is not None:
-            parts.append(whole)
-        elif name in CREDENTIALS or field in sensitive:
-            parts.append(never_indexed(name, value))
-        else:
-            parts.append(literal(name, value))
-    return b"".join(parts)

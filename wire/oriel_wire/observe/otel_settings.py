@@ -4,12 +4,13 @@ import os
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 from uuid import UUID, uuid4, uuid5
 
 from oriel_wire.distribution import installed_version
 from oriel_wire.errors import StartFailed
 from oriel_wire.observe.sampling import Sampling
+from oriel_wire.process.flags import split_url
 
 __all__ = [
     "BUFFER_VARIABLE",
@@ -69,7 +70,7 @@ def collector_of(environ: Environ = os.environ) -> Collector | None:
         if not base:
             return None
         url = f"{base.rstrip('/')}/v1/traces"
-    parts = urlsplit(url)
+    parts = split_url(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise StartFailed(
             f"the collector's address is not http(s)://HOST[:PORT]: fix OTEL_EXPORTER_OTLP_ENDPOINT ({url})"

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
+from urllib.parse import SplitResult, urlsplit
 
 T = TypeVar("T")
 
@@ -100,6 +101,15 @@ def number(kind: Callable[[str], float], low: float, high: float) -> Callable[[s
         return value
 
     return convert
+
+
+def split_url(text: str) -> SplitResult:
+    """Return the parts of a URL, all of them empty if its host or its port cannot be one."""
+    try:
+        parts = urlsplit(text)
+        return parts if parts.port != 0 else urlsplit("")
+    except ValueError:
+        return urlsplit("")
 
 
 def switch(text: str) -> bool:

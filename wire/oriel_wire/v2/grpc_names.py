@@ -248,15 +248,9 @@ def model_fields(name: str, version: str) -> bytes:
     return _field(_NAME_TAG, name) + _field(_VERSION_TAG, version)
 
 
-def append_schedule(message: bytes, priority: int, left_s: float | None) -> bytes:
-    """Return a `ModelInferRequest` with Triton's `priority` and `timeout` parameters in force; `peek_model` has read
-    it. See `schedule_fields`.
-    """
-    return message + schedule_fields(priority, left_s)
-
-
 def schedule_fields(priority: int, left_s: float | None) -> bytes:
-    """Return what `append_schedule` appends.
+    """Return what puts Triton's `priority` and `timeout` in force at the end of a `ModelInferRequest` that `peek_model`
+    has read.
 
     priority: 1 is the most urgent.
     left_s: seconds until the deadline; None for no timeout.

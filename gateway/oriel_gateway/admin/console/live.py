@@ -18,6 +18,7 @@ from oriel_gateway.admin.console.suspects import suspects
 from oriel_gateway.admin.guard import Receive, Scope, Send
 from oriel_gateway.admin.troubles import troubles
 from oriel_gateway.core import Gateway
+from oriel_policies.promise.error_budget import WINDOWS
 from oriel_wire.distribution import installed_version
 from oriel_wire.engine.tls import Certificates
 from oriel_wire.usage.lines import LedgerCounts
@@ -73,8 +74,18 @@ class Source:
         moment = Moment(now=now, wall=time(), since_s=since_s)
         if now >= self._promises_due_s:
             self._promises, self._promises_due_s = promises(gateway, moment.wall), now + PROMISES_S
-        named = [*suspects(recent, now), *troubles(gateway, self._certificates, self._usage)]
+        named = [
+            *suspects(recent, now, self._reports.targets, self._usual),
+            *troubles(gateway, self._certificates, self._usage),
+        ]
         return read(gateway, recent, self._reports, self._promises, moment, self._version, named)
+
+    def _usual(self, tenant: str) -> float:
+        """Return the calls a second of the tenant in the last hour, without its last five minutes."""
+        tiers = {tier.name: tier.objective for tier in self._gateway.snapshot.tiers.values()}
+        pairs, _ = self._gateway.records.stats.objectives.budgets.of_pairs(tiers, time(), tenant=tenant)
+        calls = sum(figures["calls"]["1h"] - figures["calls"]["5m"] for _, figures in pairs)
+        return float(calls / (WINDOWS["1h"] - WINDOWS["5m"]))
 
     async def ask(self) -> None:
         """Ask the servers of the busiest models and services every `EVERY_S`, until cancelled."""

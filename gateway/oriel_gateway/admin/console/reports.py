@@ -58,12 +58,14 @@ class Report:
     version: the version; several are divided by commas. provider, artefact, rows: only models have them.
     artefact: the state of the compiled artefact that the model asks for; "" if it asks for none.
     rows: the mean rows of a batch, since the report before, or since the server started if there was none.
+    was: the version whose place this one has taken while somebody looked; "" if that has not happened.
     """
 
     version: str
     provider: str = ""
     artefact: str = ""
     rows: float | None = None
+    was: str = ""
 
 
 class Language(msgspec.Struct):
@@ -134,11 +136,13 @@ class Reports:
         if batches < batches_before or rows < rows_before:
             rows_before = batches_before = 0  # another server, or one that was started anew
         before = self.targets.get(route)
-        mean = before.rows if before is not None else None
+        mean, was = (before.rows, before.was) if before is not None else (None, "")
+        if before is not None and before.version != latest.version:
+            was = "" if before.version in [each.version for each in found] else before.version
         if batches > batches_before:
             mean = (rows - rows_before) / (batches - batches_before)
         self._counts[route] = rows, batches
-        self.targets[route] = Report(version=latest.version, provider=provider, artefact=artefact, rows=mean)
+        self.targets[route] = Report(version=latest.version, provider=provider, artefact=artefact, rows=mean, was=was)
 
 
 async def _get(path: str, host: str, port: int) -> HttpResponse | None:

@@ -67,11 +67,13 @@ const Header = () => {
   const {data} = store;
   const state = chosen.paused ? "paused" : store.link;
   const notes = [store.problem, data && data.behind ? "the event loop is behind" : "", data && data.draining ? "the gateway is stopping" : "",
-    ...(data && data.rolled_back || []).map((each) => `canary rolled back: ${each}`), ...(data && data.troubles || [])].filter(Boolean);
+    ...(data && data.rolled_back || []).map((each) => `canary rolled back: ${each}`)].filter(Boolean);
+  const troubles = data && data.troubles || [];
   return html`<header class="top">
     <h1>Oriel</h1>
     <p class=${`link-state is-${state}`} role="status"><span aria-hidden="true">${state === "live" ? "●" : state === "paused" ? "‖" : "○"}</span> ${
-      chosen.paused ? "paused" : LINKS[store.link]}${notes.length ? html`<span class="ink-warn"> · ${notes.join(" · ")}</span>` : ""}</p>
+      chosen.paused ? "paused" : LINKS[store.link]}${notes.length ? html`<span class="ink-warn"> · ${notes.join(" · ")}</span>` : ""}${
+      troubles.length ? html`<span class="ink-bad"> · ${troubles.join(" · ")}</span>` : ""}</p>
     ${data ? html`<p class="soft facts">${data.version !== "unknown" ? html`<span>version ${data.version}</span>` : ""}<span>${
       whole(data.tenants_known)} tenants</span>${data.gateways > 1 ? html`<span>one of ${whole(data.gateways)} gateways: shares of 5 minutes and more, budgets and use are of all, the rest is its own</span>` : ""}<span>event loop ${data.lag_ms < 10 ? "on time" : `${durationText(data.lag_ms)} late`}</span></p>` : ""}
     <div class="tools">
