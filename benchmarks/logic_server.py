@@ -2,6 +2,10 @@
 
     python benchmarks/logic_server.py [--connections 1 16 64] [--seconds 2] [--rounds 5] [--only oriel ...]
                                      [--out FOLDER]
+    python benchmarks/logic_server.py --digits [--connections 1 16] [--seconds 2] [--rounds 5] [--only oriel ...]
+
+With `--digits` the example service behind a gateway instead, pure and compiled, beside nginx and FastAPI: see
+logic_bench/digits.py. Otherwise:
 
 Every contender is the same service: JSON {"image": [64 floats]} in, one call of the model `digits`, {"label": 7} out
 (benchmarks/peers/logic). All of them call one `oriel inference` (one process, the committed model): Oriel over HTTP
@@ -35,6 +39,7 @@ from harness.environments import TRITON, UVICORN, commit, machine, versions
 from harness.load import require, wrk
 from harness.pages import conditions, write_page
 from harness.processes import ROOT, cpu_s, inference, pss_mb
+from logic_bench import digits
 from logic_bench.contenders import CONTENDERS, DIRECT, start
 from logic_bench.report import Figures, as_markdown, verdicts
 
@@ -75,15 +80,22 @@ def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--connections", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--connections", type=int, nargs="+", help="callers (1 16 64; digits: 1 16)")
     parser.add_argument("--seconds", type=int, default=2, help="of one turn (2)")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each contender (5)")
-    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=CONTENDERS)
+    parser.add_argument("--only", nargs="+", choices=(*CONTENDERS, *digits.CONTENDERS[1:]))
+    parser.add_argument("--digits", action="store_true", help="the example service behind a gateway")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write a page and its figures there")
     args = parser.parse_args()
     require("wrk")
     where = machine(os.cpu_count() or 1)
-    figures, memory = measure(args.only, args.connections, args.seconds, args.rounds)
+    if args.digits:
+        names, counts = args.only or digits.CONTENDERS, args.connections or [1, 16]
+        with tempfile.TemporaryDirectory() as folder:
+            print(digits.measure(names, counts, args.seconds, args.rounds, Path(folder)))
+        print(f"\n{conditions(where, commit(), 'least and most in brackets')}")
+        return
+    figures, memory = measure(args.only or CONTENDERS, args.connections or [1, 16, 64], args.seconds, args.rounds)
     used = {what: said for what, said in versions(list(ENVIRONMENTS)).items() if what not in ("onnxruntime", "h2load")}
     used |= {f"the others' {what}": said for what, said in (package.split("==") for package in (*UVICORN, *TRITON))}
     resident = ", ".join(f"{name} {f['pss_mb']:.0f}" for name, f in memory[0].items() if name != DIRECT)

@@ -86,25 +86,29 @@ def upstream(ports: Sequence[int], *, grpc: bool = False) -> Iterator[int]:
 
 
 @contextmanager
-def start(name: str, folder: Path, upstream: int, *, tls: bool = False, grpc: bool = False) -> Iterator[Contender]:
-    """One contender in front of the port `upstream`. grpc: it and the upstream get calls over HTTP/2."""
+def start(
+    name: str, folder: Path, upstream: int, *, tls: bool = False, grpc: bool = False, pool: str = "inference"
+) -> Iterator[Contender]:
+    """One contender in front of the port `upstream`. grpc: it and the upstream get calls over HTTP/2.
+
+    pool: pool of the example documents that `upstream` is.
+    """
     port = free_port()
     folder = folder / f"{name}-{port}"
     folder.mkdir()
     command, environment = (
-        _command(name, folder, port, upstream, tls, grpc),
+        _command(name, folder, port, upstream, tls, grpc, pool),
         {"UPSTREAM": f"http://127.0.0.1:{upstream}"},
     )
     with serving(command, lambda: accepts(port), environment, own_session=False) as pid:
         yield pid, port
 
 
-def _command(name: str, folder: Path, port: int, upstream: int, tls: bool, grpc: bool) -> list[str]:
+def _command(name: str, folder: Path, port: int, upstream: int, tls: bool, grpc: bool, pool: str) -> list[str]:
     cert, key = certificate(folder) if tls else (None, None)
     if name in ("oriel", "oriel compiled"):
-        # The pool `inference` of the example documents becomes the upstream.
         endpoint = "--grpc-endpoint" if grpc else "--endpoint"
-        command = gateway_command("policies/examples", port, endpoint, f"inference=127.0.0.1:{upstream}")
+        command = gateway_command("policies/examples", port, endpoint, f"{pool}=127.0.0.1:{upstream}")
         if name == "oriel compiled":
             command[0] = str(compiled_python())
         return command + (["--tls-cert", str(cert), "--tls-key", str(key)] if tls else [])

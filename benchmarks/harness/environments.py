@@ -30,6 +30,7 @@ PACKAGES = {
     "triton-python": ["nvidia-pytriton==0.7.0", RUNTIME, "numpy<2"],
     "mlserver": ["mlserver==1.7.1", RUNTIME],
     "logic-fastapi": ["fastapi==0.165.0", *UVICORN, *TRITON],
+    "logic-digits": ["fastapi==0.165.0", *UVICORN, *TRITON, f"pillow=={version('pillow')}"],
     "logic-asgi": [*UVICORN, *TRITON],
     "logic-litserve": ["litserve==0.2.19", *UVICORN, *TRITON],
     "logic-bentoml": ["bentoml==1.4.39", *UVICORN, *TRITON],
