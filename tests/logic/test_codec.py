@@ -1,5 +1,6 @@
 """Encodings and plans that are kept from call to call give the same result as new ones."""
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,16 @@ def answer(*outputs: Any, binary: bool = True, version: str = "1") -> HttpRespon
     if length is not None:
         lines += f"\r\ninference-header-content-length: {length}"
     return HttpResponse(parse_response_head(lines.encode(), ResponseMemo()), body)
+
+
+def test_an_array_from_a_worker_is_sent_behind_the_kept_head() -> None:
+    """It has a dtype of its own, equal to the model's and another object, and each call made its head anew."""
+    codec = ModelCodec(SPEC)
+    array = np.ones((2, 3), np.float32)
+    head = codec.encode({"a": array}, None).body[0]
+    from_worker = pickle.loads(pickle.dumps(array, protocol=5))
+    assert from_worker.dtype is not array.dtype
+    assert codec.encode({"a": from_worker}, None).body[0] is head
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.booleans(), st.booleans()), min_size=1, max_size=6))

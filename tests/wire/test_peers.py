@@ -24,6 +24,8 @@ from oriel_wire.engine.peers import is_loopback, page_refusal
         ({"host": "127.0.0.1:8090", "origin": "http://127.0.0.1:8080", "x-oriel-tier": "gold"}, ""),
         ({"host": "evil.example", "origin": "http://evil.example", "x-oriel-tier": "gold"}, "use a loopback address"),
         ({"host": ""}, "use a loopback address"),
+        ({"host": "127.0.0.1" + " " * 100}, "use a loopback address"),
+        ({"host": "[" + ":" * 100 + "1]"}, "use a loopback address"),
         ({"origin": "https://evil.example"}, "does not serve pages of other sites"),
     ],
 )

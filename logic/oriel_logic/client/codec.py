@@ -70,9 +70,11 @@ class ModelCodec:
         shapes: list[Any] = [None if wanted is None else tuple(wanted)]
         body: Body = []
         for name, value in inputs.items():
+            dtype = self._dtypes.get(name)
             if (
-                type(value) is not np.ndarray
-                or value.dtype is not self._dtypes.get(name)
+                dtype is None
+                or type(value) is not np.ndarray
+                or value.dtype != dtype  # an array of a worker has a dtype of its own
                 or not value.flags.c_contiguous
             ):
                 return self._encode_anew(inputs, wanted)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from oriel_logic.bodies.encoding import as_json, encode, framing, is_heavy
+from oriel_logic.bodies.encoding import Frame, as_json, encode, framing, is_heavy
 from oriel_logic.bodies.messages import Answer, Request
 from oriel_logic.client.models import ArrayLike, Models, Outputs
 from oriel_logic.errors import DeadlineExceeded, HandlerFailed, HandlerTimedOut, LogicError, NotAcceptable
@@ -38,6 +38,7 @@ from oriel_logic.services.serving import (
 from oriel_wire.context import CallContext
 
 STREAM_STEP_S = 60.0
+SLACK_S = 1.0
 
 
 class BoundModels(Models, Protocol):
@@ -125,7 +126,7 @@ class Pipeline:
         models = self._bind(call, ledger)
         if definition.is_streamed:
             run = Run(self._services, definition, request, media, context, models, pieces, limit_bytes)
-            values = run.streamed(call, self._clock)
+            values = Streamed(run, call, self._clock)
             return Reply(status=200, content_type=media or "application/octet-stream", pieces=values)
         try:
             with Deadline(call.remaining_s(self._clock())) as limit:
@@ -162,9 +163,9 @@ class Run:
     """One run of one service."""
 
     _services: Services
-    _definition: Definition
+    definition: Definition
     _request: Request
-    _media: str
+    media: str
     context: Context
     models: BoundModels
     _pieces: AsyncIterator[bytes] | None
@@ -172,7 +173,7 @@ class Run:
 
     async def function(self) -> Reply:
         """Run a function, or a class's `predict`."""
-        definition = self._definition
+        definition = self.definition
         (stage,) = definition.stages()
         if definition.runs_in_worker(stage):
             return await self._answer(await self._work(stage, self._request))
@@ -182,7 +183,7 @@ class Run:
 
     async def chain(self, ledger: Ledger) -> Reply:
         """Run `pre`, the model and `post`."""
-        definition = self._definition
+        definition = self.definition
         if definition.runs_in_worker("pre"):
             inputs = await self._work("pre", self._request)
         else:
@@ -199,42 +200,13 @@ class Run:
             value = await self._services.serving(definition.name).post(outputs, self.context)
         return await self._answer(value)
 
-    async def streamed(self, call: CallContext, clock: Callable[[], float]) -> AsyncIterator[bytes]:
-        """Yield the encoded pieces of a generator's answer. Raises LogicError only."""
-        values = None
-        try:
-            values = await self._values()
-            frame = framing(self._media)
-            is_framed = self._definition.runs_in_worker(self._definition.stages()[0])
-            async for value in values:
-                try:
-                    piece = value if is_framed else frame(value)
-                except (TypeError, ValueError, RecursionError, OverflowError) as error:
-                    raise HandlerFailed("a piece of the service's answer cannot be sent: its log says why") from error
-                yield piece
-                lasting = longer(call, clock() + STREAM_STEP_S)
-                if lasting is not call:
-                    call = lasting
-                    self.context.rebind(call)
-                    self.models.rebind(call)
-        except LogicError:
-            raise
-        except asyncio.CancelledError as error:
-            if was_cancelled():
-                raise
-            raise failed(error) from error
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # raised by the handler
-            raise failed(error) from error
-        finally:
-            await close(values)
-
-    async def _values(self) -> AsyncIterator[Any]:
-        definition = self._definition
+    async def values(self) -> AsyncIterator[Any]:
+        definition = self.definition
         (stage,) = definition.stages()
         if definition.runs_in_worker(stage):
             return self.context.stream(
                 for_stage(definition.name, stage),
-                (self._request, self._media),
+                (self._request, self.media),
                 stage or "work",
                 **self._terms(),
             )
@@ -250,32 +222,32 @@ class Run:
         if self._pieces is not None:
             inputs = await reader.open(request, self._pieces, self._limit_bytes)
         elif reader.is_heavy(request) and serving.is_importable:
-            assert self._definition.target is not None  # it runs here
-            where = for_function(self._definition.target)
+            assert self.definition.target is not None  # it runs here
+            where = for_function(self.definition.target)
             inputs = await self.context.work(for_function(read_in_worker), (where, request), "read")
         else:
             inputs = reader.inputs(request)
         return (request, self.models, self.context, *inputs)
 
     async def _work(self, stage: str, arrived: Any) -> Any:
-        definition = self._definition
+        definition = self.definition
         return await self.context.work(
             for_stage(definition.name, stage),
-            (arrived, self._media),
+            (arrived, self.media),
             stage or "work",
             **self._terms(),
         )
 
     def _terms(self) -> dict[str, Any]:
-        options = self._definition.options
+        options = self.definition.options
         return {"models": self.models, "run_s": options.timeout_s, "memory_mb": options.memory_mb or 0}
 
     async def _answer(self, value: Any) -> Reply:
-        if not self._definition.schemas.gives_media:
-            body = as_json(value, self._media)
+        if not self.definition.schemas.gives_media:
+            body = as_json(value, self.media)
             if body is not None:
                 return Reply(status=200, body=body)
-        return await encoded(value, self._media, self._definition, self.context)
+        return await encoded(value, self.media, self.definition, self.context)
 
 
 async def encoded(value: Any, media: str, definition: Definition, context: Context) -> Reply:
@@ -284,6 +256,69 @@ async def encoded(value: Any, media: str, definition: Definition, context: Conte
     if not isinstance(value, Answer) and (definition.schemas.gives_media or is_heavy(value)):
         value = await context.work(for_function(encode_in_worker), (value, media, service), "encode")
     return reply_of(encode(value, media, service=service))
+
+
+class Streamed:
+    """The encoded pieces of a generator's answer. Raises LogicError only, and ends then."""
+
+    __slots__ = ("_call", "_clock", "_frame", "_is_over", "_run", "_values")
+
+    def __init__(self, run: Run, call: CallContext, clock: Callable[[], float]) -> None:
+        self._run = run
+        self._call = call
+        self._clock = clock
+        self._values: AsyncIterator[Any] | None = None
+        self._frame: Frame | None = None  # None for pieces that a worker has framed
+        self._is_over = False
+
+    def __aiter__(self) -> "Streamed":
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._is_over:
+            raise StopAsyncIteration
+        try:
+            values = self._values
+            if values is None:
+                values = await self._begin()
+            else:
+                self._lengthen()
+            value = await anext(values)
+            if self._frame is None:
+                piece: bytes = value
+                return piece
+            try:
+                return self._frame(value)
+            except (TypeError, ValueError, RecursionError, OverflowError) as error:
+                raise HandlerFailed("a piece of the service's answer cannot be sent: its log says why") from error
+        except BaseException as error:
+            await self.aclose()
+            if isinstance(error, LogicError | StopAsyncIteration | GeneratorExit):
+                raise
+            if isinstance(error, asyncio.CancelledError) and was_cancelled():
+                raise
+            raise failed(error) from error  # raised by the handler
+
+    async def aclose(self) -> None:
+        """Close the handler's generator; no further piece comes."""
+        self._is_over = True
+        values, self._values = self._values, None
+        await close(values)
+
+    async def _begin(self) -> AsyncIterator[Any]:
+        run = self._run
+        self._values = values = await run.values()
+        if not run.definition.runs_in_worker(run.definition.stages()[0]):
+            self._frame = framing(run.media)
+        return values
+
+    def _lengthen(self) -> None:
+        """Give the next piece its time, to within `SLACK_S`: few pieces need a new context then."""
+        deadline = self._clock() + STREAM_STEP_S
+        if deadline > self._call.deadline + SLACK_S:
+            self._call = call = msgspec.structs.replace(self._call, deadline=deadline)
+            self._run.context.rebind(call)
+            self._run.models.rebind(call)
 
 
 def negotiated(definition: Definition, request: Request) -> str:
@@ -297,10 +332,6 @@ def negotiated(definition: Definition, request: Request) -> str:
 def too_slow(stage: str, limit_s: float) -> HandlerTimedOut:
     """Make the error for a service's own time limit: more time from its caller would not help."""
     return HandlerTimedOut(f"the service took longer than its own limit of {limit_s:g} s, in its stage '{stage}'")
-
-
-def longer(call: CallContext, deadline: float) -> CallContext:
-    return msgspec.structs.replace(call, deadline=deadline) if deadline > call.deadline else call
 
 
 def was_cancelled() -> bool:
@@ -321,17 +352,14 @@ class Deadline:
 
     __slots__ = ("_cancelling", "_handle", "_seconds", "_task", "is_past")
 
-    _task: "asyncio.Task[object]"
-    _handle: asyncio.TimerHandle
-
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
+        self._task: asyncio.Task[object] | None = None
         self.is_past = False
 
     def __enter__(self) -> "Deadline":
-        task = asyncio.current_task()
+        self._task = task = asyncio.current_task()
         assert task is not None
-        self._task = task
         self._cancelling = task.cancelling()
         self._handle = asyncio.get_running_loop().call_later(max(0.0, self._seconds), self._end)
         return self
@@ -340,11 +368,12 @@ class Deadline:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._handle.cancel()
-        is_late = self.is_past and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError
-        del self._task  # a task keeps the traceback of its cancellation, which keeps this object
-        if is_late:
+        task, self._task = self._task, None  # a task keeps the traceback of its cancellation, which keeps this object
+        assert task is not None
+        if self.is_past and task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise TimeoutError from error
 
     def _end(self) -> None:
         self.is_past = True
-        self._task.cancel()
+        if self._task is not None:
+            self._task.cancel()

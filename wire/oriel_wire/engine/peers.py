@@ -10,11 +10,13 @@ import ipaddress
 import re
 import ssl
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from oriel_wire.context import TIER
 from oriel_wire.errors import StartFailed
 
 _MEMO = 4096
+_HOST_CHARACTERS = 64  # more than an address in brackets and a port have
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:]*)(?::[0-9]{1,5})?\Z")
 
 
@@ -68,14 +70,19 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+@lru_cache(256)
+def _names_loopback(host: str) -> bool:
+    match = _HOST.match(host)
+    return match is not None and is_loopback(match[1])
+
+
 def page_refusal(get: Callable[[str], str | None]) -> str:
     """Return why a request to a loopback address is refused; "" if it is none of a page from elsewhere.
 
     get: returns the value of a header by its lower-case name.
     """
     host, origin = get("host"), get("origin")
-    match = None if host is None else _HOST.match(host)
-    if host is not None and (match is None or not is_loopback(match[1])):
+    if host is not None and (len(host) > _HOST_CHARACTERS or not _names_loopback(host)):
         return "this port serves this machine only: use a loopback address such as 127.0.0.1 as Host"
     own = origin is None or origin in (f"http://{host}", f"https://{host}")
     if not own and get(TIER) is None:
