@@ -55,6 +55,38 @@ def test_loads_that_take_long_leave_their_slots_to_as_many_others(loads: Loads) 
     assert [each.result(LONG_S) for each in ends] == [None] * 5
 
 
+class Counted(threading.Condition):
+    """A condition that records how many threads each notification wakes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.woken: list[int] = []
+
+    def notify(self, n: int = 1) -> None:
+        self.woken.append(n)
+        super().notify(n)
+
+
+def test_the_end_of_a_load_wakes_one_of_those_that_wait(loads: Loads) -> None:
+    """Thirty threads woke for each of a thousand small models, and all but one waited again."""
+    slots = LoadSlots(1, slow_s=LONG_S)
+    slots._changed = changed = Counted()
+    found = threading.Semaphore(0)
+    is_free = slots._is_free
+
+    def watched(now: float) -> bool:
+        found.release()
+        return is_free(now)
+
+    slots._is_free = watched  # type: ignore[method-assign]
+    loads.end.set()
+    with slots.taken():
+        ends = [loads.begin(slots) for _ in range(5)]
+        assert all(found.acquire(timeout=LONG_S) for _ in range(6))
+    assert [each.result(LONG_S) for each in ends] == [None] * 5
+    assert changed.woken == [1] * 6
+
+
 def test_a_load_that_comes_shortly_before_another_one_is_slow_waits_no_longer_than_until_then(loads: Loads) -> None:
     slots = LoadSlots(1, slow_s=LONG_S)
     slots._began_s.append(time.monotonic() - LONG_S + 0.1)

@@ -62,7 +62,7 @@ class LoadSlots:
         finally:
             with self._changed:
                 self._began_s.remove(began_s)
-                self._changed.notify_all()
+                self._changed.notify()  # one slot is free; waking all that wait costs more than a small load
 
     @contextmanager
     def lent(self, model: str) -> Iterator[None]:
