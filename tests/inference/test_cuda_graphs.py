@@ -277,6 +277,7 @@ class Watched:
 def test_what_uses_a_gpu_is_inside_of_a_gate(tmp_path: Path) -> None:
     session = opened(tmp_path, doubles())
     session._session = watched = Watched(session._session)
+    session._run = watched.run
     (kept,) = session.run_resident({"x": np.ones((2, 3), np.int64)}, ["y"], {"y"})
     session.run({"x": np.ones((2, 3), np.int64)}, ["y"])
     assert isinstance(kept, DeviceTensor) and watched.inside == [1, 1]

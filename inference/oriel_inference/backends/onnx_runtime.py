@@ -97,7 +97,7 @@ class OnnxRuntimeSession(Session):
         self._session = session
         # What the library's own `run` adds: looking for missing inputs, which are known to be there, and for values of
         # other sessions, which are never given. That takes as long as a tiny model.
-        self._run = getattr(session, "_sess", session).run
+        self._run = (session._sess if type(session) is ort.InferenceSession else session).run
         self._settings = _run_settings(options.run_entries)
         self.provider = session.get_providers()[0]
         defaults = [node for node in session.get_overridable_initializers() if node.type in _DATATYPES]
