@@ -173,15 +173,16 @@ manifests:
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
 
+# This stamp is as old as the beginning: a source that is edited while the compiler runs is newer.
 build/wheels/.made-$(HERE): LEVEL := 1
 build/wheels-debug/.made-$(HERE): LEVEL := debug
 build/wheels/.made-$(HERE) build/wheels-debug/.made-$(HERE): $(VENV)/.dev-$(HERE) hatch_build.py pyproject.toml \
 		$(shell find wire policies gateway logic inference cli tools -name '*.py')
 	@echo "compiling (minutes)" >&2
-	@rm -rf $(@D) && mkdir -p build
+	@rm -rf $(@D) && mkdir -p $(@D) && touch $(@D)/.began
 	@ORIEL_COMPILE=$(LEVEL) $(BIN)/python -m build --no-isolation --wheel --outdir $(@D) . >build/wheel.log 2>&1 || \
 		{ tail -n 5 build/wheel.log >&2; exit 1; }
-	@touch $@
+	@mv $(@D)/.began $@
 
 build/compiled/.wheel-$(HERE): LOCK := cpu.txt
 build/compiled-test-release/.wheel-$(HERE) build/compiled-test-debug/.wheel-$(HERE): LOCK := dev.txt

@@ -175,3 +175,17 @@ def test_the_makefile_starts_the_demo_with_it() -> None:
             ["make", "-n", "run", f"DEMO={demo}", "VENV=.venv"], cwd=ROOT, capture_output=True, text=True, check=True
         )
         assert f"requirements/run.py {command}" in done.stdout
+
+
+def test_a_wheel_is_old_if_a_source_was_edited_while_it_was_compiled(checkout: Checkout) -> None:
+    """Its stamp had the time of the end."""
+    shutil.copy(ROOT / "Makefile", checkout.folder)
+    python = checkout.folder / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\necho >>wire/oriel_wire/build.py\n")
+    python.chmod(0o755)
+    stamp = "build/wheels/.made-here"
+    command = ["make", "VENV=.", f"PYTHON={sys.executable}", "HERE=here", "-o", "./.dev-here", stamp]
+    subprocess.run(command, cwd=checkout.folder, capture_output=True, check=True)
+    assert (checkout.folder / stamp).exists()
+    assert subprocess.run([*command, "-q"], cwd=checkout.folder, capture_output=True, check=False).returncode == 1
