@@ -79,6 +79,7 @@ LOADS = {
 TARGETS = (
     ("varying", "nginx", 2.8, 2.0),
     ("mixed", "nginx", 3.5, 2.5),
+    ("clients", "nginx", None, 2.3),
     ("grpc", "nginx", 1.8, 1.2),
     ("grpc", "envoy", 0.8, 0.5),
     ("grpc", "grpc.aio", 0.125, 0.125),
@@ -153,6 +154,10 @@ def verdicts(cases: dict[str, Figures]) -> list[tuple[str, str, str]]:
                 ratio = figures[ours]["cpu_us"] / figures[peer]["cpu_us"]
                 text = f"{ours}, {name}: CPU <= {bound:g} x {peer}"
                 out.append((text, f"{ratio:.3g} x", "met" if ratio <= bound else "missed"))
+        figures = cases.get("clients", {})
+        if ours in figures and "envoy" in figures:
+            ratio = figures[ours]["p99_ms"] / figures["envoy"]["p99_ms"]
+            out.append((f"{ours}, clients: p99 <= 2 x envoy", f"{ratio:.3g} x", "met" if ratio <= 2.0 else "missed"))
         figures = cases.get("one", {})
         if ours in figures and "nginx" in figures:
             added = figures[ours]["p50_ms"] - figures["nginx"]["p50_ms"]
