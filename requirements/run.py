@@ -53,11 +53,7 @@ def compile_sources() -> None:
         subprocess.run(build, check=True, env=environment)
         (wheel,) = parts.glob("*.whl")
         ZipFile(wheel).extractall(made)
-        demo = made / "oriel_cli" / "_demo"  # stays the checkout's own, which may be edited while it is served
-        shutil.rmtree(demo)
-        demo.mkdir()
-        (demo / "examples").symlink_to("../../../../examples")
-        (demo / "policies").symlink_to("../../../../policies/examples")
+        shutil.rmtree(made / "oriel_cli" / "_demo")  # the checkout's own files, which may be edited, are served
     except subprocess.CalledProcessError as failed:
         say(str(failed))
         sources = ""

@@ -12,9 +12,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+
+from oriel_cli.up import demo_assets
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALL = """#!/bin/sh
@@ -28,7 +32,8 @@ import os, sys, zipfile
 assert os.environ["ORIEL_COMPILE"] == "1" and sys.argv[1:5] == ["-m", "hatchling", "build", "-t"], sys.argv
 with zipfile.ZipFile(sys.argv[-1] + "/a.whl", "w") as wheel:
     wheel.writestr("oriel_wire/build.py", "NAME = 'compiled'")
-    wheel.writestr("oriel_cli/_demo/examples/a.toml", "stale = 1")
+    wheel.writestr("oriel_cli/_demo/examples/models_mlp.py", "")
+    wheel.writestr("oriel_cli/_demo/policies/tiers.toml", "")
 """
 SHOW = "import sys; sys.path.append('wire'); import oriel_wire.build; print(oriel_wire.build.NAME)"
 
@@ -44,7 +49,6 @@ class Checkout:
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text("")
         (folder / "examples").mkdir()
-        (folder / "examples" / "a.toml").write_text("mine = 1")
         shutil.copy(ROOT / "requirements" / "run.py", folder / "requirements")
         self.module.parent.mkdir(parents=True)
         self.module.write_text("NAME = 'pure'")
@@ -106,8 +110,22 @@ def test_the_first_run_is_pure_and_a_later_one_compiled(checkout: Checkout) -> N
     checkout.release()
     assert checkout.run() == ("compiled", "compiled from these sources (build/run)")
     assert checkout.begun() == 1
-    demo = checkout.compiled / "oriel_cli" / "_demo"
-    assert (demo / "examples" / "a.toml").read_text() == "mine = 1", "those of the checkout"
+
+
+def test_compiled_code_serves_the_demo_of_the_checkout_which_may_be_edited(checkout: Checkout) -> None:
+    checkout.run()
+    checkout.release()
+    demo = checkout.compiled / "oriel_cli" / "up" / "demo_assets.py"
+    demo.parent.mkdir()
+    shutil.copy(demo_assets.__file__, demo)
+    (checkout.folder / "examples" / "models_mlp.py").write_text("")
+    (checkout.folder / "policies" / "examples").mkdir(parents=True)
+    spec = spec_from_file_location("compiled_demo_assets", demo)
+    assert spec is not None and spec.loader is not None
+    compiled = module_from_spec(spec)
+    with patch.dict(sys.modules, {spec.name: compiled}):
+        spec.loader.exec_module(compiled)
+    assert compiled.find().services == (checkout.folder / "examples" / "services",)
 
 
 def test_sources_that_were_edited_are_run_as_they_are(checkout: Checkout) -> None:
@@ -182,7 +200,8 @@ def test_a_wheel_is_old_if_a_source_was_edited_while_it_was_compiled(checkout: C
     shutil.copy(ROOT / "Makefile", checkout.folder)
     python = checkout.folder / "bin" / "python"
     python.parent.mkdir()
-    python.write_text("#!/bin/sh\necho >>wire/oriel_wire/build.py\n")
+    edited = "from pathlib import Path; Path('wire/oriel_wire/build.py').write_text('')"
+    python.write_text(f"#!{sys.executable}\n{edited}\n")
     python.chmod(0o755)
     stamp = "build/wheels/.made-here"
     command = ["make", "VENV=.", f"PYTHON={sys.executable}", "HERE=here", "-o", "./.dev-here", stamp]

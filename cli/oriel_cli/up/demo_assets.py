@@ -38,8 +38,8 @@ def find() -> DemoAssets:
     """Find the demo's files. Raises StartFailed if this installation has none."""
     package = Path(__file__).resolve().parents[1]
     roots = [(package / "_demo" / "examples", package / "_demo" / "policies")]
-    checkout = package.parent.parent
-    roots.append((checkout / "examples", checkout / "policies" / "examples"))
+    # A checkout's packages are in cli/oriel_cli, and compiled in build/run/oriel_cli.
+    roots += [(each / "examples", each / "policies" / "examples") for each in package.parents[1:3]]
     for examples, policies in roots:
         generators = (examples / "models_mlp.py",)
         if policies.is_dir() and all(each.is_file() for each in generators):
