@@ -242,6 +242,18 @@ def test_shapes_and_decisions_are_bounded() -> None:
     assert not any(server.read(*long).lines for _ in range(4))
 
 
+def test_as_many_credentials_and_decisions_are_kept_as_their_owner_asks_for() -> None:
+    server, most = Server().learn(*LINES), LineMemo.SIZE + 100
+    lines = [b"Authorization: Bearer key%d" % number for number in range(most)]
+    for line in lines:
+        server.memo.keep_credential(line, line, most)
+        server.learn(*LINES, line)
+        server.heads.decide(server.read(*LINES, line), line, most)
+    assert all(server.read(*LINES, line).decision == line for line in lines)
+    server.memo.keep_credential(b"Authorization: Bearer one more", "", most)
+    assert len(server.memo.credentials) == 1
+
+
 # Any heads -----------------------------------------------------------------------------------------------------------
 
 

@@ -112,7 +112,7 @@ class _Http1View(HttpView):
             varies=bool(varying),
             fronted=bool(http.cors_origins or http.trusted_proxies),
         )
-        self.server.heads.decide(head, self.known)
+        self.server.heads.decide(head, self.known, gateway.callers.most_known)
         return target
 
     def crowds(self, tenant: Tenant) -> bool:

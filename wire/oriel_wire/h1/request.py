@@ -196,9 +196,12 @@ class LineMemo:
             return self.credentials.get(sha256(line).digest())
         return None
 
-    def keep_credential(self, line: bytes, owner: object) -> None:
-        """Keep the credential line of `owner`, by its hash only, until `forget_credentials`."""
-        if len(self.credentials) >= self.SIZE:
+    def keep_credential(self, line: bytes, owner: object, most: int = 0) -> None:
+        """Keep the credential line of `owner`, by its hash only, until `forget_credentials`.
+
+        most: lines that are kept at least, if that is more than `SIZE`.
+        """
+        if len(self.credentials) >= max(self.SIZE, most):
             self.credentials.clear()
         field = Field(b"", "", "", CREDENTIAL, -1)
         field.owner = owner

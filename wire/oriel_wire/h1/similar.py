@@ -225,14 +225,14 @@ class SimilarHeads:
                 self._shapes.clear()
             self._shapes[key] = (shape, *alike[: _MAX_ALIKE - 1])
 
-    def decide(self, head: RequestHead, decision: Any) -> None:
+    def decide(self, head: RequestHead, decision: Any, most: int = 0) -> None:
         """Keep a decision for all heads of this shape with these credentials, whatever their other unknown lines.
 
-        It is kept until `forget_decisions`, or until there are `SIZE` others.
+        It is kept until `forget_decisions`, or until there are `SIZE` others, or `most` if that is more.
         """
         head.decision = decision
         if head.shape is not None:
-            if len(self._decisions) >= SIZE:
+            if len(self._decisions) >= max(SIZE, most):
                 self._decisions.clear()
             self._decisions[head.shape, head.credentials[0] if head.credentials else None] = decision
 
