@@ -258,7 +258,8 @@ async def _open_ports(settings: Settings, surface: Surface, clock: Clock, cleanu
     metrics_socket = bind(settings.metrics_host, settings.metrics_port, "metrics")
     if grpc_socket is not None:
         surface.grpc_address = served_at(grpc_socket)
-    encodings, large_json = Encodings(settings.max_body_bytes), LargeJson(clock, settings.max_body_bytes)
+    encodings = Encodings(settings.max_body_bytes)
+    large_json = LargeJson(clock, settings.max_body_bytes, cores=settings.cores)
     calls = GrpcFrontend(surface, grpc_restricted)
     grpc_server, http_servers = None, {}
     for name, sock in http_sockets.items():

@@ -348,6 +348,45 @@ async def test_a_text_that_is_being_converted_holds_up_none_of_a_more_urgent_tie
     assert isinstance(await begun.one(), tuple) and isinstance(await waiting.one(), tuple)
 
 
+async def test_as_many_texts_of_a_tier_are_converted_at_a_time_as_there_are_cores() -> None:
+    made = LargeJson(LoopClock(asyncio.get_running_loop()), 64 << 20, cores=2)
+    begun, waiting, gold = [Waits(), Waits()], Waits(), Waits()
+    for waits in begun:
+        made.submit(Task.REQUEST, [SMALL], None, waits.then, band=2)
+    for waits in begun:
+        await waits.one()
+    pids = made.pids
+    assert len(pids) == 2
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)  # texts that take for ever
+    for waits in (*begun, waiting):
+        made.submit(Task.REQUEST, [SMALL], None, waits.then, band=2)
+    made.submit(Task.REQUEST, [SMALL], None, gold.then, band=0)
+    assert isinstance(await gold.one(), tuple), "a more urgent one waits for none of them"
+    assert waiting.results == [] and len(made.pids) == 3
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    for waits in (*begun, waiting):
+        assert isinstance(await waits.one(), tuple)
+    await asyncio.to_thread(made.close)
+
+
+async def test_a_tier_has_one_long_text_at_a_time() -> None:
+    """Each may need 4 GiB."""
+    made = LargeJson(LoopClock(asyncio.get_running_loop()), 64 << 20, cores=2)
+    long, short = [Waits(), Waits()], Waits()
+    for waits in long:
+        made.submit(Task.REQUEST, [SMALL, b" " * (9 << 20)], None, waits.then, band=0)
+    for waits in long:
+        assert isinstance(await waits.one(), tuple)
+    assert len(made.pids) == 1
+    made.submit(Task.REQUEST, [SMALL, b" " * (9 << 20)], None, long[0].then, band=0)
+    made.submit(Task.REQUEST, [SMALL], None, short.then, band=0)
+    assert isinstance(await long[0].one(), tuple) and isinstance(await short.one(), tuple)
+    assert len(made.pids) == 2
+    await asyncio.to_thread(made.close)
+
+
 async def test_a_long_text_of_a_lower_tier_prepares_the_process_for_a_more_urgent_one(large: LargeJson) -> None:
     """The first urgent text waited for the start of an interpreter."""
     for band, count in ((0, 1), (2, 2)):

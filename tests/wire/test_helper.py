@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from fcntl import F_GETPIPE_SZ, fcntl
 from pathlib import Path
 from typing import Any
 
@@ -212,3 +213,11 @@ async def test_a_question_cancelled_while_its_process_starts_ends_it(
     with pytest.raises(asyncio.CancelledError):
         await asking
     assert started[0].code is not None
+
+
+def test_a_large_body_takes_few_turns_between_the_processes(made: Made) -> None:
+    """With 64 KiB in the pipe, each turn waited for the interpreter's lock of a busy server."""
+    large, small = made(ECHO), made(ECHO, max_body_bytes=0)
+    for helper, size in ((large, PIECE_BYTES), (small, 64 << 10)):
+        helper.start()
+        assert fcntl(helper._pipe(0), F_GETPIPE_SZ) == fcntl(helper._pipe(1), F_GETPIPE_SZ) == size

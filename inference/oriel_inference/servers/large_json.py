@@ -5,10 +5,11 @@ every other request for most of a second. So a long-lived child converts such a 
 which is then handled like all others, and converts its binary answer into JSON. A child is started when first needed,
 replaced when it dies or takes too long, and ended after a while without work.
 
-One job runs at a time, and beside it one of a more urgent tier: a text of 64 MiB takes a child for seconds, so that a
-more urgent one would otherwise wait for it, and again with its answer for the next one. Jobs wait in the order of
-`oriel_policies.waiting.queue`, with the size of the text as the cost of a turn, so that no tenant and no tier takes the
-child from the others; when too much waits, `oriel_policies.waiting.shares` says which job makes room.
+As many jobs run at a time as there are cores, and beside them one of a more urgent tier, which would otherwise wait for
+them, and again with its answer for the next ones. A long text takes a child for seconds and needs up to MEMORY_BYTES,
+so a tier has one of these at a time. Jobs wait in the order of `oriel_policies.waiting.queue`, with the size of the
+text as the cost of a turn, so that no tenant and no tier takes the children from the others; when too much waits,
+`oriel_policies.waiting.shares` says which job makes room.
 
 Ownership: the event loop owns the queue and every `Job`; a `_Lane` has a thread that owns a child, and gets one job at
 a time. A job
@@ -42,7 +43,6 @@ __all__ = ["Converted", "LargeJson", "Task", "Then"]
 
 _log = logging.getLogger(__name__)
 
-LANES = 2
 LONG_BYTES = 8 << 20  # a text from this size on takes so long that a more urgent one probably comes meanwhile
 MAX_WAITING = 64
 MAX_WAITING_BYTES = 256 << 20
@@ -80,7 +80,7 @@ class Job:
 class LargeJson:
     """Owns the lanes and the jobs that wait for one. `submit` and its callbacks run on the loop. End with `close`.
 
-    limit_bytes: the most bytes of one request as binary data.
+    limit_bytes: the most bytes of one request as binary data. cores: jobs of one tier that run at a time.
     max_waiting, max_waiting_bytes: jobs that wait; one that need not wait may be larger.
     memory_bytes: address space of a child. timeout_s: seconds allowed for one job. idle_s: without work until a child
     is ended.
@@ -91,6 +91,7 @@ class LargeJson:
         clock: Clock,
         limit_bytes: int,
         *,
+        cores: int = 1,
         max_waiting: int = MAX_WAITING,
         max_waiting_bytes: int = MAX_WAITING_BYTES,
         memory_bytes: int = MEMORY_BYTES,
@@ -98,6 +99,7 @@ class LargeJson:
         idle_s: float = IDLE_S,
     ) -> None:
         self._clock = clock
+        self._cores = cores
         self._waiting = SlaQueue(max_items=max_waiting, max_bytes=max_waiting_bytes)
         self._lanes = [
             _Lane(
@@ -107,7 +109,7 @@ class LargeJson:
                 timeout_s=timeout_s,
                 idle_s=idle_s,
             )
-            for _ in range(LANES)
+            for _ in range(cores + 1)
         ]
         self.converted = 0  # jobs that succeeded
 
@@ -139,7 +141,7 @@ class LargeJson:
             raise ServerStopping
         job = Job((task, -1 if length is None else length, model), parts, then, band)
         displaced: list[Ticket] | None = []
-        lane = self._lane(band)
+        lane = self._lane(job)
         if lane is None:
             until = self._clock.now() + _NO_DEADLINE_S if deadline is None else deadline
             cost = float(job.size + 1)
@@ -193,17 +195,16 @@ class LargeJson:
         if result is not None:
             then(result)
 
-    def _lane(self, band: int) -> "_Lane | None":
-        """Return a lane for a job of this band; None while one of its band or of a more urgent one runs, or no lane is
-        free.
-        """
-        free = None
-        for lane in self._lanes:
-            if lane.job is None:
-                free = free or lane
-            elif lane.job.band <= band:
-                return None
-        return free
+    def _lane(self, job: Job) -> "_Lane | None":
+        """Return a lane for a job; None while it has to wait."""
+        busy = [lane.job for lane in self._lanes if lane.job is not None and lane.job.band <= job.band]
+        if len(busy) >= self._cores or (job.size > LONG_BYTES and any(each.size > LONG_BYTES for each in busy)):
+            return None
+        return self._free()
+
+    def _free(self) -> "_Lane | None":
+        """Return the first lane without a job, so that few children are needed."""
+        return next((lane for lane in self._lanes if lane.job is None), None)
 
     def _ended_in_thread(self, lane: "_Lane", result: Converted | InferenceError) -> None:
         self._clock.call_from_thread(lambda: self._ended(lane, result))
@@ -214,7 +215,7 @@ class LargeJson:
         assert job is not None
         self.converted += not isinstance(result, InferenceError)
         self._finish(job, result)
-        while (ticket := self._waiting.peek()) is not None and (free := self._lane(ticket.band)) is not None:
+        while (ticket := self._waiting.peek()) is not None and (free := self._lane(ticket.payload)) is not None:
             self._waiting.pop()
             if free.closed:
                 self._finish(ticket.payload, ServerStopping())
@@ -225,9 +226,8 @@ class LargeJson:
 
     def _begin(self, lane: "_Lane", job: Job) -> None:
         lane.begin(job)
-        if job.band and job.size > LONG_BYTES:
-            for other in self._lanes:
-                other.prepare()
+        if job.band and job.size > LONG_BYTES and (free := self._free()) is not None:
+            free.prepare()
 
 
 class _Lane:
@@ -261,8 +261,8 @@ class _Lane:
         self._put(job, job.parts)
 
     def prepare(self) -> None:
-        """Start the child if the lane is free and has none."""
-        if self.job is None and self.helper.pid is None:
+        """Start the child if there is none."""
+        if self.helper.pid is None:
             self._put(None, ())
 
     def _put(self, job: Job | None, parts: _Parts) -> None:

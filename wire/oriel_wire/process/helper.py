@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from fcntl import fcntl
 from typing import Any
 
 from oriel_wire.process.environment import selected
@@ -22,6 +23,7 @@ from oriel_wire.process.start import THREADS, ChildProcess
 MAX_VALUE_BYTES = 1 << 20
 MAX_ERROR_BYTES = 4096  # last bytes of a helper's stderr that are kept
 EXIT_S = 5.0  # between the end of a process's pipes and its exit, on a busy machine
+F_SETPIPE_SZ = 1031  # as `fcntl` has it on Linux only
 POLL_S = 0.5  # between two tests whether an answer is still wanted
 
 
@@ -104,6 +106,9 @@ class Helper:
             self.answered, self._errors = 0, b""
             for pipe in self._process.pipes:
                 os.set_blocking(pipe.fileno(), False)
+            for pipe in self._process.pipes[:2] if self._max_body_bytes else ():
+                with suppress(OSError):  # not Linux, or as much as this user may have
+                    fcntl(pipe.fileno(), F_SETPIPE_SZ, PIECE_BYTES)
         if self._closed:
             self.stop()
             raise HelperEnded(None, "")

@@ -100,7 +100,8 @@ def cut(text: bytes) -> tuple[bytes, list[msgspec.Raw]]:
             lists.append(msgspec.Raw(view[start:stop]))
             begin = found = stop
     parts.append(view[begin:])
-    return (b"".join(parts), lists) if lists and _MARK_BEGIN not in text else (text, [])
+    rest = b"".join(parts)
+    return (rest, lists) if rest.count(_MARK_BEGIN) == len(lists) else (text, [])
 
 
 _Document = TypeVar("_Document", InferDocument, ResponseDocument)
