@@ -22,7 +22,7 @@ from bare_base import lay_out
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE = shlex.split(os.environ.get("ORIEL_TEST_ENGINE", ""))
 pytestmark = [
-    pytest.mark.skipif(not ENGINE, reason="ORIEL_TEST_ENGINE names no container engine: no image is built"),
+    pytest.mark.skipif(not ENGINE, reason="ORIEL_TEST_ENGINE names no engine: images take minutes"),
     pytest.mark.timeout(1200),
 ]
 BASE, UV = "localhost/oriel-test-base:1.0", "localhost/oriel-test-uv:1.0"
