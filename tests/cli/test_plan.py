@@ -129,6 +129,11 @@ def test_scaled_units_have_ports_for_as_many_processes_as_their_pools_allow(asse
     assert logic.spare[3:] == ["oriel_cli.up.spare", *logic.argv[4:]] and not gateway.pool
 
 
+def test_servers_behind_the_gateway_do_not_wait_for_probes_when_they_stop(assets: DemoAssets) -> None:
+    gateway, *others = plan.units(parsed("--free-ports"), assets)
+    assert not gateway.environ and [each.environ for each in others] == [{"ORIEL_LAME_DUCK_S": "0"}] * 2
+
+
 @pytest.mark.parametrize("flag", ["--scale-to-zero", "--free-ports"])
 def test_logic_calls_models_through_the_internal_port_if_asked(
     flag: str, assets: DemoAssets, monkeypatch: pytest.MonkeyPatch

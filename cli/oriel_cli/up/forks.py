@@ -10,6 +10,7 @@ from socket import socket
 from oriel_cli.up.units import UnitSpec
 from oriel_wire.process.forked import can_fork, fork
 from oriel_wire.process.process import LIFELINE_VARIABLE
+from oriel_wire.process.shared_settings import TICKET_KEYS
 
 # Unit -> what it imports when it starts. ONNX Runtime starts a thread, which a forked process would lack.
 MODULES = {
@@ -39,7 +40,7 @@ def fork_units(specs: Sequence[UnitSpec], variables: Mapping[str, str], sock: so
     """
     reading, writing = os.pipe()
     pids: dict[str, int] = {}
-    if not can_fork() or any(spec.environ or spec.prepare or spec.pool for spec in specs):
+    if not can_fork() or any(TICKET_KEYS in spec.environ or spec.prepare or spec.pool for spec in specs):
         return Forks(lifeline=(reading, writing), pids=pids)
     unset = [name for name in ONE_THREAD if name not in os.environ]
     os.environ.update(dict.fromkeys(unset, "1"))
@@ -49,7 +50,8 @@ def fork_units(specs: Sequence[UnitSpec], variables: Mapping[str, str], sock: so
     for spec in reversed(specs):
         for module in MODULES[spec.name]:
             import_module(module)
-        pid = fork({LIFELINE_VARIABLE: str(reading), **variables}, f"oriel {spec.name}", reading)
+        own = {LIFELINE_VARIABLE: str(reading), **variables, **spec.environ}
+        pid = fork(own, f"oriel {spec.name}", reading)
         if not pid:
             sock.detach()  # it is closed here
             if not sys.flags.safe_path:

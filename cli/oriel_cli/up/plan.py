@@ -13,6 +13,7 @@ from oriel_cli.up.demo_assets import DemoAssets
 from oriel_cli.up.units import Address, UnitSpec, free_ports
 from oriel_policies.documents import Scaling, compile_documents
 from oriel_policies.errors import BadDocument
+from oriel_wire.engine.listener import LAME_DUCK_VARIABLE
 from oriel_wire.errors import StartFailed
 from oriel_wire.process.shared_settings import TICKET_KEYS
 
@@ -143,6 +144,8 @@ def _logic(
             *_ports(addresses),
         ],
         addresses=addresses,
+        # The gateway, which calls this server, has ended when it is stopped.
+        environ={} if args.scale_to_zero or args.models_through_gateway else {LAME_DUCK_VARIABLE: "0"},
         ready=("admin", "/health/ready"),
         needs="" if args.models_through_gateway else "inference",
     )
@@ -167,6 +170,7 @@ def _inference(
             *_ports(addresses),
         ],
         addresses=addresses,
+        environ={} if scales or args.models_through_gateway else {LAME_DUCK_VARIABLE: "0"},
         ready=("http", "/v2/health/ready"),
         models=("metrics", "/models"),
     )

@@ -1,6 +1,7 @@
 """A listening socket and the connections it accepted: opening, sweeping, draining."""
 
 import asyncio
+import os
 import socket
 import ssl
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from oriel_wire.h1.similar import SimilarHeads
 from oriel_wire.h2.known_fields import FieldMemo
 
 LAME_DUCK_S = 0.4
+LAME_DUCK_VARIABLE = "ORIEL_LAME_DUCK_S"  # set by `oriel up` for servers that nobody probes when they stop
 LINGER_S = 0.2
 ACCEPT_SHARE = 0.7
 _POLL_S = 0.05
@@ -99,7 +101,7 @@ class HttpServer:
         self.kept_bytes = 0  # read beyond current requests, counted where it exceeds a head
         self.draining = False
         self.secure = False
-        self.lame_duck_s = LAME_DUCK_S
+        self.lame_duck_s = float(os.environ.get(LAME_DUCK_VARIABLE, LAME_DUCK_S))
         self.accept_share = ACCEPT_SHARE
         self.linger_s = LINGER_S
         self.accepting = True
