@@ -82,7 +82,7 @@ def documents() -> Snapshot:
     return compile_documents({"all.toml": f'{tiers}{pool}[[routes]]\nmodel = "*"\npool = "p"\n'.encode()})
 
 
-class ByConcurrency:
+class ByConcurrency(Rule):
     """Knative's autoscaler (KPA): 0.7 calls at once per replica, as a mean of 60 s, or of 6 s in panic.
 
     Panic begins when the short window wants twice the ready replicas and lasts a minute beyond that; in it the number
@@ -112,7 +112,7 @@ class ByConcurrency:
         return self._wanted
 
 
-class ByRate:
+class ByRate(Rule):
     """KEDA on the rate of a minute, for replicas that are 70 % busy, with the autoscaler's default window of 300 s."""
 
     def __init__(self, snapshot: Snapshot, pool: str, *, looks_at: int) -> None:

@@ -130,6 +130,7 @@ class _Call:
     _end: End | None
     _ticket: Ticket | None = None
     _permit_s: float = -1.0
+    _held: bool = False
     _cancel: Cancel | None = None
     _timer: Cancel | None = None
     tenant: Tenant = field(init=False)
@@ -165,6 +166,7 @@ class _Call:
             return
         if new:
             self._arrived()
+        self._held = until is not None
         self._last_until(self.deadline if until is None else until)
         try:
             gate.endpoints.park(self)
@@ -189,12 +191,15 @@ class _Call:
         if gate.admission.acquire(self._target.counted, self._gateway.now()):
             self.admitted()
             return
+        if self._gateway.now() < gate.grows_until_s and gate.cold_start is not None:
+            until = min(self.queued_s + gate.cold_start.hold_s(self.tenant), self._requested_s)
+            self._last_until(max(until, self.deadline))
         try:
             self._ticket = gate.join_queue(
                 self,
                 self.tenant,
                 self._target,
-                received_s=self.queued_s,
+                received_s=inf if self._held else self.queued_s,  # as in `call.call`
                 deadline=self.deadline,
                 size_bytes=self._size_bytes,
             )

@@ -260,6 +260,36 @@ async def test_held_calls_go_on_in_the_order_in_which_they_came(names: Names) ->
             assert mine == sorted(mine)
 
 
+async def test_a_call_that_comes_after_the_first_server_goes_before_those_that_were_held(names: Names) -> None:
+    """They have the rest of their hold; it has the time of its tier, also when its target has passed."""
+    files = cold("start_ms = 60000\nhold_ms = 300000", tier="target_ms = 1\ngive_up_ms = 200000", max_inflight=1)
+    async with empty(files) as (port, core), upstream() as up, AsyncExitStack() as stack:
+        order: list[bytes] = []
+        may = asyncio.Event()
+
+        async def note(seen: Seen) -> bytes:
+            order.append(seen.body)
+            await may.wait()
+            return await up.ok(seen)
+
+        up.answer = note
+        gate = core.pools["p"]
+        clients = [await stack.enter_async_context(Client(port)) for _ in range(3)]
+        for count, client in enumerate(clients[:2], 1):
+            client.send(INFER, b"held", key=GOLD)
+            await until(lambda count=count: parked(core) == count)  # type: ignore[misc]
+        names.found = (("127.0.0.1", up.port),)
+        await until(lambda: gate.admission.inflight == 1 and len(gate.admission.queue) == 1)
+        clients[2].send(INFER, b"new", key=GOLD)
+        await until(lambda: len(gate.admission.queue) == 2)
+        late_s = min(each.late_s for each in gate.admission.queue.waiting(0))
+        await until(lambda: monotonic() > late_s)
+        may.set()
+        for client in clients:
+            assert (await client.reply()).status == 200
+        assert order == [b"held", b"new", b"held"]
+
+
 async def test_the_phase_of_a_start_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with AsyncExitStack() as stack:
         api, where = await stack.enter_async_context(kubernetes(tmp_path))

@@ -76,6 +76,23 @@ async def test_a_call_is_held_when_its_body_is_here(names: Names) -> None:
         assert call.deadline == call.received_s + 300.0
 
 
+async def test_a_call_that_waits_for_a_permit_while_ordered_replicas_start(names: Names) -> None:
+    """It is held for them as it would be for a first one."""
+    async with empty(cold(HOLD, tier=TIER, max_inflight=1)) as (port, core), upstream() as up:
+        async with Client(port) as one, Client(port) as two:
+            up.answer = never_answers
+            gate = core.pools["p"]
+            names.found = (("127.0.0.1", up.port),)
+            await until(lambda: gate.endpoints.usable)
+            one.send(INFER, b"x")
+            await until(lambda: gate.admission.inflight == 1)
+            core.scaled.plans["p"].wake(2, 60.0)
+            two.send(INFER, b"x")
+            await until(lambda: len(gate.admission.queue) == 1)
+            (ticket,) = gate.admission.queue.waiting(0)
+            assert ticket.payload.deadline == ticket.payload.received_s + 300.0
+
+
 class MoreUrgent:
     """A waiter that needs the place of another one."""
 

@@ -67,6 +67,10 @@ target_ms = 60000
 [tiers.bronze]
 band = 2
 target_ms = 60000
+[tiers.brief]
+band = 1
+target_ms = 1000
+give_up_ms = 20000
 [pools.logic]
 probe = ""
 max_inflight = 1000
@@ -85,7 +89,8 @@ pool = "doubles"
 [tenants.acme]
 tier = "gold"
 services = ["*"]
-keys = [{{ sha256 = "{gold}" }}, {{ sha256 = "{bronze}", tier = "bronze" }}]
+keys = [{{ sha256 = "{gold}" }}, {{ sha256 = "{bronze}", tier = "bronze" }},
+  {{ sha256 = "{brief}", tier = "brief" }}]
 limit = {{ requests_per_s = 1, burst = {burst} }}
 """
 POOL = """
@@ -100,6 +105,7 @@ grpc_discover = "dns:127.0.0.1:9"
 minimum = 0
 maximum = 9
 start_ms = 20000
+{hold}
 """
 BODY = b"[1, 2, 3, 4]"
 LONG_MS = 200_000  # a deadline after any start on a busy machine
@@ -124,12 +130,10 @@ class Path0:
     stack: AsyncExitStack
     fake: FakeBackend
 
-    def call(self, service: str, key: str = "gold", timeout_ms: int = LONG_MS) -> "asyncio.Task[httpx.Response]":
-        headers = {
-            "authorization": f"Bearer {key}",
-            "content-type": "application/json",
-            "x-request-timeout-ms": str(timeout_ms),
-        }
+    def call(self, service: str, key: str = "gold", timeout_ms: int | None = LONG_MS) -> "asyncio.Task[httpx.Response]":
+        headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+        if timeout_ms is not None:
+            headers["x-request-timeout-ms"] = str(timeout_ms)
         return asyncio.create_task(self.client.post(f"/v1/services/{service}", content=BODY, headers=headers))
 
     def held(self, pool: str) -> int:
@@ -155,19 +159,24 @@ class Path0:
 
 
 @asynccontextmanager
-async def at_zero(tmp_path: Path, *, permits: int = 8, places: int = 400, burst: int = 30) -> AsyncIterator[Path0]:
+async def at_zero(
+    tmp_path: Path, *, permits: int = 8, places: int = 400, burst: int = 30, hold_ms: int = 0
+) -> AsyncIterator[Path0]:
     async with AsyncExitStack() as opened:
         public, internal = bound(), bound()
         port = public.getsockname()[1]
         at = (("127.0.0.1", internal.getsockname()[1]),)
         unit, logic_port = await opened.enter_async_context(logic(tmp_path / "services", SERVICES, gateway=at))
-        pools = "".join(POOL.format(name=name, permits=permits, places=places) for name in ("doubles", "triples"))
+        hold = f"hold_ms = {hold_ms}" if hold_ms else ""
+        names = ("doubles", "triples")
+        pools = "".join(POOL.format(name=name, permits=permits, places=places, hold=hold) for name in names)
         text = DOCUMENTS.format(
             logic=logic_port,
             pools=pools,
             burst=burst,
             gold=digest("gold"),
             bronze=digest("bronze"),
+            brief=digest("brief"),
         )
         core = Gateway(compile_documents({"all.toml": text.encode()}), limiter=EmbeddedLimiter(), sink=ListSink())
         opened.push_async_callback(core.close)
@@ -176,7 +185,7 @@ async def at_zero(tmp_path: Path, *, permits: int = 8, places: int = 400, burst:
         server = await serve_public(core, internal)
         opened.push_async_callback(server.drain, 0.0)
         core.callers.tickets, core.callers.internal = Tickets([b"k" * 32]), server.memo
-        for name in ("doubles", "triples"):
+        for name in names:
             for endpoints in (core.pools[name].endpoints, core.pools[name].grpc):
                 await until(lambda e=endpoints: e.looked_up)
                 endpoints.look_up_s = inf  # from now on the test sets the addresses
@@ -232,6 +241,20 @@ async def test_a_call_whose_deadline_passes_is_told_what_it_waited_for(tmp_path:
         assert error["message"] == "model 'double': no server of this pool could be reached before the deadline"
         assert int(answer.headers["retry-after"]) >= 1
         await until(lambda: path.held("doubles") == 0 and path.core.pools["logic"].unused)
+
+
+async def test_a_request_waits_for_its_model_as_long_as_the_pool_of_the_model_holds_calls(tmp_path: Path) -> None:
+    """Not only for the 20 s of its tier, but never beyond the deadline that its client asks for."""
+    async with at_zero(tmp_path, hold_ms=300_000) as path:
+        calls = [path.call("doubles", "brief", None), path.call("doubles", "brief", 100_000)]
+        await until(lambda: path.held("doubles") == 2 or any(call.done() for call in calls))
+        assert [call.result().text for call in calls if call.done()] == []
+        gates, now = path.core.pools, monotonic()
+        waiting = sorted(each.deadline - now for each in gates["doubles"].endpoints._parked)
+        assert 20.0 < waiting[0] < 100.0 < waiting[1] < 300.0
+        await path.start("doubles")
+        assert {answer.status_code for answer in await asyncio.gather(*calls)} == {200}
+        assert path.core.scaled.hold_s("brief", gates["logic"]) == 300.0, "of the other model"
 
 
 async def test_when_a_server_comes_gold_is_answered_before_bronze(tmp_path: Path) -> None:

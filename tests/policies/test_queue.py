@@ -164,6 +164,18 @@ def test_what_cannot_be_in_time_goes_behind_what_can_and_the_latest_deadline_fir
     assert [q.pop(5.0) for _ in range(5)] == [good[1], good[0], late[0], late[2], late[1]]
 
 
+def test_what_was_held_for_a_first_server_goes_behind_what_is_late_in_the_order_of_its_deadlines() -> None:
+    q = queue()
+    held = [ticket(deadline=float(n)) for n in (70, 60)]
+    for t in held:
+        t.go_last()
+    late, good = ticket(deadline=6.0, late_s=2.0), ticket(deadline=8.0, late_s=8.0)
+    for t in (*held, late, good):
+        q.push(t)
+    assert q.next_deadline() == 6.0 and q.backlog(0, "a")[1:] == (4, 2)
+    assert [q.pop(5.0) for _ in range(4)] == [good, late, held[1], held[0]]
+
+
 def test_lateness_in_one_tenant_costs_no_other_its_share() -> None:
     q = queue()
     for n in range(10):

@@ -23,7 +23,7 @@ from oriel_gateway.call.contracts import (
 )
 from oriel_gateway.call.fallback import SPILLING, spill
 from oriel_gateway.call.host import Host
-from oriel_gateway.call.late import explained
+from oriel_gateway.call.late import explained, prolong
 from oriel_gateway.call.lifecycle import LEAST_S, Lifecycle
 from oriel_gateway.call.stream import Pace
 from oriel_gateway.call.trouble import Trouble
@@ -193,6 +193,8 @@ class GatewayCall(Call):
         if self.gateway.refusing:
             self.refuse(stopping())
             return
+        if now < gate.grows_until_s and gate.cold_start is not None:
+            prolong(self, gate.cold_start.hold_s(self.tenant))
         self.state = QUEUED
         self.ahead = gate.admission.queue.rows_ahead(self.tenant.tier.band)
         try:
@@ -200,7 +202,6 @@ class GatewayCall(Call):
                 self,
                 self.tenant,
                 self.target,
-                # a held call has missed its target: only its deadline orders it, and it is never refused as late
                 received_s=inf if held else self.received_s,
                 deadline=self.deadline,
                 size_bytes=self.bytes_in,
@@ -276,6 +277,9 @@ class GatewayCall(Call):
             if endpoint is None:
                 self.in_trouble().nobody(now)
                 return
+        if target.kind == "service" and self.gateway.callers.tickets is not None:
+            # it calls its models through a gateway, whose holds end with the deadline of this request
+            prolong(self, self.gateway.scaled.hold_s(self.tenant.tier.name, gate))
         self.endpoint = endpoint
         connection = endpoint.begin(self, now, target.head_only, fresh, self.bytes_in > SMALL_BYTES)
         if connection is not None:

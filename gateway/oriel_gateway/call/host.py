@@ -7,6 +7,7 @@ from oriel_gateway.identity.callers import Callers
 from oriel_gateway.limits import Limiter
 from oriel_gateway.observe.records import Records
 from oriel_gateway.pools.pool import PoolGate
+from oriel_gateway.pools.scaling import ScaledPools
 from oriel_gateway.routing.target_cache import TargetCache
 from oriel_policies.documents import Snapshot
 from oriel_wire.engine.large_messages import LargeMessages
@@ -30,6 +31,7 @@ class Host:
     limiter: Limiter
     bodies: LargeMessages
     pools: dict[str, PoolGate]
+    scaled: ScaledPools
     top_band: int
     draining: bool
     refusing: bool

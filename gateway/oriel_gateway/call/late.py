@@ -51,3 +51,11 @@ def explained(call: Call, head: Any, data: bytes) -> tuple[Any, bytes]:
     head, body = head.copy(), msgspec.json.encode(found)
     head.content_length = len(body)
     return head, body
+
+
+def prolong(call: Call, hold_s: float) -> None:
+    """Let the call have `hold_s` seconds from its arrival, if that is more than it has and its client allows it."""
+    until = min(call.received_s + hold_s, call.side.requested_until(call))
+    if until > call.deadline:
+        call.deadline = until
+        call.watch_until(until)

@@ -55,6 +55,10 @@ class PoolColdStart:
         """Return whether calls of any tier are held for a time of their own."""
         return self._scaling.hold_s is not None or bool(self._scaling.tier_hold_s)
 
+    def hold_s(self, tenant: Tenant) -> float:
+        """Return how long a call may wait for replicas that were ordered; 0.0 if only until its deadline."""
+        return self._scaling.hold_for(tenant.tier.name) or 0.0
+
     def note_ready(self, *, probed: bool) -> None:
         """Note the end of a start if there is a usable server. probed: only one that has passed a probe is."""
         if any(not probed or member.reach is Reach.READY for these in self._sets for member in these.usable):

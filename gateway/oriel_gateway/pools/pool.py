@@ -316,16 +316,14 @@ class PoolGate:
         """Join the queue for a permit after `admission.acquire` gave none; pass the ticket to `leave_queue` to stop
         waiting.
 
-        The target time of the tier orders calls of one tenant. Call `pump` when the ticket is stored. Raises Refused
-        QUEUE_FULL, or INFEASIBLE if the call would wait past its deadline.
+        The tier's target orders calls of one tenant; one that was held (`received_s` is infinite) goes last. Call
+        `pump` when the ticket is stored. Raises Refused QUEUE_FULL, or INFEASIBLE if it would wait past its deadline.
         """
         admission, tier = self.admission, tenant.tier
         due = min(received_s + tier.target_s, deadline)
         times = self._times.get(target.work, _NO_TIMES)
         backlog, waiting, behind = admission.queue.backlog(tier.band, tenant.name, target.counted)
         now = self._clock()
-        # Most calls are far from being late; only the others need the whole estimate. While replicas start, the turns
-        # measured so far say nothing about those to come.
         if (
             now >= self.grows_until_s
             and backlog is not None
@@ -356,6 +354,8 @@ class PoolGate:
             payload=waiter,
         )
         ticket.late_s, ticket.target_s, ticket.model = due - times.likely_s, tier.target_s, target.counted
+        if received_s == inf:
+            ticket.go_last()
         displaced = admission.queue.push(ticket)
         if displaced is None:
             retry_after_s = admission.retry_after_s()

@@ -66,7 +66,6 @@ class PoolPlan:
         self._edge = edge
         self._loop = asyncio.get_running_loop()
         self._soon: asyncio.Handle | None = None
-        self._ordered = 0  # the number that the plan wanted before
         self._members = Members(now)
         self._noticed_s = now - _AGAIN_S
         self.counts = PoolDemand(now, self._plan_soon)
@@ -94,6 +93,10 @@ class PoolPlan:
         if self.ready:
             return False
         return self.demand.total.held > 0.0 or (self.latest.floor > self.scaling.minimum and not self.replicas)
+
+    def holds_beside(self, own: PoolGate) -> bool:
+        """Return whether this is another pool than `own`, without a usable server."""
+        return self._gate is not own and not (self._gate.endpoints.usable or self._gate.grpc.usable)
 
     @property
     def value(self) -> float:
@@ -135,11 +138,7 @@ class PoolPlan:
             scheduled=scheduled,
             model_replicas=self.model_replicas,
         )
-        if latest.wanted <= self.ready:
-            gate.grows_until_s = 0.0
-        elif latest.wanted > self._ordered:
-            gate.grows_until_s = now + self.scaling.start_s
-        self._ordered = latest.wanted
+        gate.grows_until_s = latest.grows_until_s
         began = latest.active and not counts.active
         counts.active = latest.active
         if not (began or self.starved) or now - self._noticed_s < _AGAIN_S:
@@ -206,6 +205,13 @@ class ScaledPools:
             self.plans[name] = plan
         for plan in kept.values():
             plan.close()
+
+    def hold_s(self, tier: str, own: PoolGate) -> float:
+        """Return the longest time, in seconds, for which other pools than `own` hold calls of a tier now; 0.0 if none
+        lacks a usable server.
+        """
+        holds = [each.scaling.hold_for(tier) or 0.0 for each in self.plans.values() if each.holds_beside(own)]
+        return max(holds, default=0.0)
 
     async def run(self, ledger: Ledger | None = None) -> None:
         """Plan once a second, and exchange the records with other gateways; never returns."""

@@ -20,7 +20,7 @@ from dataclasses import KW_ONLY, dataclass
 from math import ceil, inf, sqrt
 from typing import Final
 
-from oriel_policies.scaling.forecast import expected_rate, growth
+from oriel_policies.scaling.forecast import DELAY_S, expected_rate, growth
 from oriel_policies.scaling.keep_alive import IdleGaps
 from oriel_policies.scaling.members import Demand, State
 from oriel_policies.scaling.records import CLASSES, WINDOW_S
@@ -40,7 +40,9 @@ class Plan:
     """wanted: replicas, within the pool's bounds. active: the pool needs at least one (KEDA's IsActive). available:
     False if the records cannot be read: answer UNAVAILABLE, so that nothing is scaled. floor: the smallest number at
     this moment, whatever the calls need. keep_alive_s: time for which an idle pool stays active now. rates: calls
-    per second that are planned for, by tier. work: device-seconds per second of it, by tier; empty while unknown."""
+    per second that are planned for, by tier. work: device-seconds per second of it, by tier; empty while unknown.
+    grows_until_s: monotonic seconds at which the replicas are there that were wanted last, if the autoscaler orders
+    them within 15 s; 0.0 if none is missing."""
 
     wanted: int
     _: KW_ONLY
@@ -50,6 +52,7 @@ class Plan:
     keep_alive_s: float
     rates: dict[str, float]
     work: dict[str, float]
+    grows_until_s: float
 
 
 class _Largest:
@@ -101,6 +104,7 @@ class Planner:
         self._largest = _Largest(max(HISTORY_S, HISTORY_STARTS * pool.start_s), now)
         self._gaps = IdleGaps(pool.start_s)
         self._wanted = -1
+        self._grows_until_s = 0.0
 
     def plan(
         self,
@@ -135,7 +139,7 @@ class Planner:
             needed = replicas_wanted(
                 pool, self._loads(demand, rates, services), (ready + replicas) / 2, model_replicas, spare=spare
             )
-        needed = max(needed, floor, 1 if active else 0)
+        needed, before = max(needed, floor, 1 if active else 0), self._wanted
         if needed > self._wanted:
             self._wanted = needed
         elif complete and not active and not floor:
@@ -147,6 +151,10 @@ class Planner:
             loads = self._loads(demand, {name: rate * more for name, rate in largest.items()}, services)
             least = replicas_wanted(pool, loads, min(ready, self._wanted - 1), model_replicas, spare=spare)
             self._wanted = min(self._wanted, max(needed, least))
+        if self._wanted <= ready:
+            self._grows_until_s = 0.0
+        elif self._wanted > before:
+            self._grows_until_s = now + DELAY_S + pool.start_s
         return Plan(
             self._wanted,
             active=active or (self._wanted > 0 and not complete),
@@ -155,6 +163,7 @@ class Planner:
             keep_alive_s=self._gaps.keep_alive_s(pool.keep_alive_s),
             rates=rates,
             work={name: rates[name] * service.device_s for name, service in services.items() if name in rates},
+            grows_until_s=self._grows_until_s,
         )
 
     def _active(self, demand: Demand, replicas: int) -> bool:

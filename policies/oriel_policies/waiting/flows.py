@@ -77,6 +77,11 @@ class Ticket(Holding):
         self._number = 0  # order of arrival in its queue
         self._flow: Flow | None = None
 
+    def go_last(self) -> None:
+        """Go behind all others of the flow, also the late ones, in the order of the deadlines of those that do so."""
+        self.late_s = inf
+        self.order = 2.0 * _BEHIND + self.deadline
+
 
 class _Line:
     """The tickets of a flow by (`Ticket.order`, arrival), with lazy removal.

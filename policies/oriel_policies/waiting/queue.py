@@ -12,7 +12,8 @@ Rules, in this order:
 4. Inside a flow the earliest deadline goes first (or the lowest `Ticket.order`, where a caller ranks its own calls);
    equal ones in order of arrival. A ticket that cannot be in time any more (`Ticket.late_s`, judged when its turn
    comes) goes behind those that can: under overload its turn is better spent on an answer in time. Among late tickets
-   the latest deadline goes first, because the one with more time left is more likely to be answered at all.
+   the latest deadline goes first, because the one with more time left is more likely to be answered at all. Tickets of
+   calls that were held for a first server go behind these (`Ticket.go_last`): they have the most time left.
 
 Bounds: `max_items` and `max_bytes`, both shared by the rule of `oriel_policies.waiting.shares`: when full, an arriving
 ticket displaces the newest ones of the least urgent bands, or of the tenant of its own band that has most above its

@@ -1,5 +1,6 @@
 """Replicas of a simulated load, as KEDA and Kubernetes order them by the gateway's plan of a pool."""
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from math import ceil
@@ -18,9 +19,18 @@ MOST_EXACT = 9
 POLL_S = 5
 COOLDOWN_S = 30.0
 
-# A rule of scaling, asked once a second. It gets the demand, the second, the replicas (those that start among them) and
-# the ready ones, and returns the number of replicas that there are to be.
-Rule = Callable[[PoolRecord, int, int, int], int]
+
+class Rule(ABC):
+    """A rule of scaling. grows_until_s: when the wanted replicas are there, as the gateway assumes; see `PoolGate`."""
+
+    grows_until_s = 0.0
+
+    @abstractmethod
+    def __call__(self, record: PoolRecord, second: int, replicas: int, ready: int) -> int:
+        """Return the number of replicas that there are to be; asked once a second.
+
+        record: the demand. replicas: the present ones, those that start among them. ready: those that serve.
+        """
 
 
 class Keda:
@@ -66,7 +76,7 @@ class Keda:
         return max(self._minimum, min(self._maximum, max(self._first, wish)))
 
 
-class Planned:
+class Planned(Rule):
     """The rule of a pool with a `scaling` table: the gateway's plan, through KEDA.
 
     begins_s: wall clock at second 0, in epoch seconds, for the pool's schedule. looks_at: see `Keda`.
@@ -99,6 +109,7 @@ class Planned:
         members.read({"": (record, 0.0)}, now)
         scheduled = scheduled_minimum(self._scaling.schedule, self._begins_s + now, self._scaling.start_s)
         plan = planner.plan(members.demand(now), now, replicas=replicas, ready=ready, scheduled=scheduled)
+        self.grows_until_s = plan.grows_until_s
         return self._keda.replicas(plan.active, reported_value(replicas, plan.wanted), replicas, second)
 
 
@@ -156,7 +167,7 @@ class Autoscaled:
 
     def _set_ready(self, ready: int) -> None:
         self.ready = ready
-        self._change(ready, self._starting[-1] if self._starting else 0.0)
+        self._change(ready, max(self._rule.grows_until_s, self._starting[-1] if self._starting else 0.0))
 
 
 def scaling_of(snapshot: Snapshot, pool: str) -> Scaling:
