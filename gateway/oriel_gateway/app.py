@@ -27,13 +27,14 @@ from oriel_gateway.identity.tickets import Tickets
 from oriel_gateway.ingress.http import public_limits, serve_public
 from oriel_gateway.limits import EmbeddedLimiter, Limiter, SharedLimiter
 from oriel_gateway.limits.quota_file import QuotaFile
+from oriel_gateway.limits.worker_link import LINK_BUDGET_S, WorkerLink
 from oriel_gateway.observe.access_log import AccessLog
 from oriel_gateway.observe.budget_file import NAME, BudgetFile
 from oriel_gateway.observe.shared_use import SharedUse
 from oriel_gateway.observe.usage import UNIT
 from oriel_gateway.settings import Settings
 from oriel_gateway.shared.canaries import folder_name
-from oriel_policies.documents import Snapshot
+from oriel_policies.documents import Pool, Snapshot
 from oriel_policies.errors import BadDocument
 from oriel_wire.engine.listener import HttpServer
 from oriel_wire.engine.tls import Certificates
@@ -45,7 +46,7 @@ from oriel_wire.observe.recall import Recaller
 from oriel_wire.observe.sampling import EVERY
 from oriel_wire.observe.spans import open_sink
 from oriel_wire.process.control import ControlLimits, serve_control
-from oriel_wire.process.process import listen
+from oriel_wire.process.worker import Worker, listening
 from oriel_wire.usage.files import lines_since, minute_of
 from oriel_wire.usage.ledger import UsageLedger, open_ledger
 from oriel_wire.usage.lines import UsageLine
@@ -88,13 +89,34 @@ def _addressed(settings: Settings, snapshot: Snapshot) -> Snapshot:
         pools[name] = replace(pools[name], endpoints=addresses, discover=None)
     for name, addresses in settings.grpc_endpoints.items():
         pools[name] = replace(pools[name], grpc_endpoints=addresses, grpc_discover=None)
+    if settings.worker is not None:
+        pools = {name: _part(settings.worker, pool) for name, pool in pools.items()}
     return replace(snapshot, pools=pools)
 
 
-async def _limiter(settings: Settings) -> Limiter:
+def _part(worker: Worker, pool: Pool) -> Pool:
+    """Return a pool with a worker's part of its bounds, which all workers together fill exactly. Raises BadDocument."""
+    parts: dict[str, Any] = {}
+    for name in ("max_inflight", "max_streams", "max_queue", "max_queue_bytes"):
+        whole = getattr(pool, name)
+        if 0 < whole < worker.count:
+            reason = f"{whole} cannot be divided among {worker.count} workers: raise it or lower --workers"
+            raise BadDocument("gateway", f"pools.{pool.name}.{name}", reason)
+        parts[name] = whole // worker.count + (worker.index < whole % worker.count)
+    return replace(pool, **parts)
+
+
+async def _limiter(settings: Settings, link: WorkerLink | None = None) -> Limiter:
     """Build the limiter. Raises StartFailed if it cannot be built; one that does not answer does not prevent the
     start.
+
+    link: the one to the parent of a worker.
     """
+    workers = 1 if settings.worker is None else settings.worker.count
+    if settings.limiter == "embedded" and link is not None:
+        limiter = SharedLimiter(link, replicas=workers, budget_s=LINK_BUDGET_S)
+        limiter.open()
+        return limiter
     if settings.limiter == "embedded":
         file = QuotaFile(settings.quota_file)
         await file.prepare()
@@ -116,7 +138,7 @@ async def _limiter(settings: Settings) -> Limiter:
         )
     except ValueError as error:
         raise StartFailed("the limiter's URL has a port or a database that is not a number") from error
-    limiter = SharedLimiter(ledger, replicas=settings.limiter_replicas)
+    limiter = SharedLimiter(ledger, replicas=settings.limiter_replicas * workers)
     limiter.open()
     return limiter
 
@@ -128,7 +150,8 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         with compiler_of(settings, policies) as compiler:
             await _serve(settings, stop, compiler, FolderSource(policies), None)
         return
-    mirror = mirror_of(policies, settings.state)
+    kept = settings.worker is None or settings.worker.first
+    mirror = mirror_of(policies, settings.state if kept else None)
     try:
         await mirror.start()
         with compiler_of(settings, mirror.folder) as compiler:
@@ -137,6 +160,13 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         raise StartFailed(f"the policies cannot be fetched: {error}") from error
     finally:
         await mirror.close_all()
+
+
+async def check(settings: Settings) -> None:
+    """Raise StartFailed if a folder of documents is not usable with these settings."""
+    if isinstance(settings.policies, Path):
+        with compiler_of(settings, settings.policies) as compiler:
+            await _first_snapshot(settings, compiler)
 
 
 def mirror_of(location: Location, state: Path | None) -> Mirror:
@@ -159,11 +189,13 @@ async def _serve(
     seen = await asyncio.to_thread(source.stamp)
     snapshot = await _first_snapshot(settings, compiler)
     certificates, scaler_certificates = _certificates(settings), _scaler_certificates(settings)
-    http_socket = listen(settings.host, settings.http_port, "gateway HTTP")
-    grpc_socket = listen(settings.host, settings.grpc_port, "gateway gRPC")
-    admin_socket = listen(settings.admin_host, settings.admin_port, "gateway admin")
+    worker = settings.worker
+    http_socket = listening(worker, settings.host, settings.http_port, "gateway HTTP")
+    grpc_socket = listening(worker, settings.host, settings.grpc_port, "gateway gRPC")
+    admin_socket = listening(worker, settings.admin_host, settings.admin_port, "gateway admin")
+    link = None if worker is None else await WorkerLink.connected(worker.link)
     async with AsyncExitStack() as closing:
-        gateway, budgets, recaller = await _gateway(settings, snapshot, mirror, closing)
+        gateway, budgets, recaller = await _gateway(settings, snapshot, mirror, link, closing)
         tls = certificates.context if certificates is not None else None
         gateway.records.scheme = "https" if tls is not None else "http"
         public = replace(public_limits(), idle_timeout_s=settings.keep_alive_s)
@@ -177,14 +209,16 @@ async def _serve(
         gc.collect()
         gc.freeze()
         gc.set_threshold(*COLLECTOR)
-        _announce(settings, ports, len(snapshot.tenants))
+        if worker is None or worker.first:
+            _announce(settings, ports, len(snapshot.tenants))
         usage, control_stop = _usage_ledger(settings, gateway), asyncio.Event()
         counts = None if usage is None else usage.counts
         live = Live(Source(gateway, certificates, counts))
         admin = admin_app(
             gateway, token=token, certificates=certificates, live=live, trace_url=settings.trace_url, usage=counts
         )
-        reloader = Reloader(gateway, source.stamp, lambda: load(settings, compiler), seen=seen)
+        together = None if link is None else link.meet
+        reloader = Reloader(gateway, source.stamp, lambda: load(settings, compiler), seen=seen, together=together)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _ask, reloader, mirror)
         watches = [each.watch() for each in (certificates, scaler_certificates) if each is not None]
         watches += [reloader.run(), recaller.run(), *_loops(gateway, usage)]
@@ -192,7 +226,8 @@ async def _serve(
             watches.append(mirror.run())
         async with asyncio.TaskGroup() as group:
             limits = ControlLimits(streams=frozenset({STREAM}))
-            group.create_task(serve_control(admin, admin_socket, control_stop, limits=limits))
+            app = admin if worker is None else admin.app  # the parent of a worker is the guard
+            group.create_task(serve_control(app, admin_socket, control_stop, limits=limits))
             watching = [group.create_task(each) for each in watches]
             counting = [group.create_task(_charge_budgets(gateway)), group.create_task(budgets.run())]
             recording = None if usage is None else group.create_task(usage.run())
@@ -229,9 +264,15 @@ async def _first_snapshot(settings: Settings, compiler: FolderCompiler) -> Snaps
 
 
 async def _gateway(
-    settings: Settings, snapshot: Snapshot, mirror: Mirror | None, closing: AsyncExitStack
+    settings: Settings,
+    snapshot: Snapshot,
+    mirror: Mirror | None,
+    link: WorkerLink | None,
+    closing: AsyncExitStack,
 ) -> tuple[Gateway, BudgetFile, Recaller]:
     """Build the gateway with its files; `closing` closes them, the gateway first. Raises StartFailed."""
+    worker = settings.worker
+    keeps = settings.state is not None and (worker is None or worker.first)
     access_log = AccessLog(settings.access_log) if settings.access_log else None
     if access_log is not None:
         closing.callback(access_log.close)
@@ -239,12 +280,12 @@ async def _gateway(
     closing.callback(sink.close)
     gateway = Gateway(
         snapshot,
-        limiter=await _limiter(settings),
+        limiter=await _limiter(settings, link),
         sink=sink,
         sampling=EVERY if sink.enabled and settings.trace_tail == "collector" else None,
-        cache_bytes=settings.cache_bytes,
+        cache_bytes=settings.cache_bytes // (1 if worker is None else worker.count),
     )
-    budgets = BudgetFile(None if settings.state is None else settings.state / NAME, gateway.records.stats)
+    budgets = BudgetFile(settings.state / NAME if settings.state and keeps else None, gateway.records.stats)
     closing.callback(budgets.close)
     closing.push_async_callback(gateway.close)
     recaller = gateway.recaller = Recaller()
@@ -305,7 +346,7 @@ async def _internal(settings: Settings, gateway: Gateway) -> HttpServer | None:
     """Open the port that takes tickets, if there are keys for them. Raises StartFailed."""
     if not settings.ticket_keys:
         return None
-    sock = listen(settings.internal_host, settings.internal_port, "gateway internal")
+    sock = listening(settings.worker, settings.internal_host, settings.internal_port, "gateway internal")
     server = await serve_public(gateway, sock)
     server.lame_duck_s = 0.0
     gateway.callers.tickets, gateway.callers.internal = Tickets(settings.ticket_keys), server.memo
@@ -355,7 +396,7 @@ async def _scaler(settings: Settings, gateway: Gateway, certificates: Certificat
     from oriel_gateway.admin.external_scaler import ExternalScaler
 
     scaler = ExternalScaler(gateway.scaled)
-    await scaler.open(settings.host, settings.scaler_port, certificates)
+    await scaler.open(listening(settings.worker, settings.host, settings.scaler_port, "gateway scaler"), certificates)
     return scaler
 
 

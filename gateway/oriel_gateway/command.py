@@ -27,12 +27,14 @@ def run(args: argparse.Namespace) -> int:
     from oriel_wire.engine.large_messages import share_memory
 
     share_memory()  # this has to happen before imports start threads
-    from oriel_gateway.app import serve
+    from oriel_gateway.app import check, serve
     from oriel_gateway.identity.tickets import ticket_keys
     from oriel_wire.process.logs import configure_logging
     from oriel_wire.process.process import run_unit
+    from oriel_wire.process.worker import inherited
 
     configure_logging("gateway")
+    environment = dict(os.environ)  # for workers, before secrets are taken out of it
     chosen = values(Settings, args) | {
         "state": state_folder(),
         "endpoints": _grouped(args.endpoint),
@@ -42,9 +44,14 @@ def run(args: argparse.Namespace) -> int:
         "limiter": args.limiter or take_secret("ORIEL_LIMITER") or "embedded",
         "limiter_password": take_secret("ORIEL_LIMITER_PASSWORD") or None,
         "ticket_keys": ticket_keys(args.ticket_keys_file),
+        "worker": inherited(),
         "trace_url": trace_link(os.environ.get("ORIEL_TRACE_URL", "")),
     }
     settings = Settings(**chosen)
+    if settings.workers > 1 and settings.worker is None:
+        from oriel_gateway.workers import serve_with_workers
+
+        return run_unit(lambda stop: serve_with_workers(settings, check, environment, stop), unit="gateway")
     return run_unit(lambda stop: serve(settings, stop), unit="gateway")
 
 

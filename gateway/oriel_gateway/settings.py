@@ -11,6 +11,7 @@ from oriel_wire.objects.client import Location
 from oriel_wire.objects.errors import BadStoreUrl
 from oriel_wire.process.flags import Flag, flag, number, setting, split_url
 from oriel_wire.process.shared_settings import log_format_flag, usage_flag, usage_store_flag
+from oriel_wire.process.worker import Worker
 
 Addresses = Mapping[str, tuple[tuple[str, int], ...]]
 
@@ -73,6 +74,7 @@ class Settings:
     tls_cert, tls_key: both or neither; they are checked for changes each second.
     access_log: a path or "-"; "" writes none. quota_file: file of the quotas; None keeps them in memory only.
     state: a folder for files that outlive this process; None if nothing does.
+    worker: the place of this process among workers; None if it is a gateway by itself, or their parent.
     trace_url: the address at which the console shows a trace, with `{trace_id}` in it; "" for nowhere.
     """
 
@@ -90,6 +92,13 @@ class Settings:
     http_port: int = setting(8080, "--http-port", help="public HTTP (default %(default)s)")
     grpc_port: int = setting(8081, "--grpc-port", help="public gRPC (default %(default)s)")
     admin_host: str = setting("127.0.0.1", "--admin-host", help="address of the admin port (default %(default)s)")
+    workers: int = setting(
+        1,
+        "--workers",
+        type=number(int, 1, 64),
+        help="processes that serve the public ports together, with one set of limits and one admin port: as many as "
+        "there are cores for the gateway (default %(default)s)",
+    )
     admin_port: int = setting(8082, "--admin-port", help="health, metrics, queues (default %(default)s)")
     internal_host: str = setting(
         "127.0.0.1", "--internal-host", help="address of the internal port, never a public one (default %(default)s)"
@@ -200,5 +209,6 @@ class Settings:
         "collector of your own gets the spans of all requests and chooses (default %(default)s)",
     )
     limiter_password: str | None = field(default=None, repr=False)
+    worker: Worker | None = None
     state: Path | None = None
     trace_url: str = ""

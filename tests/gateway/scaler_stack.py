@@ -6,6 +6,7 @@ from time import monotonic
 
 from oriel_gateway.admin.external_scaler import PINGS_S, STREAM_S, ExternalScaler
 from oriel_gateway.core import Gateway
+from oriel_wire.process.process import listen
 
 from ..waiting import until
 from .keda import Keda, keda
@@ -44,7 +45,7 @@ async def stack(
         core.pools["p"].endpoints.assign([])  # like a discovery that finds no address
         scaler = ExternalScaler(core.scaled, stream_s=stream_s, pings_s=pings_s)
         try:
-            scaler_port = await scaler.open("127.0.0.1", 0)
+            scaler_port = await scaler.open(listen("127.0.0.1", 0, "gateway scaler"))
             async with keda(scaler_port) as operator:
                 yield Scaled(port, core, scaler, scaler_port, operator)
         finally:

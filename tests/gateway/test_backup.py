@@ -14,7 +14,8 @@ import pytest
 
 from oriel_cli.main import main
 from oriel_gateway import backup
-from oriel_gateway.limits.quota_file import SCHEMA, QuotaRow
+from oriel_gateway.limits.meters import QuotaRow
+from oriel_gateway.limits.quota_file import SCHEMA
 from oriel_gateway.limits.redis_ledger import RedisLedger
 from oriel_gateway.observe import budget_file
 from oriel_gateway.state_file import StateFile, read_copy

@@ -15,6 +15,7 @@ from oriel_policies.documents import compile_documents
 from oriel_policies.scaling.members import MISSING_S, Members
 from oriel_wire.engine.tls import Certificates
 from oriel_wire.errors import StartFailed
+from oriel_wire.process.process import listen
 
 from ..waiting import until
 from .certificates import certificate, needs_openssl
@@ -192,7 +193,9 @@ async def test_with_an_authority_only_its_clients_are_answered(tmp_path: Path) -
     with nobody() as closed:
         async with stack(closed) as all_of:
             scaler = ExternalScaler(all_of.core.scaled)
-            port = await scaler.open("127.0.0.1", 0, Certificates(chain, key, http2=True, authority=own))
+            port = await scaler.open(
+                listen("127.0.0.1", 0, "gateway scaler"), Certificates(chain, key, http2=True, authority=own)
+            )
             root = chain.read_bytes()
             known = grpc.ssl_channel_credentials(root, own_key.read_bytes(), own.read_bytes())
             async with keda(port, known) as operator:

@@ -30,6 +30,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     # (api_docs) read pools and error answers.
     "oriel_gateway": (
         "command",
+        "workers",
         "app backup",
         "settings",
         "ingress",
@@ -109,6 +110,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         (
             "oriel_wire.process.control",
             "oriel_gateway.admin.app",
+            "oriel_gateway.admin.workers",
             "oriel_logic.app",
             "oriel_logic.server.envelope",
             "oriel_logic.server.ingress",

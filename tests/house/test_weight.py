@@ -11,15 +11,15 @@ from .weight import UNITS, sources, weigh
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE_LINES = {
-    "wire": 12_500,
+    "wire": 12_620,
     "policies": 6_900,
-    "gateway": 19_050,
+    "gateway": 19_120,
     "logic": 11_250,
     "inference": 26_450,
     "cli": 5_700,
     "tools": 4_500,
     "benchmarks": 5_700,
-    "tests": 102_800,
+    "tests": 102_610,
 }
 MOST = {"long": 0, "wide": 27, "wider": 3, "unpacked": 0, "protocols": 42, "headless": 0}
 SAMPLE = '''"""Counts.

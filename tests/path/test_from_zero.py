@@ -23,6 +23,7 @@ from oriel_inference.settings import Settings as InferenceSettings
 from oriel_logic.client.upstreams import MAX_CONNECTIONS
 from oriel_policies.documents import Tenant, compile_documents
 from oriel_wire.observe.trace import ListSink
+from oriel_wire.process.process import listen
 
 from ..gateway.keda import Keda, keda
 from ..inference import models
@@ -191,7 +192,7 @@ async def at_zero(
                 endpoints.look_up_s = inf  # from now on the test sets the addresses
                 endpoints.assign([])
         scaler = ExternalScaler(core.scaled)
-        operator = await opened.enter_async_context(keda(await scaler.open("127.0.0.1", 0)))
+        operator = await opened.enter_async_context(keda(await scaler.open(listen("127.0.0.1", 0, "gateway scaler"))))
         opened.push_async_callback(scaler.close)
         tensors = [TensorInfo(name=name, datatype="FP32", shape=(-1, 4)) for name in ("x", "y")]
         fake = FakeBackend(tensors[:1], tensors[1:])

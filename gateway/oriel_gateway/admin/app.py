@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from oriel_gateway.admin.console.live import STREAM, Live, Source
 from oriel_gateway.admin.console.pages import PATHS, OnlyGet, Pages
@@ -48,7 +48,7 @@ def admin_app(
     live: Live | None = None,
     trace_url: str = "",
     usage: LedgerCounts | None = None,
-) -> ASGIApp:
+) -> Guard:
     """Build the application of the admin port.
 
     It serves `/health/live`, `/health/ready`, `/metrics` and the files of `/console`; and with the token, if there is

@@ -12,6 +12,7 @@ and every further one doubles that wait.
 import asyncio
 import logging
 import random
+import socket
 from collections.abc import Callable
 from functools import partial
 from math import ceil, inf
@@ -44,7 +45,6 @@ from oriel_wire.h2.hpack import literal
 from oriel_wire.h2.known_fields import Field
 from oriel_wire.h2.limits import H2Limits
 from oriel_wire.h2.streams import ENDED
-from oriel_wire.process.process import listen
 from oriel_wire.v2.proto.external_scaler_pb2 import (
     GetMetricSpecResponse,
     GetMetricsRequest,
@@ -107,9 +107,8 @@ class ExternalScaler:
             }.items()
         }
 
-    async def open(self, host: str, port: int, certificates: Certificates | None = None) -> int:
-        """Listen; returns the port. certificates: the port's own; None for plain text. Raises StartFailed."""
-        sock = listen(host, port, "gateway scaler")
+    async def open(self, sock: socket.socket, certificates: Certificates | None = None) -> int:
+        """Accept connections; returns the port. certificates: the port's own; None for plain text."""
         self._server = server = HttpServer(LIMITS)
         tls = None if certificates is None else certificates.context
         front = partial(Http2Front, server, lambda _: ScalerConnection(server, self), lambda *_: _NO_HTTP1)

@@ -68,10 +68,10 @@ def admin_token(host: str, *, pages: str = "token") -> str | None:
 
 
 class Guard:
-    """An ASGI application that guards another one."""
+    """An ASGI application that guards another one. app: the guarded one."""
 
     def __init__(self, app: App, token: str | None) -> None:
-        self._app = app
+        self.app = app
         self._expected = None if token is None else b"Bearer " + token.encode("ascii")
 
     def _may(self, headers: Iterable[tuple[bytes, bytes]], client: tuple[str, int] | None) -> bool:
@@ -91,4 +91,4 @@ class Guard:
                 await send({"type": "http.response.start", "status": 401, "headers": headers})
                 await send({"type": "http.response.body", "body": _REFUSAL})
                 return
-        await self._app(scope, receive, send)
+        await self.app(scope, receive, send)

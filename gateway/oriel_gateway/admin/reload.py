@@ -32,6 +32,8 @@ class Reloader:
     than that. Documents that would drop many tenants have to stay the same for `shrunk_s`: a copy over a network may
     stall for longer than compiling takes.
 
+    together: waits until the other workers of a gateway are about to adopt the same documents; None without them.
+
     Documents with a mistake leave those in force as they are, except for what they drop: see `documents.withdrawn`.
     """
 
@@ -43,10 +45,12 @@ class Reloader:
         *,
         seen: Stamp,
         shrunk_s: float = SHRUNK_S,
+        together: Callable[[], Awaitable[None]] | None = None,
         now: Callable[[], float] = monotonic,
     ) -> None:
         self._gateway = gateway
         self._shrunk_s = shrunk_s
+        self._together = together
         self._read_stamp = read_stamp
         self._build = build
         self._seen = seen
@@ -124,6 +128,8 @@ class Reloader:
         if await self._moved(stamp):
             self._again = True
             return
+        if self._together is not None:
+            await self._together()
         if isinstance(snapshot, BadDocument):
             bad = snapshot
             gateway.documents.note_refused(bad)

@@ -27,7 +27,7 @@ from oriel_policies.upstreams.breaker import Breaker
 _log = logging.getLogger(__name__)
 
 BUDGET_S = 0.02
-LOST_S = 0.5  # a batch without an answer is given up after this
+LOST_S = 0.5  # a batch without an answer is given up after this, or after the budget if that is longer
 PROBE_S = 0.9  # together with the tick, a probe about once a second
 TICK_S = 0.0625
 CLOSE_S = 0.25
@@ -206,7 +206,7 @@ class LedgerClient:
         timer = asyncio.get_running_loop().call_later(self._budget_s, overdue)
         answers: Sequence[list[Answer] | None] | None = None
         try:
-            async with asyncio.timeout(LOST_S):
+            async with asyncio.timeout(max(LOST_S, self._budget_s)):
                 answers = await self._ledger.ask([question for question, _ in batch])
         except (LedgerLost, TimeoutError) as error:
             if in_time:
@@ -253,7 +253,7 @@ class LedgerClient:
     async def _beat(self, *, probe: bool) -> None:
         """Announce this gateway; while the breaker is open this is its probe. A slow answer counts as none."""
         try:
-            async with asyncio.timeout(self._budget_s if probe else LOST_S):
+            async with asyncio.timeout(self._budget_s if probe else max(LOST_S, self._budget_s)):
                 present = await self._ledger.hello(_share(self.replicas))
             rest = _rest(present)
             if rest < self.rest:

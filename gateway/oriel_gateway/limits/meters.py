@@ -8,11 +8,22 @@ loop is the single writer.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from math import ceil
+from typing import NamedTuple
 
 from oriel_policies.bounds.calendar import CalendarClock
 from oriel_policies.bounds.limits import Bound, Gcra, Slots, Window, state_item
 
 ASK = -1.0  # the meter cannot decide by itself: its ledger has to be asked
+
+
+class QuotaRow(NamedTuple):
+    """The use of a bound in one window. number: the number of the window, counted from the epoch."""
+
+    tenant: str
+    bound: str
+    period: str
+    number: int
+    used: int
 
 
 class Meter(ABC):
@@ -181,6 +192,11 @@ class QuotaMeter(Meter):
         bound = self.bound
         assert bound.period is not None
         return self.saved and (not self.window.used or self.window.number < self._clock.window(bound.period, now))
+
+    def row(self) -> QuotaRow:
+        """Return the window as a row of the quota file."""
+        assert self.bound.period is not None
+        return QuotaRow(self.tenant, self.bound.name, self.bound.period.value, self.window.number, self.window.used)
 
     def _unsaved(self) -> None:
         self.saved = False

@@ -7,12 +7,13 @@ With 100,000 tenants a file that is replaced whole would be megabytes, twice a s
 import asyncio
 import logging
 import sqlite3
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from oriel_gateway.limits.meters import QuotaMeter
+from oriel_gateway.limits.meters import QuotaMeter, QuotaRow
 from oriel_gateway.state_file import StateFile
 from oriel_policies.bounds.calendar import Period
+from oriel_policies.bounds.ledger_rules import Record
 from oriel_policies.bounds.limits import Bound, Window
 from oriel_policies.metering.budgets import is_budget
 
@@ -28,14 +29,20 @@ SCHEMA = """CREATE TABLE IF NOT EXISTS quotas (
 _UPSERT = "INSERT OR REPLACE INTO quotas VALUES (?, ?, ?, ?, ?)"
 
 
-class QuotaRow(NamedTuple):
-    """The use of a bound in one window. number: the number of the window, counted from the epoch."""
+@dataclass(slots=True, kw_only=True)
+class CountedRecord(Record):
+    """A ledger's record, which the file keeps if it is one of a calendar window."""
 
     tenant: str
-    bound: str
-    period: str
-    number: int
-    used: int
+    key: str
+    saved: bool = True
+
+    def row(self) -> QuotaRow:
+        """Return the window as a row of the file."""
+        return QuotaRow(self.tenant, self.key, self.period.value, self.number, int(self.used))
+
+
+Counted = QuotaMeter | CountedRecord
 
 
 class QuotaFile:
@@ -52,7 +59,7 @@ class QuotaFile:
         self._opened = False
         self._known: dict[tuple[str, str], tuple[int, int] | Window] = {}
         self.budgets: set[tuple[str, str]] = set()
-        self._unsaved: list[QuotaMeter] = []
+        self._unsaved: list[Counted] = []
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Future[None] | None = None
         self._purged: dict[str, int] = {}
@@ -81,13 +88,18 @@ class QuotaFile:
         known = self._known.pop((tenant, bound.name), (-1, 0))
         return known if isinstance(known, Window) else Window(*known)
 
+    def known(self, tenant: str, bound: str) -> tuple[int, int]:
+        """Return the number of the window and what was used of it when the file was opened; once for each bound."""
+        known = self._known.pop((tenant, bound), (-1, 0))
+        return (known.number, known.used) if isinstance(known, Window) else known
+
     def keep(self, tenant: str, bound: Bound, window: Window) -> None:
         """Keep the window of a meter that is dropped; if the meter is made again, it goes on with this window."""
         if len(self._known) < self._max_rows:
             self._known[tenant, bound.name] = window
 
-    def changed(self, meter: QuotaMeter) -> None:
-        """Save this meter soon."""
+    def changed(self, meter: Counted) -> None:
+        """Save this counter soon."""
         if self._file.database is None:
             meter.saved = True
             return
@@ -120,7 +132,7 @@ class QuotaFile:
         self._writing = writing = loop.run_in_executor(None, self._write, rows)
         writing.add_done_callback(lambda done: self._saved(done, meters))
 
-    def _saved(self, done: "asyncio.Future[None]", meters: list[QuotaMeter]) -> None:
+    def _saved(self, done: "asyncio.Future[None]", meters: list[Counted]) -> None:
         self._writing = None
         error = done.exception()
         if error is not None:
@@ -142,9 +154,7 @@ class QuotaFile:
         rows = []
         for meter in meters:
             meter.saved = True
-            assert meter.bound.period is not None
-            window = meter.window
-            rows.append(QuotaRow(meter.tenant, meter.bound.name, meter.bound.period.value, window.number, window.used))
+            rows.append(meter.row())
         return rows
 
     def _read(self, database: sqlite3.Connection) -> None:

@@ -154,8 +154,8 @@ class Usage:
             lines.append(_line(minute, key, values, estimated, seen=True))
         return lines
 
-    def read_ledger(self, lines: Iterable[UsageLine], now: datetime | None = None) -> None:
-        """Take over what an earlier gateway noted this month."""
+    def read_ledger(self, lines: Iterable[UsageLine], now: datetime | None = None, *, share: bool = False) -> None:
+        """Take over what an earlier gateway noted this month. share: as sums of the ledger as well."""
         self._turn(now or datetime.now(UTC))
         for line in lines:
             if line.kind != "seen" or line.unit != UNIT or line.minute[:7] != self._month:
@@ -165,7 +165,7 @@ class Usage:
             used = {name: getattr(line, name) for name in SHOWN}
             by_class = {line.device_class: line.device_ns}
             of = (line.tenant, line.target_kind, line.target, line.tier, line.estimated)
-            self._note(of, used, by_class, line.minute[:10])
+            self._note(of, used, by_class, line.minute[:10], share=share)
 
     def of(self, tenant: str, now: datetime | None = None) -> dict[str, Any]:
         """Return what `GET /v1/usage` answers: the use of one tenant, today and this month."""
@@ -238,7 +238,7 @@ class Usage:
         """Add to the sums of (tenant, kind, target, tier, whether it is an estimate). day: "" for today."""
         tenant, kind, target, tier, estimated = of
         if share and self.unshared is not None:
-            begin = SEPARATOR.join((self._day, tenant, kind, target, tier, str(int(estimated))))
+            begin = SEPARATOR.join((day or self._day, tenant, kind, target, tier, str(int(estimated))))
             for device_class, counter, value in (
                 *(("", shown, used[shown]) for shown in SHOWN if shown != "device_ns"),
                 *((device_class, "device_ns", ns) for device_class, ns in by_class.items()),

@@ -15,8 +15,8 @@ Records, times in microseconds of the ledger's own clock (so that the gateways' 
     window   the calendar window (UTC), the units used in it, and an identity. Gateways report what they saw last: a
              ledger that was flushed takes the largest report, so that a quota is not handed out twice
 
-The Lua script of the Redis ledger, `ledger.lua`, answers asks by these rules. tests/conformance has them in Python as
-well, and runs both against one suite.
+The Lua script of the Redis ledger, `ledger.lua`, answers asks by these rules, as does `ledger_rules` for a ledger in
+memory. tests/conformance runs both against one suite.
 """
 
 from dataclasses import dataclass

@@ -4,7 +4,7 @@ The library checks each character of a name in each line, which holds the event 
 (docs/decisions, 114). Between two pieces a caller on the loop lets it go on.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -13,7 +13,7 @@ from prometheus_client.utils import floatToGoString
 
 from oriel_wire.observe.telemetry import head, label_text, pieces
 
-__all__ = ["exposition"]
+__all__ = ["exposition", "merged"]
 
 PIECE_LINES = 500
 _number: Callable[[float], str] = floatToGoString
@@ -26,6 +26,29 @@ def exposition(registry: CollectorRegistry, *, openmetrics: bool) -> Iterator[st
     """
     for metric in registry.collect():
         yield from pieces(_lines(metric, openmetrics), size=PIECE_LINES)
+
+
+def merged(texts: Iterable[str], one_value: Callable[[str, str, float, float], float]) -> str:
+    """Return the metrics of several processes as one text, in the form that the texts have.
+
+    one_value: name and kind of a family and two values -> the value that stands for both. One exemplar of two stays.
+    """
+    families: dict[str, dict[str, tuple[float, str] | None]] = {}
+    name = kind = ""
+    for text in texts:
+        for line in text.splitlines():
+            if line.startswith("#"):
+                name, kind = line.split(" ", 3)[2], line.rpartition(" ")[2]
+                families.setdefault(name, {}).setdefault(line, None)
+                continue
+            plain, mark, example = line.partition(" # ")
+            series, _, value = plain.rpartition(" ")
+            number, known = float(value), families[name].get(series)
+            if known is not None:
+                number, example = one_value(name, kind, known[0], number), example or known[1]
+            families[name][series] = number, mark + example
+    rows = (row for family in families.values() for row in family.items())
+    return "".join(f"{row}\n" if value is None else f"{row} {_number(value[0])}{value[1]}\n" for row, value in rows)
 
 
 def _lines(metric: Metric, openmetrics: bool) -> Iterator[str]:
