@@ -209,14 +209,14 @@ def _cell(
     }
 
 
-def run(server: str, file: Path, folder: Path, seconds: float, controls: Sequence[str]) -> dict[str, Any]:
+def run(server: str, file: Path, folder: Path, seconds: float, controls: Sequence[str], workers: int) -> dict[str, Any]:
     """Everything for one server."""
     # The targets have to be in the gateway's documents before it starts: one row is timed at a server of its own.
     with started(server, file, folder / "probe", tiers_for(0.01), ()) as stack:
         closed_loop(stack.direct, MODEL, 1.0, 1)
         _, service_s = closed_loop(stack.direct, MODEL, 2.0, 1)
     tiers = tiers_for(service_s)
-    with started(server, file, folder / "stack", tiers, controls) as stack:
+    with started(server, file, folder / "stack", tiers, controls, workers) as stack:
         bench = Bench(stack, tiers, service_s, folder, seconds)
         learning_s = max(LEARNING_S, seconds / 2)
         print(f"  learning for {learning_s:g} s under 2 C ...", file=sys.stderr, flush=True)
@@ -269,6 +269,7 @@ def main() -> None:
     parser.add_argument("--servers", nargs="+", choices=SERVERS, default=list(SERVERS))
     parser.add_argument("--controls", nargs="*", choices=list(CONTROLS), default=list(CONTROLS), help="(all)")
     parser.add_argument("--layers", type=int, default=LAYERS, help="of the model; as many are 10 ms or more")
+    parser.add_argument("--workers", type=int, default=1, help="processes of the gateway")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     args = parser.parse_args()
     prepare(args.out, args.servers, args.controls)
@@ -281,7 +282,7 @@ def main() -> None:
             place = folder / server
             (place / "probe").mkdir(parents=True)
             (place / "stack").mkdir()
-            servers[server] = run(server, file, place, args.seconds, args.controls)
+            servers[server] = run(server, file, place, args.seconds, args.controls, args.workers)
     date = datetime.date.today().isoformat()
     first = next(iter(servers.values()))
     document = {
@@ -291,6 +292,7 @@ def main() -> None:
         "versions": versions(["triton-python"] if "triton" in servers else []),
         "seconds": args.seconds,
         "layers": args.layers,
+        "workers": args.workers,
         "tiers": first["tiers"],
         "servers": servers,
     }

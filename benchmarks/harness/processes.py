@@ -119,14 +119,14 @@ def serving(
 @contextmanager
 def gateway(
     policies: Path,
-    *,
+    *flags: str,
     environment: Mapping[str, str] | None = None,
     start_s: float = 90.0,
     own_session: bool = False,
 ) -> Iterator[tuple[int, int, int]]:
     """A gateway with these documents: its process id, its HTTP port and its admin port."""
     port, admin_port = free_ports(2)
-    command = gateway_command(policies, port, admin_port=admin_port)
+    command = gateway_command(policies, port, *flags, admin_port=admin_port)
     with serving(command, lambda: accepts(port), environment, start_s=start_s, own_session=own_session) as pid:
         yield pid, port, admin_port
 

@@ -104,8 +104,10 @@ def haproxy_configuration(port: int, server_port: int, timeout_ms: int) -> str:
 
 
 @contextmanager
-def started(server: str, file: Path, folder: Path, tiers: dict[str, Tier], controls: Sequence[str]) -> Iterator[Stack]:
-    """The server, a gateway with its default bounds before it, and the controls."""
+def started(
+    server: str, file: Path, folder: Path, tiers: dict[str, Tier], controls: Sequence[str], workers: int = 1
+) -> Iterator[Stack]:
+    """The server, a gateway of `workers` processes with its default bounds before it, and the controls."""
     contender: Contender = SERVERS[server](folder, MODEL, file, 1)
     direct = http_target(server, contender.http_port, contender.path, MODEL, binary=True)
     print(f"starting {server} ...", file=sys.stderr, flush=True)
@@ -116,7 +118,7 @@ def started(server: str, file: Path, folder: Path, tiers: dict[str, Tier], contr
         policies = _policies(folder / "policies", contender.http_port, tiers)
         environment = {"OTEL_TRACES_SAMPLER_ARG": "0"}
         gateway_pid, port, admin_port = stack.enter_context(
-            gateway(policies, environment=environment, own_session=True)
+            gateway(policies, "--workers", str(workers), environment=environment, own_session=True)
         )
         ports = {"direct": contender.http_port}
         if "fifo" in controls:
