@@ -6,7 +6,7 @@ import pytest
 
 from oriel_wire.errors import BadMessage
 from oriel_wire.v2 import document, http
-from oriel_wire.v2.messages import InferRequest, InferResponse, RequestedOutput, Tensor, tensor
+from oriel_wire.v2.messages import MAX_TENSORS, InferRequest, InferResponse, RequestedOutput, Tensor, tensor
 
 
 def request_body(**members: Any) -> bytes:
@@ -274,4 +274,12 @@ def test_a_long_list_is_no_part_of_the_text_that_is_read_whole() -> None:
 
 @pytest.mark.parametrize("text", [b'"data":[' * 500_000, b'"data":[' * 500_000 + b"}", b'"data":[1,' * 400_000])
 def test_a_text_of_many_beginnings_is_searched_once(text: bytes) -> None:
+    assert document.cut(text) == (text, [])
+
+
+def test_no_more_beginnings_are_looked_at_than_a_text_may_have_tensors() -> None:
+    """1 MiB of `"data"` held up the loop for 60 ms."""
+    last = b'"data": %b}' % json.dumps(NUMBERS).encode()
+    assert document.cut(b'"data" ' * (MAX_TENSORS - 1) + last)[1]
+    text = b'"data" ' * MAX_TENSORS + last
     assert document.cut(text) == (text, [])

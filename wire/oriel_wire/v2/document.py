@@ -82,13 +82,16 @@ def cut(text: bytes) -> tuple[bytes, list[msgspec.Raw]]:
     """Cut the long lists of numbers out of a text, so that nothing else than their own decoder reads them.
 
     A list is taken for that if it follows `"data":` and has no text and no object in it. Returns the text with a mark
-    in place of each, and the lists. No byte is searched more than a few times, whatever the text.
+    in place of each, and the lists. No byte is searched more than a few times, whatever the text, and no more `"data"`
+    are looked at than a text may have tensors.
     """
     parts: list[bytes | memoryview] = []
     lists: list[msgspec.Raw] = []
     view = memoryview(text)
     begin = found = end = 0
-    while len(lists) < MAX_TENSORS and (found := text.find(b'"data"', found)) >= 0:
+    for _ in range(MAX_TENSORS):
+        if (found := text.find(b'"data"', found)) < 0:
+            break
         found += 6
         if end < found and (end := text.find(b"}", found)) < 0:
             break
