@@ -387,6 +387,30 @@ async def test_a_tier_has_one_long_text_at_a_time() -> None:
     await asyncio.to_thread(made.close)
 
 
+async def test_a_text_waits_behind_no_long_one_that_waits_for_another_long_one() -> None:
+    """A lane stayed free meanwhile, and texts of later callers, less urgent ones too, went ahead."""
+    made = LargeJson(LoopClock(asyncio.get_running_loop()), 64 << 20, cores=2)
+    long, short = [Waits(), Waits()], [Waits(), Waits()]
+    for waits in short:
+        made.submit(Task.REQUEST, [SMALL], None, waits.then)
+    for waits in short:
+        await waits.one()
+    pids = made.pids
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)  # texts that take for ever
+    for first, second in zip(long, short, strict=True):
+        made.submit(Task.REQUEST, [SMALL, b" " * (9 << 20)], None, first.then)
+        made.submit(Task.REQUEST, [SMALL], None, second.then)
+    os.kill(pids[1], signal.SIGCONT)
+    for waits in short:
+        assert isinstance(await waits.one(), tuple)
+    assert long[0].results == long[1].results == [] and made.pids == pids
+    os.kill(pids[0], signal.SIGCONT)
+    for waits in long:
+        assert isinstance(await waits.one(), tuple)
+    await asyncio.to_thread(made.close)
+
+
 async def test_a_long_text_of_a_lower_tier_prepares_the_process_for_a_more_urgent_one(large: LargeJson) -> None:
     """The first urgent text waited for the start of an interpreter."""
     for band, count in ((0, 1), (2, 2)):

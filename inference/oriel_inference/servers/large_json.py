@@ -7,14 +7,13 @@ replaced when it dies or takes too long, and ended after a while without work.
 
 As many jobs run at a time as there are cores, and beside them one of a more urgent tier, which would otherwise wait for
 them, and again with its answer for the next ones. A long text takes a child for seconds and needs up to MEMORY_BYTES,
-so a tier has one of these at a time. Jobs wait in the order of `oriel_policies.waiting.queue`, with the size of the
-text as the cost of a turn, so that no tenant and no tier takes the children from the others; when too much waits,
-`oriel_policies.waiting.shares` says which job makes room.
+so a tier has one of these at a time, and no other text waits behind a second one. Jobs wait in the order of
+`oriel_policies.waiting.queue`, with the size of the text as the cost of a turn, so that no tenant and no tier takes the
+children from the others; when too much waits, `oriel_policies.waiting.shares` says which job makes room.
 
 Ownership: the event loop owns the queue and every `Job`; a `_Lane` has a thread that owns a child, and gets one job at
-a time. A job
-is answered exactly once, on the loop: by the thread's result, by its deadline or because it was displaced, and not at
-all once its caller has left. A job that is answered while it waits is not converted.
+a time. A job is answered exactly once, on the loop: by the thread's result, by its deadline or because it was
+displaced, and not at all once its caller has left. A job that is answered while it waits is not converted.
 """
 
 import asyncio
@@ -50,6 +49,7 @@ MEMORY_BYTES = 4 << 30
 TIMEOUT_S = 30.0
 IDLE_S = 60.0
 _NO_DEADLINE_S = 3600.0
+_LONG = "long"  # the name under which the queue sets long texts aside
 _CHILD = "oriel_inference.servers.large_json_child"
 _Parts = Sequence[bytes | memoryview]
 
@@ -146,6 +146,7 @@ class LargeJson:
             until = self._clock.now() + _NO_DEADLINE_S if deadline is None else deadline
             cost = float(job.size + 1)
             ticket = Ticket(band=band, tenant=tenant, deadline=until, cost=cost, size_bytes=job.size, payload=job)
+            ticket.model = _LONG if job.size > LONG_BYTES else ""
             displaced = self._waiting.push(ticket)
             if displaced is None:
                 raise QueueFull("too much large JSON waits to be converted: send tensors as binary data, or try again")
@@ -197,10 +198,15 @@ class LargeJson:
 
     def _lane(self, job: Job) -> "_Lane | None":
         """Return a lane for a job; None while it has to wait."""
-        busy = [lane.job for lane in self._lanes if lane.job is not None and lane.job.band <= job.band]
-        if len(busy) >= self._cores or (job.size > LONG_BYTES and any(each.size > LONG_BYTES for each in busy)):
-            return None
-        return self._free()
+        return None if len(self._before(job)) >= self._cores or self._is_second_long(job) else self._free()
+
+    def _is_second_long(self, job: Job) -> bool:
+        """Return whether a job waits for the end of a long one, however many lanes are free."""
+        return job.size > LONG_BYTES and any(each.size > LONG_BYTES for each in self._before(job))
+
+    def _before(self, job: Job) -> list[Job]:
+        """Return the jobs that run and are at least as urgent as this one."""
+        return [lane.job for lane in self._lanes if lane.job is not None and lane.job.band <= job.band]
 
     def _free(self) -> "_Lane | None":
         """Return the first lane without a job, so that few children are needed."""
@@ -215,7 +221,14 @@ class LargeJson:
         assert job is not None
         self.converted += not isinstance(result, InferenceError)
         self._finish(job, result)
-        while (ticket := self._waiting.peek()) is not None and (free := self._lane(ticket.payload)) is not None:
+        while job.size > LONG_BYTES and _LONG in self._waiting.aside:
+            self._waiting.bring_back(_LONG)
+        while (ticket := self._waiting.peek()) is not None:
+            if self._is_second_long(ticket.payload):
+                self._waiting.set_aside()
+                continue
+            if (free := self._lane(ticket.payload)) is None:
+                break
             self._waiting.pop()
             if free.closed:
                 self._finish(ticket.payload, ServerStopping())
