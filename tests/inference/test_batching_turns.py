@@ -14,12 +14,15 @@ import pytest
 from oriel_inference.batching.assemble import concatenate
 from oriel_inference.batching.device import Device
 from oriel_inference.batching.queue_policies import AnswerLine, LevelBounds
+from oriel_inference.batching.running import Running
 from oriel_inference.batching.service_times import ServiceTimes
 from oriel_inference.batching.statistics import Responses, Statistics
 from oriel_inference.batching.verbose import log_batch
 from oriel_inference.batching.wait_estimate import WaitEstimate
 from oriel_inference.errors import DeadlineExceeded
 from oriel_policies.waiting.batch import BatchBounds, ServiceCurve
+from oriel_policies.waiting.flows import Ticket
+from oriel_policies.waiting.queue import SlaQueue
 
 from .bench import Bench, spec
 
@@ -105,13 +108,14 @@ def test_the_useful_size_is_computed_with_each_16th_batch_and_the_256th_is_free(
 
 
 def call(name: str = "a", *, level: int = 1, band: int = 0, tenant: str = "t", admitted: bool = False) -> Any:
-    ticket = SimpleNamespace(band=band, tenant=tenant, admitted=admitted)
+    ticket = Ticket(band=band, tenant=tenant, deadline=9.0)
+    ticket.admitted = admitted
     return Sent(name=name, level=level, ticket=ticket, deadline=9.0, inputs={"x": 1}, rows=1, started_s=0.0)
 
 
 def test_a_level_has_its_places_per_tier_and_a_level_without_a_bound_has_any_number() -> None:
     sizes = {1: 2, 2: 0}
-    rules = SimpleNamespace(levels=sizes, of=lambda level: SimpleNamespace(max_items=sizes[level]))
+    rules = SimpleNamespace(levels=range(1, 3), of=lambda level: SimpleNamespace(max_items=sizes[level]))
     it = LevelBounds(cast(Any, rules))
     assert [it.join(call()) for _ in range(3)] == [True, True, False]
     assert it.join(call(band=1)) and it.join(call(admitted=True))
@@ -189,16 +193,18 @@ def estimate(*, ahead: int = 0, idle: int = 0, running: Any = (), max_rows: int 
     curve = ServiceCurve()
     for _ in range(20):
         curve.observe(4, 0.4)
-    queue = SimpleNamespace(rows_ahead=lambda band: ahead, depths=lambda: [(0, 2, ahead)])
+    queue = SlaQueue(max_items=1, max_bytes=0)
+    if ahead:
+        queue.push(Ticket(band=0, tenant="", deadline=99.0, rows=ahead))
     clock = SimpleNamespace(now=lambda: now)
-    it = WaitEstimate(
-        cast(Any, queue), curve, [object()] * idle, running, max_rows=max_rows, slots=2, clock=cast(Any, clock)
-    )
+    it = WaitEstimate(queue, curve, [object()] * idle, running, max_rows=max_rows, slots=2, clock=cast(Any, clock))
     return it.wait_s(0)
 
 
-def batch(started_s: float, rows: int = 4) -> Any:
-    return SimpleNamespace(calls=[SimpleNamespace(rows=rows, started_s=started_s)])
+def batch(started_s: float, rows: int = 4) -> Running:
+    call = SimpleNamespace(rows=rows, started_s=started_s, finished=True)
+    nothing = cast(Any, None)
+    return Running(cast(Any, [call]), nothing, nothing, nothing)
 
 
 def test_a_new_call_waits_for_what_is_before_it_and_for_the_rest_of_what_runs() -> None:
