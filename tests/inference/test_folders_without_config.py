@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from oriel_inference.backends import find_backend
-from oriel_inference.errors import LoadFailed
+from oriel_inference.backends import Session, find_backend
+from oriel_inference.errors import BackendFailed, LoadFailed
 from oriel_inference.repository.defaults import LoadDefaults
 from oriel_inference.repository.load import LoadedVersion, Loading, load_model
 from oriel_inference.repository.outline import read_outline
@@ -46,26 +46,43 @@ def test_folder_of_another_framework_is_recognised(tmp_path: Path, file: str, te
     assert isinstance(loaded, LoadFailed) and text in loaded.reason and "double" in loaded.reason
 
 
+def opened(repository: Path, model: bytes) -> Session:
+    """Load a model of inputs x [n, 4] and b [4], the second of which may be left out, and output y [n, 4]."""
+    config = f"""
+        max_batch_size: 0 {OUTPUT.replace("[ 4 ]", "[ -1, 4 ]")}
+        input [ {{ name: "x" data_type: TYPE_FP32 dims: [ -1, 4 ] }},
+                {{ name: "b" data_type: TYPE_FP32 dims: [ 4 ] optional: true }} ]
+    """
+    models.put(repository, "double", model, config)
+    (version,) = load_model(
+        Loading(LocalStore(repository), "double", find_backend=find_backend, cores=1, models=1)
+    ).values()
+    assert isinstance(version, LoadedVersion), version
+    (session,) = version.sessions
+    return session
+
+
 def test_optional_input_with_a_default_in_the_file_may_be_left_out(tmp_path: Path) -> None:
     bias = models.numpy_helper.from_array(models.np.full(4, 2, dtype=models.np.float32), "b")
     ends = [("x", models.FLOAT, ["n", 4]), ("b", models.FLOAT, [4])]
     model = models.graph(
         [models.helper.make_node("Add", ["x", "b"], ["y"])], ends, [("y", models.FLOAT, ["n", 4])], [bias]
     )
-    config = f"""
-        max_batch_size: 0 {OUTPUT.replace("[ 4 ]", "[ -1, 4 ]")}
-        input [ {{ name: "x" data_type: TYPE_FP32 dims: [ -1, 4 ] }},
-                {{ name: "b" data_type: TYPE_FP32 dims: [ 4 ] optional: true }} ]
-    """
-    models.put(tmp_path, "double", model, config)
-    (version,) = load_model(
-        Loading(LocalStore(tmp_path), "double", find_backend=find_backend, cores=1, models=1)
-    ).values()
-    assert isinstance(version, LoadedVersion), version
     x = models.np.ones((2, 4), dtype=models.np.float32)
-    (session,) = version.sessions
+    session = opened(tmp_path, model)
     assert session.run({"x": x}, ["y"])[0].tolist() == (x + 2).tolist()
     assert session.run({"x": x, "b": x[0]}, ["y"])[0].tolist() == (x + 1).tolist()
+
+
+def test_an_input_that_only_the_file_needs_is_named_if_it_is_missing(tmp_path: Path) -> None:
+    """Callers read that the model could not be executed, and not why."""
+    ends = [("x", models.FLOAT, ["n", 4]), ("b", models.FLOAT, [4])]
+    model = models.graph([models.helper.make_node("Add", ["x", "b"], ["y"])], ends, [("y", models.FLOAT, ["n", 4])])
+    x = models.np.ones((2, 4), dtype=models.np.float32)
+    session = opened(tmp_path, model)
+    assert session.run({"x": x, "b": x[0]}, ["y"])[0].tolist() == (x + 1).tolist()
+    with pytest.raises(BackendFailed, match=r"Required inputs \(\['b'\]\) are missing"):
+        session.run({"x": x}, ["y"])
 
 
 @pytest.mark.parametrize(("name", "batch"), [("", 8), ("big", 64), ("other", 8)])

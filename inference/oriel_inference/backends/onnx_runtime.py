@@ -95,8 +95,8 @@ class OnnxRuntimeSession(Session):
 
     def __init__(self, session: Any, options: EngineOptions) -> None:
         self._session = session
-        # What the library's own `run` adds: looking for missing inputs, which are known to be there, and for values of
-        # other sessions, which are never given. That takes as long as a tiny model.
+        # The library's own `run` also looks for missing inputs and for values of other sessions, which takes as long as
+        # a tiny model. Values of other sessions are never given, and inputs are looked for where some are left out.
         self._run = (session._sess if type(session) is ort.InferenceSession else session).run
         self._settings = _run_settings(options.run_entries)
         self.provider = session.get_providers()[0]
@@ -118,7 +118,8 @@ class OnnxRuntimeSession(Session):
             if self._brain_floats:
                 results = self._run_values(inputs, outputs)
             else:
-                results = self._run(outputs, inputs, self._settings)
+                run = self._run if len(inputs) == len(self.inputs) else self._session.run
+                results = run(outputs, inputs, self._settings)
         except _REFUSALS as error:
             raise InvalidRequest(f"the model refuses the inputs{_for_clients(error)}", _plain(error)) from error
         except Exception as error:
