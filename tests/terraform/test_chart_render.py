@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from oriel_policies.documents import compile_documents
+
 from .chart_values import PLAIN, SCHEMA, anything, in_order, named, smallest
 from .helm import CHART, KEYS, HelmFailed, helm, rendered
 from .judges import VERSIONS, judge
@@ -125,6 +127,23 @@ def test_an_image_is_named_by_its_tag_and_by_its_digest_if_there_is_one() -> Non
         "inference-cpu": f"registry.example/oriel/oriel-inference:0.1.0-cpu@{digests['inference-cpu']}",
         "inference-openvino": "registry.example/oriel/oriel-inference:0.1.0-openvino",
     }
+
+
+@pytest.mark.parametrize(("least", "counts"), [(0, (0, 3)), (1, (None, 1)), (2, (None, 2))])
+def test_a_pool_with_spare_pods_wakes_with_them_and_falls_to_none(least: int, counts: tuple[int | None, int]) -> None:
+    replicas = {"min": least, "max": 4, "spare": 2}
+    values = {"keda": {"enabled": True}, "logic": {"replicas": replicas}}
+    values["model_groups"] = {"a": {"accelerator": "cpu", "replicas": replicas}}
+    found = rendered(smallest() | values)
+    for each in of(found, "ScaledObject").values():
+        assert (each["spec"].get("idleReplicaCount"), each["spec"]["minReplicaCount"]) == counts
+        assert ("fallback" in each["spec"]) == bool(least)
+    data = of(found, "ConfigMap")["policies"]["data"]
+    pools = compile_documents({name: text.encode() for name, text in data.items()}).pools
+    assert [each.scaling and (each.scaling.minimum, each.scaling.spare) for each in pools.values()] == [(least, 2)] * 2
+    replicas["spare"] = 4
+    with pytest.raises(HelmFailed, match=r"logic.replicas: spare is not less than max"):
+        rendered(smallest() | values)
 
 
 def test_an_engine_of_others_finds_its_users_name_and_home_without_a_password_file() -> None:

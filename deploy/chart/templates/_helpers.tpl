@@ -204,7 +204,7 @@ stop the pods under them. Renders "true" or nothing. */ -}}
   repository: {{ toJson $group.repository }}
   credentials: {{ $group.credentials | toJson }}
   models: {{ $group.models | default list | toJson }}
-  replicas: { min: {{ ternary $fewest $replicas.min (kindIs "invalid" $replicas.min) }}, max: {{ $replicas.max | default 4 }} }
+  replicas: { min: {{ ternary $fewest $replicas.min (kindIs "invalid" $replicas.min) }}, max: {{ $replicas.max | default 4 }}, spare: {{ $replicas.spare | default 0 }} }
   start_s: {{ $group.start_s | default (ternary 300 120 $onGpu) | toJson }}
   # CPUs and memory in GiB for which the default nodes are chosen (terraform/README.md).
   cpu: {{ $group.cpu | default 2 | toJson }}
@@ -230,6 +230,7 @@ stop the pods under them. Renders "true" or nothing. */ -}}
 logic:
   min: {{ ternary (ternary 0 2 (and .Values.keda.enabled .Values.scale_to_zero)) $min (kindIs "invalid" $min) }}
   max: {{ .Values.logic.replicas.max }}
+  spare: {{ .Values.logic.replicas.spare }}
   cpu_percent: 70
   settle_s: 360
   # A node, if there has to be another one, and the image.
@@ -239,6 +240,7 @@ logic:
 inference-{{ $name }}:
   min: {{ $group.replicas.min }}
   max: {{ $group.replicas.max }}
+  spare: {{ $group.replicas.spare }}
   # Queues grow long before a model server's CPUs are all busy, above all one with a GPU, which no HorizontalPodAutoscaler
   # sees without an adapter for its metrics.
   cpu_percent: {{ ternary 50 70 $group.on_gpu }}

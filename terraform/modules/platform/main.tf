@@ -11,7 +11,7 @@ locals {
 
   # As the chart has them if none are named: what a plan has to know of them.
   default_groups = {
-    for name in ["cpu", "gpu"] : name => { accelerator = name, models = [], replicas = { min = null, max = 4 }, load_grace_s = 900, place_models = false, engine = null }
+    for name in ["cpu", "gpu"] : name => { accelerator = name, models = [], replicas = { min = null, max = 4, spare = 0 }, load_grace_s = 900, place_models = false, engine = null }
     if var.model_groups == null && (name == "cpu" || var.gpu_enabled)
   }
   model_groups = merge(local.default_groups, var.model_groups)

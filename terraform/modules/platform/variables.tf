@@ -157,9 +157,9 @@ variable "gateway" {
 }
 
 variable "logic" {
-  description = "The logic servers. replicas.min: 0 only with keda.enabled; null for 2, with keda.enabled and scale_to_zero for 0. image: null for oriel-logic of the registry. services: handler files, name.py -> text; together with the policies at most 400 kB compressed. folders: folders of services in the image. workers: processes for CPU work. through_gateway: model calls go through the gateway, which models of services need that may be scaled to zero; null for keda.enabled. args: further flags of `oriel logic`."
+  description = "The logic servers. replicas.min: 0 only with keda.enabled; null for 2, with keda.enabled and scale_to_zero for 0. replicas.spare, for keda.enabled: pods beyond those that the most urgent tier needs, while there are calls. image: null for oriel-logic of the registry. services: handler files, name.py -> text; together with the policies at most 400 kB compressed. folders: folders of services in the image. workers: processes for CPU work. through_gateway: model calls go through the gateway, which models of services need that may be scaled to zero; null for keda.enabled. args: further flags of `oriel logic`."
   type = object({
-    replicas        = optional(object({ min = optional(number), max = optional(number, 10) }), {})
+    replicas        = optional(object({ min = optional(number), max = optional(number, 10), spare = optional(number, 0) }), {})
     image           = optional(string)
     services        = optional(map(string), {})
     folders         = optional(list(string), [])
@@ -190,13 +190,13 @@ variable "logic" {
 }
 
 variable "model_groups" {
-  description = "The model servers by group, with one Deployment per group. null: one group cpu and, with GPUs, one group gpu. accelerator: cpu, openvino, gpu or tensorrt; it also selects the image. repository: URL of the models; null for model_repository_url/GROUP. credentials: name of the Secret whose environment variables open the repository (such as AWS_ACCESS_KEY_ID), if workload identity does not. models: names and patterns of models that only this group serves; with keda.enabled one group at most has none, and gets calls for all other models. cache: local disk for fetched models. load_grace_s: the longest time that models may take to load at the start. replicas.min: 0 only with keda.enabled; null for 1, with keda.enabled and scale_to_zero for 0. start_s, for keda.enabled: in how many seconds 95 of 100 new pods serve, with the start of a node; null for 300 on GPUs, else 120. place_models: the servers load models at their first call, and the gateway decides which of them has which; needs a pool for this group alone (models, keda.enabled, or no other group). engine, for keda.enabled: the group's pods run an engine of others (docs/engines.md). Of these: kind: as in a pool's document; image and command start it, and it listens on port 8000; services: the paths that it serves, such as chat.completions; health: path that says whether it is ready. It gets cache.gb of disk at /var/lib/oriel/models. gpus: of one node, for each pod. spot, for keda.enabled: up to replicas more pods on spot nodes, from none on, to which calls of tenants of tiers go first; replicas.min stay on demand."
+  description = "The model servers by group, with one Deployment per group. null: one group cpu and, with GPUs, one group gpu. accelerator: cpu, openvino, gpu or tensorrt; it also selects the image. repository: URL of the models; null for model_repository_url/GROUP. credentials: name of the Secret whose environment variables open the repository (such as AWS_ACCESS_KEY_ID), if workload identity does not. models: names and patterns of models that only this group serves; with keda.enabled one group at most has none, and gets calls for all other models. cache: local disk for fetched models. load_grace_s: the longest time that models may take to load at the start. replicas.min: 0 only with keda.enabled; null for 1, with keda.enabled and scale_to_zero for 0. replicas.spare: as for logic. start_s, for keda.enabled: in how many seconds 95 of 100 new pods serve, with the start of a node; null for 300 on GPUs, else 120. place_models: the servers load models at their first call, and the gateway decides which of them has which; needs a pool for this group alone (models, keda.enabled, or no other group). engine, for keda.enabled: the group's pods run an engine of others (docs/engines.md). Of these: kind: as in a pool's document; image and command start it, and it listens on port 8000; services: the paths that it serves, such as chat.completions; health: path that says whether it is ready. It gets cache.gb of disk at /var/lib/oriel/models. gpus: of one node, for each pod. spot, for keda.enabled: up to replicas more pods on spot nodes, from none on, to which calls of tenants of tiers go first; replicas.min stay on demand."
   type = map(object({
     accelerator  = string
     repository   = optional(string)
     credentials  = optional(string)
     models       = optional(list(string), [])
-    replicas     = optional(object({ min = optional(number), max = optional(number, 4) }), {})
+    replicas     = optional(object({ min = optional(number), max = optional(number, 4), spare = optional(number, 0) }), {})
     cpu          = optional(number)
     memory       = optional(number)
     cache        = optional(object({ gb = optional(number, 20), claim = optional(bool, false) }), {})
