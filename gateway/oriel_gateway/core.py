@@ -91,7 +91,7 @@ class Gateway(Host):
         self.pools = {name: PoolGate(pool, most_s=most_s) for name, pool in snapshot.pools.items()}
         self.left_pools: list[PoolGate] = []
         self.scaled = ScaledPools()
-        self.scaled.adopt(self.pools, snapshot.tiers)
+        self.scaled.adopt(self.pools, snapshot)
         self.placements = ModelPlacements(lambda: self.pools, lambda: self.scaled.plans)
         self._rank_tiers()
         self.draining = False
@@ -127,7 +127,7 @@ class Gateway(Host):
             pools[name] = gate
         self.left_pools += [gate for name, gate in self.pools.items() if name not in pools]
         self.snapshot, self.pools = snapshot, pools
-        self.scaled.adopt(pools, snapshot.tiers)
+        self.scaled.adopt(pools, snapshot)
         routes = self.routing.canaries.adopt(snapshot.routes, whole=good)
         replaced, self.targets = self.targets, TargetCache(snapshot, routes, self.others)
         self.routing.adopted()

@@ -1,7 +1,8 @@
 """When the longer deadline and the reserved bytes of a call end that is held for the first server of its pool."""
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +13,13 @@ from tritonclient.grpc import service_pb2
 
 from oriel_gateway.call.call import GatewayCall
 from oriel_gateway.core import Gateway
+from oriel_gateway.identity.tickets import Tickets
 
 from ..waiting import until
 from .cold_pools import Names, cold, empty, names, parked, watched
 from .gate import INFER
 from .grpc_stack import Backend
-from .stack import BRONZE, GOLD, Client, Seen, digest, gateway, grpc_server, upstream
+from .stack import BRONZE, GOLD, Client, Seen, digest, documents, gateway, grpc_server, upstream
 
 __all__ = ["names"]
 
@@ -91,6 +93,57 @@ async def test_a_call_that_waits_for_a_permit_while_ordered_replicas_start(names
             await until(lambda: len(gate.admission.queue) == 1)
             (ticket,) = gate.admission.queue.waiting(0)
             assert ticket.payload.deadline == ticket.payload.received_s + 300.0
+
+
+@pytest.mark.parametrize(
+    ("empty_pool", "own", "key", "waits"),
+    [
+        ('model = "digits"', "", BRONZE, True),
+        ('service = "others"', "", BRONZE, False),
+        ('model = "digits"', 'engine = "vllm"', GOLD, False),
+    ],
+)
+async def test_a_request_waits_for_models_that_it_may_call(
+    names: Names, empty_pool: str, own: str, key: str, waits: bool
+) -> None:
+    """Services call no services, and engines of others call nothing."""
+    async with upstream() as up, beside(up.port, empty_pool, own) as (port, core), Client(port) as client:
+        up.answer = never_answers
+        client.send("/v1/services/digits", b"{}", key=key)
+        await until(lambda: core.pools["p"].admission.inflight == 1)
+        call = watched(core)
+        assert call.deadline == call.received_s + (300.0 if waits else GIVE_UP_S)
+
+
+async def test_requests_that_wait_for_models_leave_a_quarter_of_the_permits_to_others(names: Names) -> None:
+    """All but the most urgent ones, which nothing would be kept from."""
+    async with AsyncExitStack() as stack:
+        up = await stack.enter_async_context(upstream())
+        port, core = await stack.enter_async_context(beside(up.port, 'model = "digits"'))
+        up.answer = never_answers
+        for number, key in enumerate([BRONZE] * 7 + [GOLD], 1):
+            client = await stack.enter_async_context(Client(port))
+            client.send("/v1/services/digits", b"{}", key=key)
+            await until(lambda number=number: core.pools["p"].admission.inflight == number)  # type: ignore[misc]
+        calls = [each for each in core.clock if isinstance(each, GatewayCall)]
+        long = [each.tenant.name for each in calls if each.deadline == each.received_s + 300.0]
+        assert sorted(long) == ["b"] * 6 + ["g"]
+
+
+def beside(port: int, route: str, own: str = "") -> AbstractAsyncContextManager[tuple[int, Gateway]]:
+    """Return a gateway with ticket keys: pool `p` has a server, and a pool beside it that scales has none."""
+    other = f'[pools.q]\ndiscover = "dns:pods:1"\nprobe = ""\n[pools.q.scaling]\nminimum = 0\nmaximum = 9\n{HOLD}\n'
+    extra = f'{other}[[routes]]\n{route}\npool = "q"\n'
+    text = documents([port], pool=f'probe = ""\nlearn_concurrency = false\n{own}', extra=extra)["all.toml"]
+    return with_tickets({"all.toml": text.replace(b"target_ms = 2000", TIER.encode())})
+
+
+@asynccontextmanager
+async def with_tickets(files: dict[str, bytes]) -> AsyncIterator[tuple[int, Gateway]]:
+    async with gateway(files) as (port, core):
+        core.callers.tickets = Tickets([b"k" * 32])
+        await until(lambda: core.pools["q"].endpoints.looked_up)
+        yield port, core
 
 
 class MoreUrgent:

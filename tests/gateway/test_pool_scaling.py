@@ -157,7 +157,7 @@ async def test_fixed_addresses_count_as_replicas_when_something_listens_there() 
     """Several processes of one machine have all their addresses listed in the documents, whether they run or not."""
     snapshot, pools = compile_documents(scaled(1)), ScaledPools()
     gate = PoolGate(replace(snapshot.pools["p"], discover=None, endpoints=(("127.0.0.1", 1), ("127.0.0.1", 2))))
-    pools.adopt({"p": gate}, snapshot.tiers)
+    pools.adopt({"p": gate}, snapshot)
     assert (pools.plans["p"].latest.active, pools.plans["p"].latest.wanted) == (False, 0)
 
     def replicas() -> int:

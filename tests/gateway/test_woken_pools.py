@@ -108,7 +108,7 @@ async def test_a_schedule_orders_its_replicas_in_time_for_the_beginning() -> Non
             now = monotonic()
             wall = [MONDAY_S - 21.0]
             pools = ScaledPools(lambda: wall[0])
-            pools.adopt(core.pools, compile_documents(scaled(closed, scaling=SCALING + SCHEDULE)).tiers)
+            pools.adopt(core.pools, compile_documents(scaled(closed, scaling=SCALING + SCHEDULE)))
             plan = pools.plans["p"]
             assert not plan.latest.active
             listener = asyncio.Event()

@@ -23,7 +23,7 @@ from oriel_gateway.call.contracts import (
 )
 from oriel_gateway.call.fallback import SPILLING, spill
 from oriel_gateway.call.host import Host
-from oriel_gateway.call.late import explained, prolong
+from oriel_gateway.call.late import explained, prolong, wait_for_models
 from oriel_gateway.call.lifecycle import LEAST_S, Lifecycle
 from oriel_gateway.call.stream import Pace
 from oriel_gateway.call.trouble import Trouble
@@ -277,9 +277,8 @@ class GatewayCall(Call):
             if endpoint is None:
                 self.in_trouble().nobody(now)
                 return
-        if target.kind == "service" and self.gateway.callers.tickets is not None:
-            # it calls its models through a gateway, whose holds end with the deadline of this request
-            prolong(self, self.gateway.scaled.hold_s(self.tenant.tier.name, gate))
+        if target.kind == "service" and self.gateway.callers.tickets is not None and not gate.pool.engine:
+            wait_for_models(self)
         self.endpoint = endpoint
         connection = endpoint.begin(self, now, target.head_only, fresh, self.bytes_in > SMALL_BYTES)
         if connection is not None:

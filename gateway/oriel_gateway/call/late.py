@@ -59,3 +59,14 @@ def prolong(call: Call, hold_s: float) -> None:
     if until > call.deadline:
         call.deadline = until
         call.watch_until(until)
+
+
+def wait_for_models(call: Call) -> None:
+    """Let a service's request last as long as pools hold the model calls that it makes through a gateway.
+
+    It keeps its permit meanwhile. All but the most urgent tier leave a quarter of the permits to shorter requests.
+    """
+    tier, gate, gateway = call.tenant.tier, call.gate, call.gateway
+    spared = 0 if tier.band <= gateway.top_band else gate.admission.limit // 4
+    if gate.admission.inflight <= gate.admission.limit - spared:
+        prolong(call, gateway.scaled.hold_s(tier.name, gate))

@@ -20,7 +20,7 @@ from oriel_gateway.pools.endpoint_state import Reach
 from oriel_gateway.pools.endpoints import EndpointSet
 from oriel_gateway.pools.pool import PoolGate
 from oriel_policies.bounds.calendar import CalendarClock
-from oriel_policies.documents import Scaling, Tier
+from oriel_policies.documents import Scaling, Snapshot, Tier
 from oriel_policies.errors import UnreadableRecords
 from oriel_policies.scaling.members import Members
 from oriel_policies.scaling.planner import Planner, reported_value
@@ -179,6 +179,7 @@ class ScaledPools:
         self.listen_again_s = LISTEN_AGAIN_S
         self.followed = False
         self.plans: dict[str, PoolPlan] = {}
+        self._models: list[PoolPlan] = []  # the plans of pools to which routes of models lead
         self._calendar = CalendarClock(wall)
         self._turn = asyncio.Event()  # set when an exchange is due before its time
         self._edge = False  # True if the other gateways have to be notified of this exchange
@@ -186,9 +187,9 @@ class ScaledPools:
         self._deaf = False
         self._exchanged_s = 0.0
 
-    def adopt(self, gates: Mapping[str, PoolGate], tiers: Mapping[str, Tier]) -> None:
+    def adopt(self, gates: Mapping[str, PoolGate], snapshot: Snapshot) -> None:
         """Adopt the pools of other documents. A plan whose pool and tiers stay goes on with what it has seen."""
-        now, kept = monotonic(), self.plans
+        now, kept, tiers = monotonic(), self.plans, snapshot.tiers
         self.plans = {}
         for name, gate in gates.items():
             scaling = gate.pool.scaling
@@ -205,12 +206,17 @@ class ScaledPools:
             self.plans[name] = plan
         for plan in kept.values():
             plan.close()
+        routes = [each for each in snapshot.routes if each.model is not None]
+        models = {each.pool for each in routes}
+        models.update(side.pool for each in routes for side in each.split)
+        models.update(further.pool for each in routes for further in each.fallback)
+        self._models = [plan for name, plan in self.plans.items() if name in models]
 
     def hold_s(self, tier: str, own: PoolGate) -> float:
-        """Return the longest time, in seconds, for which other pools than `own` hold calls of a tier now; 0.0 if none
-        lacks a usable server.
+        """Return the longest time, in seconds, for which other pools of models than `own` hold calls of a tier now; 0.0
+        if none lacks a usable server.
         """
-        holds = [each.scaling.hold_for(tier) or 0.0 for each in self.plans.values() if each.holds_beside(own)]
+        holds = [each.scaling.hold_for(tier) or 0.0 for each in self._models if each.holds_beside(own)]
         return max(holds, default=0.0)
 
     async def run(self, ledger: Ledger | None = None) -> None:
