@@ -60,12 +60,12 @@ class GrpcFrontend:
             "ModelReady": self._model_ready,
             "ModelMetadata": self._model_metadata,
             "ModelConfig": self._model_config,
-            "ModelStatistics": self._model_statistics,
             "LogSettings": self._log_settings,
             "TraceSetting": self._trace_setting,
         }
         found = {name: self._answered(handler, METHODS[name][0]) for name, handler in plain.items()}
-        for name, slow in GrpcRepository(self._surface).handlers().items():
+        later = {"ModelStatistics": self._model_statistics, **GrpcRepository(self._surface).handlers()}
+        for name, slow in later.items():
             found[name] = self._answered_later(slow, METHODS[name][0])
         for name, why in METHODS_NOT_SERVED.items():
             found[name] = Method(start=partial(_refuse, why))
@@ -160,8 +160,9 @@ class GrpcFrontend:
     def _model_config(self, request: v2_pb2.ModelConfigRequest) -> Message:
         return v2_pb2.ModelConfigResponse(config=self._surface.catalog.config(request.name, request.version))
 
-    def _model_statistics(self, request: v2_pb2.ModelStatisticsRequest) -> Message:
-        return self._surface.statistics(request.name, request.version)
+    async def _model_statistics(self, request: v2_pb2.ModelStatisticsRequest) -> Message:
+        found = [each async for each in self._surface.statistics(request.name, request.version)]
+        return v2_pb2.ModelStatisticsResponse(model_stats=found)
 
     def _check(self, request: health_pb2.HealthCheckRequest) -> Message:
         serving = is_serving(self._surface, request.service)

@@ -223,11 +223,19 @@ class HttpFrontend:
         answer(exchange, msgspec.json.encode(memory_report(self._surface)))
 
     def _stats(self, exchange: Exchange, route: _Route) -> None:
+        self._surface.control.spawn(self._answer_stats(exchange, route))
+
+    async def _answer_stats(self, exchange: Exchange, route: _Route) -> None:
         surface = self._surface
-        found = surface.execution(route.model, route.version) if route.model else ("", "")
+        try:
+            texts = [message_json(each) async for each in surface.statistics(route.model, route.version)]
+            found = surface.execution(route.model, route.version) if route.model else ("", "")
+        except Exception as failure:
+            self._refuse(exchange, route, as_inference_error(failure))
+            return
         more = [each for each in zip((PROVIDER, ARTEFACT), found, strict=True) if each[1]]
         more.append((LOOP_US, str(round(thread_busy_s() * 1e6))))
-        answer(exchange, message_json(surface.statistics(route.model, route.version)), more=more)
+        answer(exchange, b'{"model_stats":[%b]}' % b",".join(texts), more=more)
 
     def _logging(self, exchange: Exchange, _: _Route) -> None:
         log = self._surface.log

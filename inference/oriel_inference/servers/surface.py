@@ -1,6 +1,7 @@
 """State shared by both v2 servers: the models, whether the server is ready, and its metadata."""
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -30,6 +31,7 @@ from oriel_wire.v2.messages import Array
 from oriel_wire.v2.proto import v2_pb2
 
 SERVER_NAME = "oriel"
+STATISTICS_PER_TURN = 64  # as JSON these take 3 ms
 SERVER_VERSION = installed_version()
 EXTENSIONS = (
     "classification",
@@ -144,18 +146,19 @@ class Surface:
         reported = {"cache": round(cache_use, 3), "calls": calls, "made": made}
         return msgspec.json.encode(reported).decode() if calls else ""
 
-    def statistics(self, name: str, version: str) -> v2_pb2.ModelStatisticsResponse:
-        """Return statistics of one version, of all versions of a model, or of everything if no name is given. Raises
-        UnknownModel.
+    async def statistics(self, name: str, version: str) -> AsyncIterator[v2_pb2.ModelStatistics]:
+        """Give the statistics of one version, of all versions of a model, or of everything if no name is given. The
+        loop serves others after every few. Raises UnknownModel.
         """
         if name:
             self.catalog.get(name, version)
-        response = v2_pb2.ModelStatisticsResponse()
+        count = 0
         for serving in self.catalog.serving():
             if name in ("", serving.spec.name) and version in ("", serving.version):
                 memory = sum(session.memory_bytes() for session in serving.sessions)
-                statistics = serving.batcher.statistics
-                response.model_stats.append(statistics.message(serving.spec.name, serving.version, memory_bytes=memory))
-        if name and not response.model_stats:
+                yield serving.batcher.statistics.message(serving.spec.name, serving.version, memory_bytes=memory)
+                count += 1
+                if not count % STATISTICS_PER_TURN:
+                    await asyncio.sleep(0)
+        if name and not count:
             raise UnknownModel("no statistics for that version")
-        return response
