@@ -54,7 +54,7 @@ def compile_sources() -> None:
         (wheel,) = parts.glob("*.whl")
         ZipFile(wheel).extractall(made)
         shutil.rmtree(made / "oriel_cli" / "_demo")  # the checkout's own files, which may be edited, are served
-    except subprocess.CalledProcessError as failed:
+    except (subprocess.CalledProcessError, OSError) as failed:
         say(str(failed))
         sources = ""
     if sources in ("", checksum()):
@@ -63,27 +63,25 @@ def compile_sources() -> None:
     shutil.rmtree(parts)
 
 
-def start_compiling() -> None:
-    """Compile in the background, unless another run does so."""
-    COMPILED.parent.mkdir(exist_ok=True)
-    lock = open("build/run.lock", "w")  # free again when the process that compiles has ended
+def start_compiling() -> str:
+    """Compile in the background, unless another run does so. Returns what to say about it."""
     try:
+        COMPILED.parent.mkdir(exist_ok=True)
+        lock = open("build/run.lock", "w")  # free again when the process that compiles has ended
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        log = LOG.open("w")
     except BlockingIOError:
-        say(f"pure Python: another `make run` has the checkout compiled ({LOG}), and later ones will be faster")
-        return
-    with LOG.open("w") as log:
-        child = subprocess.Popen(
-            [sys.executable, __file__, "--compile"],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=[lock.fileno()],
-            start_new_session=True,  # Ctrl-C is for the command
-        )
-    say(
-        "pure Python: the checkout is compiled in the background, once, for faster runs later: minutes at low "
-        f"priority, also after Ctrl-C ({LOG}; `kill -- -{child.pid}` stops it)"
+        return f"another `make run` has the checkout compiled ({LOG}), and later ones will be faster"
+    except OSError as error:
+        return f"the checkout cannot be compiled here: {error}"
+    command = [sys.executable, __file__, "--compile"]
+    # Ctrl-C is for the command only, hence a session of its own.
+    child = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[lock.fileno()], start_new_session=True
+    )
+    return (
+        "the checkout is compiled in the background, once, for faster runs later: minutes at low priority, also after "
+        f"Ctrl-C ({LOG}; `kill -- -{child.pid}` stops it)"
     )
 
 
@@ -93,17 +91,19 @@ def main() -> None:
         return
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
     sources = SOURCES.read_text() if SOURCES.exists() else None
-    if sources is None and shutil.which(compiler):
-        start_compiling()
-    elif sources is None:
-        say(f"pure Python: with a C compiler ({compiler}) the checkout would be compiled for faster runs later")
-    elif not sources:
-        say(f"pure Python: compiling failed ({LOG}); `rm -r {COMPILED}` lets the next run try again")
-    elif sources != checksum():
-        say(f"pure Python: the sources were edited after they were compiled; `rm -r {COMPILED}` has it done again")
-    else:
+    if sources and sources == checksum():
         say(f"compiled from these sources ({COMPILED})")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(COMPILED.resolve()), os.getenv("PYTHONPATH"))))
+        os.execvp(sys.argv[1], sys.argv[1:])
+    if sources:
+        reason = f"the sources, or the Python, changed after they were compiled; `rm -r {COMPILED}` has it done again"
+    elif sources == "":
+        reason = f"compiling failed ({LOG}); `rm -r {COMPILED}` lets the next run try again"
+    elif shutil.which(compiler):
+        reason = start_compiling()
+    else:
+        reason = f"with a C compiler ({compiler}) the checkout would be compiled for faster runs later"
+    say(f"pure Python: {reason}")
     os.execvp(sys.argv[1], sys.argv[1:])
 
 

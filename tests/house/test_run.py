@@ -133,7 +133,7 @@ def test_sources_that_were_edited_are_run_as_they_are(checkout: Checkout) -> Non
     checkout.release()
     checkout.module.write_text("NAME = 'edited'")
     name, line = checkout.run()
-    assert name == "edited" and "the sources were edited after they were compiled; `rm -r build/run`" in line
+    assert name == "edited" and "the sources, or the Python, changed after they were compiled; `rm -r build" in line
     checkout.module.write_text("NAME = 'pure'")
     assert checkout.run()[0] == "compiled", "they are as they were"
     checkout.module.with_name("more.py").write_text("")
@@ -161,6 +161,20 @@ def test_a_failure_is_said_in_one_line_and_not_repeated(checkout: Checkout) -> N
     checkout.run()
     checkout.release()
     assert checkout.run()[0] == "compiled"
+
+
+def test_a_wheel_that_cannot_be_unpacked_is_a_failure_as_well(checkout: Checkout) -> None:
+    checkout.run()
+    wheel = "zipfile.ZipFile(sys.argv[-1] + '/a.whl', 'w').close()"
+    (checkout.folder / "hatchling").write_text(f"#!{sys.executable}\nimport sys, zipfile\n{wheel}\n")
+    checkout.release()
+    assert checkout.run()[1].startswith("pure Python: compiling failed (build/run.log)")
+
+
+def test_where_nothing_can_be_written_the_command_runs_as_well(checkout: Checkout) -> None:
+    checkout.compiled.parent.write_text("no folder")
+    name, line = checkout.run()
+    assert name == "pure" and line.startswith("pure Python: the checkout cannot be compiled here: ")
 
 
 def test_compiling_that_is_stopped_leaves_nothing_and_is_begun_again(checkout: Checkout) -> None:
