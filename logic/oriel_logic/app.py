@@ -41,7 +41,7 @@ from oriel_logic.workers.launch import ALSO, ForkServer
 from oriel_logic.workers.pool import WorkerPool
 from oriel_policies.metering.usage import by_label, unbilled_ns
 from oriel_wire.engine.families import counter, gauge
-from oriel_wire.engine.listener import HttpServer
+from oriel_wire.engine.listener import LAME_DUCK_VARIABLE, HttpServer
 from oriel_wire.engine.peers import TrustedPeers
 from oriel_wire.observe.recall import KEEP, Recaller
 from oriel_wire.observe.span_metrics import span_metrics
@@ -97,7 +97,8 @@ async def serve_unit(
             first = ForkServer.launch(files, max_frame_bytes=settings.max_frame_bytes)
         unit = Unit(settings, first, listing, sink, dev.models if dev is not None else None, metrics, stop)
         units.append(unit)
-        forget_others((*os.environ.get(ALSO, "").split(","), ALSO, *STORES))  # before services are imported here
+        kept = (ALSO, LAME_DUCK_VARIABLE, *STORES)
+        forget_others((*os.environ.get(ALSO, "").split(","), *kept))  # before services are imported here
         await unit.start()
         # Objects that exist now live as long as the process: exclude them from later garbage collections.
         gc.collect()
