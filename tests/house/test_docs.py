@@ -227,7 +227,7 @@ def test_prose_and_code_have_one_width() -> None:
 
 def test_the_pages_have_no_more_words_than_a_reader_can_find_their_way_in() -> None:
     pages = [*DOCS.glob("*.md"), *ROOT.glob("*/README.md"), *(ROOT / each for each in ("README.md", "CONTRIBUTING.md"))]
-    assert sum(len(page.read_text().split()) for page in (*pages, ROOT / "CHANGELOG.md")) <= 92_400
+    assert sum(len(page.read_text().split()) for page in (*pages, ROOT / "CHANGELOG.md")) <= 92_900
 
 
 def test_the_first_page_is_short_and_ends_with_five_links() -> None:
