@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import cast
 
-import numpy as np
+from oriel_wire.memory import unwritten
 
 ALIGN = 16
 MAX_HEAD_BYTES = 16 << 20
@@ -88,8 +88,7 @@ class Assembler:
                 at += total
                 continue
             if total > SCRATCH_BYTES:
-                # Not a bytearray, which would be filled with zeros first.
-                self._large = np.empty(total, np.uint8).data.cast("B")
+                self._large = unwritten(total)
                 self._large_filled, self._head = self._filled - at, head
                 self._large[: self._large_filled] = self._view[at : self._filled]
                 at = self._filled
