@@ -12,6 +12,7 @@ from grpc import aio
 from tritonclient.grpc import service_pb2
 
 from oriel_gateway.call.call import GatewayCall
+from oriel_gateway.call.late import deadline_passed
 from oriel_gateway.core import Gateway
 from oriel_gateway.identity.tickets import Tickets
 
@@ -27,6 +28,7 @@ GIVE_UP_S = 100.0
 HOLD = "start_ms = 60000\nhold_ms = 300000"
 TIER = f"target_ms = 1\ngive_up_ms = {GIVE_UP_S * 1e3:g}"
 SILVER = "key-silver"
+MODELS = 'model = "digits"\npool = "q"'
 
 
 def head(model: str, key: str, size: int) -> bytes:
@@ -98,9 +100,11 @@ async def test_a_call_that_waits_for_a_permit_while_ordered_replicas_start(names
 @pytest.mark.parametrize(
     ("empty_pool", "own", "key", "waits"),
     [
-        ('model = "digits"', "", BRONZE, True),
-        ('service = "others"', "", BRONZE, False),
-        ('model = "digits"', 'engine = "vllm"', GOLD, False),
+        (MODELS, "", BRONZE, True),
+        ('model = "digits"\npool = "p"\nfallback = ["q"]', "", BRONZE, True),
+        ('model = "digits"\nsplit = [{ pool = "p", weight = 9 }, { pool = "q", weight = 1 }]', "", BRONZE, True),
+        ('service = "others"\npool = "q"', "", BRONZE, False),
+        (MODELS, 'engine = "vllm"', GOLD, False),
     ],
 )
 async def test_a_request_waits_for_models_that_it_may_call(
@@ -115,11 +119,30 @@ async def test_a_request_waits_for_models_that_it_may_call(
         assert call.deadline == call.received_s + (300.0 if waits else GIVE_UP_S)
 
 
+@pytest.mark.parametrize(
+    ("headers", "bound"),
+    [
+        ("", "it had 300 s, as servers were starting; tier 'bronze' gives 100 s"),
+        ("x-request-timeout-ms: 200000\r\n", "it had 200 s, as servers were starting; tier 'bronze' gives 100 s"),
+        ("x-request-timeout-ms: 50000\r\n", "its client asked for 50 s, tier 'bronze' gives 100 s"),
+    ],
+)
+async def test_the_error_says_how_long_a_request_could_wait_for_its_models(
+    names: Names, headers: str, bound: str
+) -> None:
+    async with upstream() as up, beside(up.port, MODELS) as (port, core), Client(port) as client:
+        up.answer = never_answers
+        client.send("/v1/services/digits", b"{}", key=BRONZE, headers=headers)
+        await until(lambda: core.pools["p"].admission.inflight == 1)
+        call = watched(core)
+        assert str(deadline_passed(call, call.state)).endswith(f": {bound}")
+
+
 async def test_requests_that_wait_for_models_leave_a_quarter_of_the_permits_to_others(names: Names) -> None:
     """All but the most urgent ones, which nothing would be kept from."""
     async with AsyncExitStack() as stack:
         up = await stack.enter_async_context(upstream())
-        port, core = await stack.enter_async_context(beside(up.port, 'model = "digits"'))
+        port, core = await stack.enter_async_context(beside(up.port, MODELS))
         up.answer = never_answers
         for number, key in enumerate([BRONZE] * 7 + [GOLD], 1):
             client = await stack.enter_async_context(Client(port))
@@ -132,8 +155,9 @@ async def test_requests_that_wait_for_models_leave_a_quarter_of_the_permits_to_o
 
 def beside(port: int, route: str, own: str = "") -> AbstractAsyncContextManager[tuple[int, Gateway]]:
     """Return a gateway with ticket keys: pool `p` has a server, and a pool beside it that scales has none."""
-    other = f'[pools.q]\ndiscover = "dns:pods:1"\nprobe = ""\n[pools.q.scaling]\nminimum = 0\nmaximum = 9\n{HOLD}\n'
-    extra = f'{other}[[routes]]\n{route}\npool = "q"\n'
+    found = 'discover = "dns:pods:1"\ngrpc_discover = "dns:pods:1"'
+    other = f'[pools.q]\n{found}\nprobe = ""\n[pools.q.scaling]\nminimum = 0\nmaximum = 9\n{HOLD}\n'
+    extra = f"{other}[[routes]]\n{route}\n"
     text = documents([port], pool=f'probe = ""\nlearn_concurrency = false\n{own}', extra=extra)["all.toml"]
     return with_tickets({"all.toml": text.replace(b"target_ms = 2000", TIER.encode())})
 

@@ -24,9 +24,12 @@ _STAGES: Final = (
 
 def bound_of(call: Call, state: int = ANSWERING) -> str:
     """Return a sentence on who bounded the call's time; more of it would not help a body that stops half way."""
+    tier, had_s = call.tenant.tier, call.deadline - call.received_s
+    if had_s > tier.give_up_s + 0.001 and call.receiver is None:  # one that several share may have that of another
+        return f"it had {had_s:g} s, as servers were starting; tier {tier.name!r} gives {tier.give_up_s:g} s"
     requested_s = round(call.side.requested_until(call) - call.received_s, 6)
     tiers = None if state == COLLECT else call.gateway.snapshot.tiers
-    return time_bound(call.tenant.tier, tiers, requested_s)
+    return time_bound(tier, tiers, requested_s)
 
 
 def deadline_passed(call: Call, state: int, *, lacking: str = "", retry_after_s: int = 1) -> Refused:
