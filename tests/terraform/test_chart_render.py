@@ -138,12 +138,25 @@ def test_a_pool_with_spare_pods_wakes_with_them_and_falls_to_none(least: int, co
     for each in of(found, "ScaledObject").values():
         assert (each["spec"].get("idleReplicaCount"), each["spec"]["minReplicaCount"]) == counts
         assert ("fallback" in each["spec"]) == bool(least)
-    data = of(found, "ConfigMap")["policies"]["data"]
-    pools = compile_documents({name: text.encode() for name, text in data.items()}).pools
-    assert [each.scaling and (each.scaling.minimum, each.scaling.spare) for each in pools.values()] == [(least, 2)] * 2
+    assert scaled(found) == [(least, 2)] * 2
     replicas["spare"] = 4
     with pytest.raises(HelmFailed, match=r"logic.replicas: spare is not less than max"):
         rendered(smallest() | values)
+
+
+def test_values_of_a_release_before_spare_pods_mean_none() -> None:
+    """`helm upgrade --reuse-values` gives the chart no other defaults than those of the release before."""
+    assert scaled(rendered(smallest() | {"keda": {"enabled": True}, "logic": {"replicas": {"spare": None}}}))[0] == (
+        0,
+        0,
+    )
+
+
+def scaled(found: list[Any]) -> list[tuple[int, int]]:
+    """Return minimum and spare of the pools of the chart's documents."""
+    data = of(found, "ConfigMap")["policies"]["data"]
+    pools = compile_documents({name: text.encode() for name, text in data.items()}).pools
+    return [(each.scaling.minimum, each.scaling.spare) for each in pools.values() if each.scaling is not None]
 
 
 def test_an_engine_of_others_finds_its_users_name_and_home_without_a_password_file() -> None:

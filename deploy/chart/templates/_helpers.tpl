@@ -230,7 +230,7 @@ stop the pods under them. Renders "true" or nothing. */ -}}
 logic:
   min: {{ ternary (ternary 0 2 (and .Values.keda.enabled .Values.scale_to_zero)) $min (kindIs "invalid" $min) }}
   max: {{ .Values.logic.replicas.max }}
-  spare: {{ .Values.logic.replicas.spare }}
+  spare: {{ .Values.logic.replicas.spare | default 0 }}
   cpu_percent: 70
   settle_s: 360
   # A node, if there has to be another one, and the image.
