@@ -91,6 +91,10 @@ def _addressed(settings: Settings, snapshot: Snapshot) -> Snapshot:
         pools[name] = replace(pools[name], grpc_endpoints=addresses, grpc_discover=None)
     if settings.worker is not None:
         pools = {name: _part(settings.worker, pool) for name, pool in pools.items()}
+        for route in snapshot.routes:
+            if route.sequences:
+                reason = "a sequence's steps may reach any of several workers: serve it with --workers 1"
+                raise BadDocument("gateway", f"routes.{route.name}.sticky", reason)
     return replace(snapshot, pools=pools)
 
 
@@ -150,8 +154,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         with compiler_of(settings, policies) as compiler:
             await _serve(settings, stop, compiler, FolderSource(policies), None)
         return
-    kept = settings.worker is None or settings.worker.first
-    mirror = mirror_of(policies, settings.state if kept else None)
+    mirror = mirror_of(policies, settings.state, borrowed=settings.worker is not None and not settings.worker.first)
     try:
         await mirror.start()
         with compiler_of(settings, mirror.folder) as compiler:
@@ -169,13 +172,13 @@ async def check(settings: Settings) -> None:
             await _first_snapshot(settings, compiler)
 
 
-def mirror_of(location: Location, state: Path | None) -> Mirror:
-    """A mirror of the documents at `location`; no request is sent yet. Raises StartFailed."""
+def mirror_of(location: Location, state: Path | None, *, borrowed: bool = False) -> Mirror:
+    """A mirror of the documents at `location`; no request is sent yet. borrowed: see `Mirror`. Raises StartFailed."""
     # obstore's own variable for an S3-compatible store; aiobotocore reads AWS_ENDPOINT_URL itself.
     endpoint = os.environ.get("AWS_ENDPOINT", "") if location.kind == "s3" else ""
     try:
         documents = StoredDocuments(location, open_client(replace(location, endpoint=endpoint), LIMITS))
-        return Mirror(location, documents, state)
+        return Mirror(location, documents, state, borrowed=borrowed)
     except ClientUnusable as error:
         raise StartFailed(f"the policies cannot be read: {error}") from error
     except OSError as error:
@@ -231,6 +234,8 @@ async def _serve(
             watching = [group.create_task(each) for each in watches]
             counting = [group.create_task(_charge_budgets(gateway)), group.create_task(budgets.run())]
             recording = None if usage is None else group.create_task(usage.run())
+            if link is not None:
+                group.create_task(link.serves())
             await stop.wait()
             for task in watching:
                 task.cancel()
@@ -296,6 +301,9 @@ async def _gateway(
     if settings.state is not None:
         await asyncio.to_thread(gateway.routing.canaries.open, settings.state / folder_name(settings.policies))
         gateway.apply_rollbacks()
+    if link is not None:
+        gateway.routing.canaries.share = link.share
+        link.follow(gateway.routing.canaries.take_over)
     gateway.documents.store = mirror.state if mirror is not None else None
     return gateway, budgets, recaller
 

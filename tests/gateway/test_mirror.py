@@ -96,6 +96,19 @@ async def test_only_what_is_new_is_fetched_and_the_set_is_swapped_whole(made: Ma
     assert not set_before.exists()
 
 
+async def test_workers_start_from_the_copy_of_the_first_one_while_the_store_is_away(
+    made: MakeMirror, tmp_path: Path
+) -> None:
+    shelf = Shelf(a="a1", b="b1")
+    await made(shelf).start()
+    shelf.before = away
+    second = Mirror(URL, shelf, tmp_path, borrowed=True)
+    await second.start()
+    assert held(second) == {"a.toml": "a1", "b.toml": "b1"}
+    second.close()
+    assert not second.folder.exists() and list(tmp_path.glob("*/.lock"))
+
+
 async def test_a_set_that_changes_while_it_is_fetched_is_taken_when_it_holds_still(made: MakeMirror) -> None:
     shelf = Shelf(a="a1", b="b1")
     mirror = made(shelf)

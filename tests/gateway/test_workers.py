@@ -5,54 +5,16 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from contextlib import aclosing
 from pathlib import Path
-
-import httpx
 
 from oriel_cli.watch.top import snapshots
 
 from ..waiting import until
 from .documents import changed
-from .process import Process, gateway_process
+from .process import gateway_process
 from .stack import GOLD, LIMITED, Client, digest, documents, upstream
-
-INFER = "/v2/models/digits/infer"
-CLIENTS = 24  # that the kernel gives all to one of two workers is as likely as 1 in 8 million
-BURST = 40
-
-
-def files(port: int, more: str = "") -> dict[str, bytes]:
-    limit = f"limit = {{ requests_per_s = 0.001, burst = {BURST} }}"
-    return changed(documents([port], extra=more), "limit = { requests_per_s = 0.5, burst = 2 }", limit)
-
-
-def workers_of(process: Process) -> list[int]:
-    """Return the process ids of the workers that run."""
-    found = []
-    for each in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-        with suppress(OSError):  # it has ended
-            if b"ORIEL_WORKER=" in Path(f"/proc/{each}/environ").read_bytes():
-                found.append(int(each))
-    return found
-
-
-@asynccontextmanager
-async def clients(port: int, count: int = CLIENTS) -> AsyncIterator[list[Client]]:
-    async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(Client(port)) for _ in range(count)]
-
-
-async def admin(process: Process, path: str) -> httpx.Response:
-    async with httpx.AsyncClient(trust_env=False) as client:
-        return await client.get(f"http://127.0.0.1:{process.admin_port}{path}")
-
-
-async def metrics(process: Process) -> dict[str, float]:
-    text = (await admin(process, "/metrics")).text
-    rows = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
-    return {series: float(value) for series, _, value in rows}
+from .worker_stack import BURST, CLIENTS, INFER, admin, clients, files, metrics, workers_of
 
 
 async def test_two_workers_share_a_limit_exactly_and_show_one_gateway(tmp_path: Path) -> None:

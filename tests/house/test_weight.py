@@ -13,13 +13,13 @@ ROOT = Path(__file__).resolve().parents[2]
 CODE_LINES = {
     "wire": 12_620,
     "policies": 6_900,
-    "gateway": 19_120,
+    "gateway": 19_260,
     "logic": 11_250,
     "inference": 26_450,
     "cli": 5_700,
     "tools": 4_500,
     "benchmarks": 5_700,
-    "tests": 102_610,
+    "tests": 102_470,
 }
 MOST = {"long": 0, "wide": 27, "wider": 3, "unpacked": 0, "protocols": 42, "headless": 0}
 SAMPLE = '''"""Counts.

@@ -10,6 +10,7 @@ from typing import Final
 
 from oriel_gateway.core import Gateway
 from oriel_gateway.limits.shared import SharedLimiter
+from oriel_gateway.limits.worker_link import WorkerLink
 from oriel_gateway.pools.endpoint_state import FLAPS, FLAPS_WITHIN_S, EndpointState
 from oriel_wire.engine.tls import Certificates
 from oriel_wire.usage.lines import LedgerCounts
@@ -35,10 +36,11 @@ def troubles(
         found.append(f"the usage ledger cannot be written, its lines wait in memory: {usage.write_error}")
     if isinstance(gateway.limiter, SharedLimiter):
         client = gateway.limiter.ledger_client
+        ledger = "the parent of the workers" if isinstance(gateway.limiter.ledger, WorkerLink) else "Redis"
         if not client.up:
-            found.append("Redis does not answer: each gateway admits its share of the limits")
+            found.append(f"{ledger} does not answer: each gateway admits its share of the limits")
         elif client.doubtful(now):
-            found.append("Redis answers again after it was away or slow: nothing to do unless this comes back")
+            found.append(f"{ledger} answers again after it was away or slow: nothing to do unless this comes back")
     gates = [*gateway.pools.values(), *gateway.left_pools]
     servers = [
         f"{gate.name}: {member.address[0]}:{member.address[1]} {what}"

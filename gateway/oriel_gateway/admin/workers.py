@@ -22,17 +22,26 @@ from oriel_wire.process.control import health_routes, metrics_response
 
 __all__ = ["STREAM", "WorkersAdmin"]
 _ASK_S: Final = 5.0
+_READY_S: Final = 0.5  # a probe is answered in a second, also while a worker stands still
 _PASSED: Final = ("accept", "authorization", "origin", "content-type", "if-none-match")
 _SENT: Final = ("content-type", "cache-control", "etag", "content-security-policy", "x-content-type-options")
 _BODY_BYTES: Final = 4096
 
 
 class WorkersAdmin:
-    """Asks the workers. paths: of the sockets of their admin pages. draining: returns whether the gateway stops."""
+    """Asks the workers. paths: of the sockets of their admin pages. draining: returns whether the gateway stops.
 
-    def __init__(self, paths: Sequence[Path], draining: Callable[[], bool]) -> None:
+    started: returns whether all workers have served.
+
+    Counts never fall, or else the rates of Prometheus would show all calls of the others again: the last ones of a
+    worker stay when it ends, and stand for it while it does not answer.
+    """
+
+    def __init__(self, paths: Sequence[Path], draining: Callable[[], bool], started: Callable[[], bool]) -> None:
         self._draining = draining
-        self._was_ready = False
+        self._started = started
+        self._last: dict[tuple[int, bool], str] = {}  # (worker, whether OpenMetrics) -> its latest metrics
+        self._ended: dict[bool, str] = {}  # whether OpenMetrics -> the counts of workers that have ended
         self._clients = [
             httpx.AsyncClient(
                 transport=httpx.AsyncHTTPTransport(uds=str(path)), base_url="http://worker", timeout=_ASK_S
@@ -60,34 +69,50 @@ class WorkersAdmin:
         for client in self._clients:
             await client.aclose()
 
-    async def _ask(self, client: httpx.AsyncClient, request: Request, body: bytes = b"") -> httpx.Response | None:
+    def ended(self, index: int) -> None:
+        """Keep the counts of a worker that has ended."""
+        for form in (False, True):
+            if text := self._last.pop((index, form), ""):
+                self._ended[form] = exposition.merged([self._ended.get(form, ""), exposition.counts(text)], one_value)
+
+    async def _ask(
+        self, client: httpx.AsyncClient, request: Request, body: bytes = b"", timeout_s: float = _ASK_S
+    ) -> httpx.Response | None:
         """Pass a request on to one worker; return None if it does not answer."""
         url = str(request.url.path) + (f"?{request.url.query}" if request.url.query else "")
         headers = {name: request.headers[name] for name in _PASSED if name in request.headers}
         try:
-            return await client.request(request.method, url, headers=headers, content=body)
+            return await client.request(request.method, url, headers=headers, content=body, timeout=timeout_s)
         except httpx.HTTPError:
             return None
 
-    async def _all(self, request: Request) -> list[httpx.Response]:
+    async def _all(self, request: Request, timeout_s: float = _ASK_S) -> list[httpx.Response]:
         """Return the answers of all workers that answer."""
-        found = await asyncio.gather(*[self._ask(client, request) for client in self._clients])
+        found = await asyncio.gather(*[self._ask(each, request, timeout_s=timeout_s) for each in self._clients])
         return [each for each in found if each is not None]
 
     async def _ready(self, request: Request) -> Response:
-        """Ready once all workers were, and then while one of them is: others may be about to start again."""
-        answers = await self._all(request)
+        """Ready once all workers have served, and then while one of them is: others may be about to start again."""
+        answers = await self._all(request, _READY_S)
         ready = [each for each in answers if each.status_code == 200]
-        self._was_ready = self._was_ready or len(ready) == len(self._clients)
-        if ready and self._was_ready and not self._draining():
+        if ready and self._started() and not self._draining():
             return JSONResponse({"ready": True})
         reasons = [each.json()["reason"] for each in answers if each.status_code != 200]
         return JSONResponse({"ready": False, "reason": (reasons or ["workers start"])[0]}, status_code=503)
 
     async def _metrics(self, request: Request) -> Response:
         openmetrics = wants_openmetrics(request.headers.get("accept", ""))
-        texts = [each.text.removesuffix(END) for each in await self._all(request)]
-        return await metrics_response(iter([exposition.merged(texts, one_value)]), openmetrics=openmetrics)
+        await asyncio.gather(*[self._renew(index, request, openmetrics) for index in range(len(self._clients))])
+        texts = [self._last.get((index, openmetrics), "") for index in range(len(self._clients))]
+        texts.append(self._ended.get(openmetrics, ""))
+        whole = await asyncio.to_thread(exposition.merged, texts, one_value)  # the loop answers for limits meanwhile
+        return await metrics_response(iter([whole]), openmetrics=openmetrics)
+
+    async def _renew(self, index: int, request: Request, openmetrics: bool) -> None:
+        """Keep the latest metrics of a worker, if it answers."""
+        answer = await self._ask(self._clients[index], request)
+        if answer is not None and answer.status_code == 200:
+            self._last[index, openmetrics] = answer.text.removesuffix(END)
 
     async def _queues(self, request: Request) -> Response:
         return JSONResponse(merged([each.json() for each in await self._all(request)]))

@@ -18,6 +18,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -74,6 +75,7 @@ class Mirror:
     """Keeps `folder` equal to the documents in the store.
 
     state: the gateway's folder for files that outlive it, or None.
+    borrowed: True if another process of this gateway keeps the copy in `state`, from which this one only starts.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Mirror:
         documents: StoredDocuments,
         state: Path | None,
         *,
+        borrowed: bool = False,
         limits: MirrorLimits = DEFAULTS,
         now: Callable[[], float] = time,
     ) -> None:
@@ -91,7 +94,7 @@ class Mirror:
         self._poll_requested = asyncio.Event()
         self._poll_s = POLL_S
         self.state = StoreState(url=str(location))
-        self._home, self._lock = _home(location, state)
+        self._home, self._lock = _home(location, state, borrowed)
         self._kept = self._lock is not None
         name = self.state.url.rpartition("/")[2]  # the folder's name, or the bucket's if there is no folder
         self.folder = self._home / ("policies" if name.startswith(".") else name)
@@ -269,7 +272,15 @@ def _touch(path: Path, now: float) -> None:
         _log.warning("the time of the last successful policy sync cannot be saved: %s", error.strerror)
 
 
-def _home(location: Location, state: Path | None) -> tuple[Path, int | None]:
+def _copied(home: Path) -> Path:
+    """Return a copy of a folder that another process may be changing: a mirror checks what is in it."""
+    into = Path(tempfile.mkdtemp(prefix="oriel-policies-"))
+    with suppress(OSError):
+        shutil.copytree(home, into, symlinks=True, dirs_exist_ok=True)
+    return into
+
+
+def _home(location: Location, state: Path | None, borrowed: bool) -> tuple[Path, int | None]:
     """A folder that only this process uses, and the lock on it; without a lock it does not outlive the process."""
     if state is not None:
         home = state / f"policies-{sha256(str(location).encode()).hexdigest()[:16]}"
@@ -278,6 +289,8 @@ def _home(location: Location, state: Path | None) -> tuple[Path, int | None]:
             about = home.lstat()
             if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
                 _log.warning("no copy of the policies is kept for the next start: other users can write to its folder")
+            elif borrowed:
+                return _copied(home), None
             else:
                 lock = os.open(home / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
                 try:

@@ -90,6 +90,7 @@ class QuotaFile:
 
     def known(self, tenant: str, bound: str) -> tuple[int, int]:
         """Return the number of the window and what was used of it when the file was opened; once for each bound."""
+        self.open()
         known = self._known.pop((tenant, bound), (-1, 0))
         return (known.number, known.used) if isinstance(known, Window) else known
 

@@ -1,10 +1,10 @@
-"""The link between a worker and its parent: the ledger that the parent keeps, and a place to wait for other workers."""
+"""The link between a worker and its parent: the ledger that the parent keeps, and what workers tell each other."""
 
 import asyncio
 import os
 import signal
 import socket
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -18,6 +18,9 @@ from oriel_wire.process.questions import Answering, Asking
 LINK_BUDGET_S: Final = 5.0
 MEET_S: Final = 1.0  # the longest wait for the other workers before documents come into force
 MEET: Final = "meet"
+SERVES: Final = "serves"
+ROLLED_BACK: Final = "rolled back"
+_MOST_ROLLED_BACK: Final = 1000  # canaries that the parent remembers
 
 
 class WorkerLink:
@@ -25,7 +28,10 @@ class WorkerLink:
 
     def __init__(self) -> None:
         self._edge = asyncio.Event()
-        self._parent = Asking(self._edge.set, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        self._rolled_back: dict[str, bytes] = {}
+        self._take_over: Callable[[str, bytes], None] = self._rolled_back.__setitem__
+        self._sharing: set[asyncio.Task[Any]] = set()
+        self._parent = Asking(self._noticed, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
     @classmethod
     async def connected(cls, descriptor: int) -> "WorkerLink":
@@ -37,6 +43,33 @@ class WorkerLink:
     async def meet(self) -> None:
         """Wait until all workers do, at most for `MEET_S`."""
         await self._ask(MEET)
+
+    async def serves(self) -> None:
+        """Say that this worker serves: from now on it is started again when it dies."""
+        await self._ask(SERVES)
+
+    def follow(self, take_over: Callable[[str, bytes], None]) -> None:
+        """Call `take_over` for each canary that another worker has rolled back or will roll back."""
+        self._take_over = take_over
+        for digest, record in self._rolled_back.items():
+            take_over(digest, record)
+
+    def share(self, digest: str, record: bytes) -> None:
+        """Tell the other workers, also those that start later, of a canary. record: b"" if its route has changed."""
+        task = asyncio.get_running_loop().create_task(self._ask(ROLLED_BACK, digest, record))
+        self._sharing.add(task)
+        task.add_done_callback(self._shared)
+
+    def _shared(self, task: "asyncio.Task[Any]") -> None:
+        self._sharing.discard(task)
+        if not task.cancelled():
+            task.exception()  # without its parent this worker stops
+
+    def _noticed(self, value: Any) -> None:
+        if value is None:
+            self._edge.set()
+        else:
+            self._take_over(*value)
 
     async def ask(self, questions: Sequence[Question]) -> list[list[Answer] | None]:
         return msgspec.convert(await self._ask("ask", questions), list[list[Answer] | None])
@@ -71,10 +104,54 @@ class WorkerLink:
             raise LedgerLost("the parent of this worker has ended") from error
 
 
-async def parent_link(sock: socket.socket, seat: Ledger, meeting: asyncio.Barrier) -> Answering:
+class Together:
+    """The parent's side of what workers tell each other.
+
+    count: the number of workers. started: set once all of them serve.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.meeting = asyncio.Barrier(count)
+        self.started = False
+        self._count = count
+        self._serving: set[str] = set()
+        self._rolled_back: dict[str, bytes] = {}
+        self._links: dict[str, Answering] = {}
+
+    def join(self, holder: str, link: Answering) -> None:
+        """Tell a worker from now on of the canaries that are rolled back, beginning with earlier ones."""
+        self._links[holder] = link
+        for each in self._rolled_back.items():
+            link.notify(each)
+
+    def serve(self, holder: str) -> None:
+        """Note that a worker serves."""
+        self._serving.add(holder)
+        self.started = self.started or len(self._serving) == self._count
+
+    def forget(self, holder: str) -> bool:
+        """Forget a worker that has ended; returns whether it has served."""
+        self._links.pop(holder, None)
+        served = holder in self._serving
+        self._serving.discard(holder)
+        return served
+
+    def roll_back(self, by: str, digest: str, record: bytes) -> None:
+        """Tell the other workers of a canary. record: b"" to forget it, as each worker does by itself."""
+        self._rolled_back.pop(digest, None)
+        if record:
+            self._rolled_back[digest] = record
+            if len(self._rolled_back) > _MOST_ROLLED_BACK:
+                del self._rolled_back[next(iter(self._rolled_back))]
+            for holder, link in self._links.items():
+                if holder != by:
+                    link.notify((digest, record))
+
+
+async def parent_link(sock: socket.socket, seat: Ledger, holder: str, together: Together) -> Answering:
     """Return the parent's end of the link to a worker over `sock`.
 
-    seat: the ledger as the worker sees it. meeting: where it waits for the others.
+    seat: the ledger as the worker sees it. holder: its name there. together: see there.
     """
 
     async def answer(name: str, arguments: list[Any]) -> Any:
@@ -82,11 +159,15 @@ async def parent_link(sock: socket.socket, seat: Ledger, meeting: asyncio.Barrie
             return await seat.ask(msgspec.convert(arguments[0], list[tuple[str, list[Ask]]]))
         if name == "exchange":
             return await seat.exchange(arguments[0], edge=arguments[1])
+        if name == ROLLED_BACK:
+            return together.roll_back(holder, *arguments)
+        if name == SERVES:
+            return together.serve(holder)
         if name != MEET:
             return await (seat.hello if name == "hello" else seat.add_use)(*arguments)
         with suppress(TimeoutError):  # a worker is starting, or its documents are of another moment
             async with asyncio.timeout(MEET_S):
-                await meeting.wait()
+                await together.meeting.wait()
         return None
 
     async def notify() -> None:
@@ -95,5 +176,6 @@ async def parent_link(sock: socket.socket, seat: Ledger, meeting: asyncio.Barrie
 
     link = Answering(answer)
     await link.open(sock)
+    together.join(holder, link)
     link.run(notify())
     return link

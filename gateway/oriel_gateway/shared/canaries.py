@@ -51,12 +51,14 @@ class Canaries:
     """The canaries of a gateway. Single writer: the loop.
 
     rolled_back: the canaries that were rolled back, by the digest of the route. changed: called, a turn of the loop
-    later, when a side was rolled back.
+    later, when a side was rolled back. share: called with the digest and the record of a canary that was rolled back
+    here, for the other workers of this gateway; with b"" for the record when the route has changed.
     """
 
     def __init__(self) -> None:
         self.rolled_back: dict[str, RolledBack] = {}
         self.changed: Callable[[], None] = lambda: None
+        self.share: Callable[[str, bytes], None] = lambda digest, record: None
         self._watches: dict[Route, CanaryWatch] = {}
         self._digests: dict[Route, str] = {}
         self._folder: Path | None = None
@@ -95,6 +97,7 @@ class Canaries:
         gone: set[str] = self.rolled_back.keys() - self._digests.values() if whole else set()
         for digest in gone:
             del self.rolled_back[digest]
+            self.share(digest, b"")
             self._save(digest)
         return in_force
 
@@ -135,7 +138,14 @@ class Canaries:
             verdict.text,
         )
         asyncio.get_running_loop().call_soon(lambda: self.changed())
+        self.share(digest, msgspec.json.encode(found))
         self._save(digest)
+
+    def take_over(self, digest: str, record: bytes) -> None:
+        """Take over a canary that another worker of this gateway has rolled back."""
+        if digest not in self.rolled_back:
+            self.rolled_back[digest] = msgspec.json.decode(record, type=RolledBack)
+            self.changed()
 
     def _save(self, digest: str) -> None:
         if self._folder is not None:

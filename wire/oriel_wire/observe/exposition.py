@@ -13,7 +13,7 @@ from prometheus_client.utils import floatToGoString
 
 from oriel_wire.observe.telemetry import head, label_text, pieces
 
-__all__ = ["exposition", "merged"]
+__all__ = ["counts", "exposition", "merged"]
 
 PIECE_LINES = 500
 _number: Callable[[float], str] = floatToGoString
@@ -36,12 +36,13 @@ def merged(texts: Iterable[str], one_value: Callable[[str, str, float, float], f
     families: dict[str, dict[str, tuple[float, str] | None]] = {}
     name = kind = ""
     for text in texts:
-        for line in text.splitlines():
+        for line in filter(None, text.split("\n")):
             if line.startswith("#"):
                 name, kind = line.split(" ", 3)[2], line.rpartition(" ")[2]
                 families.setdefault(name, {}).setdefault(line, None)
                 continue
-            plain, mark, example = line.partition(" # ")
+            plain, mark, example = line.rpartition(" # {")
+            plain, example = (plain, example) if mark else (line, "")
             series, _, value = plain.rpartition(" ")
             number, known = float(value), families[name].get(series)
             if known is not None:
@@ -49,6 +50,17 @@ def merged(texts: Iterable[str], one_value: Callable[[str, str, float, float], f
             families[name][series] = number, mark + example
     rows = (row for family in families.values() for row in family.items())
     return "".join(f"{row}\n" if value is None else f"{row} {_number(value[0])}{value[1]}\n" for row, value in rows)
+
+
+def counts(text: str) -> str:
+    """Return the text of a process that has ended without its gauges: its counts stay counted."""
+    kept, kind = [], ""
+    for line in text.split("\n"):
+        if line.startswith("#"):
+            kind = line.rpartition(" ")[2]
+        if line.startswith("#") or kind in ("counter", "histogram"):
+            kept.append(line)
+    return "\n".join(kept)
 
 
 def _lines(metric: Metric, openmetrics: bool) -> Iterator[str]:

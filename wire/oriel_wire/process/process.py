@@ -153,12 +153,15 @@ def _start_failure(crash: BaseException) -> StartFailed | None:
     return None
 
 
-def listen(host: str, port: int, what: str, flag: str = "", *, shared: bool = False) -> socket.socket:
+def listen(
+    host: str, port: int, what: str, flag: str = "", *, shared: bool = False, opened: bool = True
+) -> socket.socket:
     """A listening TCP socket on `host`:`port`; port 0 takes any free one (read it from `getsockname()`).
 
     what: the name of the owner. flag: the flag that moves it; "" for the one of the last word of its name: "gateway
     HTTP" is moved by `--http-port`. shared: other processes of this user may listen there as well, and the kernel
-    spreads connections over them. Raises StartFailed with the fix. The caller owns and closes the socket.
+    spreads connections over them. opened: False for a socket that gets no connections until its owner lets it listen.
+    Raises StartFailed with the fix. The caller owns and closes the socket.
     """
     flag = flag or f"--{what.split()[-1].lower()}-port"
     if not 0 <= port <= 65535:
@@ -175,7 +178,8 @@ def listen(host: str, port: int, what: str, flag: str = "", *, shared: bool = Fa
         if shared:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind(address)
-        sock.listen(BACKLOG)
+        if opened:
+            sock.listen(BACKLOG)
         sock.setblocking(False)
     except OSError as refused:
         sock.close()

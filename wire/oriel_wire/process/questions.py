@@ -1,7 +1,7 @@
 """Questions between two processes over a stream socket: many at a time, each answered on its own.
 
 A question is a frame with its number, a name and arguments; its answer is a frame with the number and the value. The
-answering side may also send a notice, which has the number 0. Values are what msgspec writes as MessagePack.
+answering side may also send a notice, a value with the number 0. Values are what msgspec writes as MessagePack.
 """
 
 import asyncio
@@ -19,9 +19,12 @@ _decode = msgspec.msgpack.Decoder().decode
 
 
 class Asking:
-    """The end that asks. noticed: called for a notice. lost: called once when the other process is gone."""
+    """The end that asks.
 
-    def __init__(self, noticed: Callable[[], None], lost: Callable[[], None]) -> None:
+    noticed: called with the value of a notice. lost: called once when the other process is gone.
+    """
+
+    def __init__(self, noticed: Callable[[Any], None], lost: Callable[[], None]) -> None:
         self._noticed = noticed
         self._when_lost = lost
         self._numbers = count(1)
@@ -47,7 +50,7 @@ class Asking:
     def _received(self, head: memoryview, _: memoryview) -> None:
         number, value = _decode(head)
         if not number:
-            self._noticed()
+            self._noticed(value)
         elif (answer := self._waiting.get(number)) is not None and not answer.done():
             answer.set_result(value)
 
@@ -71,9 +74,9 @@ class Answering:
         """Take over a connected socket. Raises OSError."""
         await self._stream.open(sock)
 
-    def notify(self) -> None:
+    def notify(self, value: Any = None) -> None:
         """Send a notice."""
-        self._stream.send(frame(_encode((0, None))))
+        self._stream.send(frame(_encode((0, value))))
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a task until it is done or the other process is gone."""
