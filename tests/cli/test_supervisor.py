@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from oriel_cli import probe
-from oriel_cli.up import up
+from oriel_cli.up import forks, up
 from oriel_cli.up.forks import Forks
 from oriel_cli.up.supervisor import Supervisor
 from oriel_cli.up.unit import Timings, Unit
@@ -124,6 +124,18 @@ async def test_a_forked_process_is_the_first_of_its_unit_and_another_follows_it(
         await stage.until_said("one is ready again")
         assert stage.said[0].startswith("one was killed by SIGKILL") and stage.units["one"].pid != pid
         stage.stop.set()
+
+
+def test_a_unit_whose_imports_start_a_thread_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter((True, False))
+    monkeypatch.setattr(forks, "can_fork", lambda: next(answers))
+    monkeypatch.setattr(forks, "fork", lambda *args: pytest.fail("it was forked"))
+    monkeypatch.setitem(forks.MODULES, "one", ("json",))
+    with listen("127.0.0.1", 0, "trace buffer") as sock:
+        forked = forks.fork_units([spec("one")], {}, sock)
+    for descriptor in forked.lifeline:
+        os.close(descriptor)
+    assert not forked.pids
 
 
 async def test_restarts_of_a_unit_that_keeps_dying_come_slower_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

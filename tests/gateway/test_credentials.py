@@ -1,6 +1,7 @@
 """Where the rules of keys and tickets turn: their lengths, numbers and ends."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from oriel_gateway.errors import Outcome, Refused
 from oriel_gateway.identity import keys as keys_module
 from oriel_gateway.identity import tenant_buckets, tickets
+from oriel_gateway.identity.callers import MOST_KNOWN, Callers
 from oriel_gateway.identity.keys import identify, looks_like_token, still_valid
 from oriel_gateway.identity.tenant_buckets import OtherRequests
 from oriel_gateway.identity.tickets import Tickets, ticket_keys
@@ -191,3 +193,11 @@ def test_a_tenant_may_send_1000_requests_that_are_no_calls_at_once_and_100_a_sec
     for outcome in (Outcome.NOT_FOUND, Outcome.METHOD_NOT_ALLOWED):
         with pytest.raises(Refused, match="100 requests a second"):
             others.count_refused(TENANT, Refused(outcome, "one too many"))
+
+
+def test_callers_that_are_recognised_grow_with_the_keys_up_to_a_bound() -> None:
+    callers = Callers(SNAPSHOT)
+    assert callers.most_known == 12
+    (key, *_) = SNAPSHOT.keys.values()
+    callers.snapshot = replace(SNAPSHOT, keys=dict.fromkeys(map(str, range(MOST_KNOWN)), key))
+    assert callers.most_known == MOST_KNOWN

@@ -55,6 +55,14 @@ def test_a_process_with_a_thread_does_not_fork() -> None:
         thread.join()
 
 
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-"])
+def test_a_process_with_a_closed_standard_descriptor_does_not_fork(closed: str) -> None:
+    """A pipe or a socket of it may have that number, and would be closed in the forked process."""
+    script = "import os; from oriel_wire.process.forked import can_fork; os._exit(10 + can_fork())"
+    run = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, script]
+    assert subprocess.run(run, check=False).returncode == 10
+
+
 def test_a_kernel_that_reports_no_end_of_a_process_is_not_forked_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(pid: int) -> int:
         raise PermissionError(1, "not here")
@@ -74,3 +82,21 @@ def test_memory_that_is_not_written_yet_can_be_written() -> None:
     view = unwritten(70_000)
     view[:3] = b"abc"
     assert len(view) == view.nbytes == 70_000 and bytes(view[:3]) == b"abc" and not unwritten(0)
+
+
+def test_a_forked_process_makes_ids_of_its_own() -> None:
+    """Else gateway and logic give the same ids to different spans of one trace."""
+    script = """
+import os, sys
+from oriel_wire.observe.trace import TraceIds, random_bits
+from oriel_wire.process.forked import fork
+pid = fork({}, "oriel logic")
+if pid:
+    os.waitpid(pid, 0)
+ids = TraceIds()
+ids.refill()
+print(random_bits(128), ids.traces[-1], ids.spans[-1], file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    one, other = map(str.split, done.stderr.splitlines())
+    assert not set(one) & set(other)

@@ -254,6 +254,13 @@ def test_as_many_credentials_and_decisions_are_kept_as_their_owner_asks_for() ->
     assert len(server.memo.credentials) == 1
 
 
+def test_a_sender_of_ever_other_headers_keeps_no_more_shapes_the_more_decisions_are_kept() -> None:
+    server = Server().learn(*LINES)
+    for number in range(2 * SIZE + 1):
+        server.heads.decide(server.read(*LINES, b"x-%d: 1" % number), number, 100 * SIZE)
+    assert 0 < len({shape for shape, _ in server.heads._decisions}) <= SIZE
+
+
 # Any heads -----------------------------------------------------------------------------------------------------------
 
 

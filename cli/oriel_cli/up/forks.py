@@ -30,7 +30,7 @@ class Forks:
 
 
 def fork_units(specs: Sequence[UnitSpec], variables: Mapping[str, str], sock: socket) -> Forks:
-    """Fork the first process of each unit, the one that takes longest to start first, if all of them can be forked.
+    """Fork the first process of each unit that can be forked, the one that takes longest to start first.
 
     Returns in the supervisor only: in a forked process the unit runs until it ends, and SystemExit follows. Units with
     secrets of their own, a preparation or spare processes are started by their commands.
@@ -50,6 +50,8 @@ def fork_units(specs: Sequence[UnitSpec], variables: Mapping[str, str], sock: so
     for spec in reversed(specs):
         for module in MODULES[spec.name]:
             import_module(module)
+        if not can_fork():  # an import has started a thread
+            break
         own = {LIFELINE_VARIABLE: str(reading), **variables, **spec.environ}
         pid = fork(own, f"oriel {spec.name}", reading)
         if not pid:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Callers"]
 
+# Bound on callers that are recognised: one that writes its key with ever other blanks can be all of them, 1 KiB each.
+MOST_KNOWN = 256 * 1024
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Callers:
@@ -46,8 +49,10 @@ class Callers:
 
     @property
     def most_known(self) -> int:
-        """Return how many callers are recognised at the same time: all keys, each with heads of four shapes."""
-        return 4 * len(self.snapshot.keys)
+        """Return how many callers are recognised at the same time: all keys, each with heads of four shapes, at most
+        `MOST_KNOWN`.
+        """
+        return min(4 * len(self.snapshot.keys), MOST_KNOWN)
 
     def of(self, credentials: Sequence[tuple[str, str]]) -> ApiKey:
         """Return the key behind these credentials; see `keys.identify`."""

@@ -181,12 +181,13 @@ def shape_of(head: RequestHead, key: Key) -> HeadShape | None:
 class SimilarHeads:
     """The shapes of one server's heads, and its decisions about them. Single user."""
 
-    __slots__ = ("_decisions", "_memo", "_shapes")
+    __slots__ = ("_decided", "_decisions", "_memo", "_shapes")
 
     def __init__(self, memo: LineMemo) -> None:
         self._memo = memo
         self._shapes: dict[Key, tuple[HeadShape, ...]] = {}
         self._decisions: dict[tuple[HeadShape, Field | None], Any] = {}
+        self._decided: set[HeadShape] = set()
 
     def read(self, block: bytes, max_fields: int) -> RequestHead:
         """Read a head without its closing CRLFCRLF. Raises BadMessage, TooLarge for more than `max_fields` fields."""
@@ -228,14 +229,17 @@ class SimilarHeads:
     def decide(self, head: RequestHead, decision: Any, most: int = 0) -> None:
         """Keep a decision for all heads of this shape with these credentials, whatever their other unknown lines.
 
-        It is kept until `forget_decisions`, or until there are `SIZE` others, or `most` if that is more.
+        It is kept until `forget_decisions`, or until there are `SIZE` others, or `most` if that is more, or those of
+        `SIZE` shapes: a decision keeps its shape in memory, and one sender may make any number of shapes.
         """
         head.decision = decision
         if head.shape is not None:
-            if len(self._decisions) >= max(SIZE, most):
-                self._decisions.clear()
+            if len(self._decisions) >= max(SIZE, most) or len(self._decided) >= SIZE:
+                self.forget_decisions()
+            self._decided.add(head.shape)
             self._decisions[head.shape, head.credentials[0] if head.credentials else None] = decision
 
     def forget_decisions(self) -> None:
         """Drop all decisions, because the set of valid credentials has changed."""
         self._decisions.clear()
+        self._decided.clear()

@@ -29,6 +29,11 @@ FLAGS: Final = {digit: f"0{int(digit, 16) & 3}" for digit in "0123456789abcdef"}
 _WALL_OFFSET_NS = time.time_ns() - time.monotonic_ns()
 
 
+def reseed() -> None:
+    """Give a forked process ids of its own."""
+    _random.seed(random.SystemRandom().getrandbits(128))
+
+
 class TraceContext(msgspec.Struct, frozen=True):
     """One position in one trace: the span that is the parent of the next ones.
 

@@ -5,14 +5,19 @@ import ctypes
 import gc
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 
+from oriel_wire.observe.trace import reseed
+
 
 def can_fork() -> bool:
-    """Return whether children can be forked here: this process has no other thread, and the kernel reports their end
-    on a descriptor.
+    """Return whether children can be forked here: this process has no other thread, its standard descriptors are open,
+    and the kernel reports their end on a descriptor.
     """
+    if None in (sys.__stdin__, sys.__stdout__, sys.__stderr__):
+        return False  # a pipe or a socket may have the number of the closed one
     try:
         os.close(os.pidfd_open(os.getpid()))
         return len(os.listdir("/proc/self/task")) == 1
@@ -32,6 +37,7 @@ def fork(variables: Mapping[str, str], name: str, *kept: int) -> int:
     gc.freeze()  # a collection would write to all of the shared memory
     if pid := os.fork():
         return pid
+    reseed()
     os.setsid()
     os.environ.update(variables)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
