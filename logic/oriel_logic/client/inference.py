@@ -10,9 +10,10 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from oriel_logic.client.codec import Encoded, ModelCodec, infer_request, path_of, scan_body
+from oriel_logic.client.codec import Encoded, ModelCodec, infer_request, outputs_of, path_of, scan_body
 from oriel_logic.client.endpoints import Endpoints
-from oriel_logic.client.model_streams import AnswerStream, StreamServers, outputs_of_stream
+from oriel_logic.client.model_streams import STAGE as STREAM
+from oriel_logic.client.model_streams import StreamServers
 from oriel_logic.client.models import Array, ArrayLike, ModelSpec, Outputs
 from oriel_logic.client.tensors import check_inputs, parse_metadata, parse_parameters
 from oriel_logic.client.upstream_errors import (
@@ -240,7 +241,7 @@ class BoundModels:
         self._ledger.reported(response.cost_us, response.used)
         return response
 
-    def stream(
+    async def stream(
         self,
         model: str,
         inputs: Mapping[str, ArrayLike],
@@ -249,7 +250,7 @@ class BoundModels:
         version: str = "",
         tap: Callable[[bytes], bool] | None = None,
     ) -> AsyncGenerator[Outputs]:
-        async def begin(stage: Stage) -> AnswerStream:
+        with self._ledger.stage(STREAM, kind="client") as stage:
             stage.attributes["oriel.model"] = model
             codec = await self._codec(model, version, stage, stale_s=FOREVER)
             try:
@@ -257,9 +258,14 @@ class BoundModels:
             except ModelInputWrong as error:
                 codec = await self._newer(codec, model, version, stage, error)
                 request = infer_request(codec.spec, inputs, outputs, version)
-            return await self._servers.streams.begin(request, self._call, stage, self._ledger)
-
-        return outputs_of_stream(self._ledger, begin, tap)
+            answers = await self._servers.streams.begin(request, self._call, stage, self._ledger)
+            if tap is not None:
+                answers.offer_texts(tap)
+            try:
+                while (answer := await answers.next()) is not None:
+                    yield outputs_of(answer)
+            finally:
+                answers.close()
 
     async def ready(self, model: str, *, version: str = "") -> bool:
         with self._ledger.stage("ready", kind="client") as stage:

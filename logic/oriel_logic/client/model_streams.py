@@ -9,13 +9,11 @@ stream.
 import asyncio
 import importlib
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import monotonic
 
-from oriel_logic.client.codec import outputs_of
 from oriel_logic.client.endpoints import Endpoint, Endpoints
-from oriel_logic.client.models import Outputs
 from oriel_logic.client.upstream_errors import ELSEWHERE, SPENT, check_ticket, error_of
 from oriel_logic.errors import DeadlineExceeded, LogicError, ModelFailed, ModelInputWrong, ModelUnreachable
 from oriel_logic.observe.stages import HopFacts, Ledger, Stage
@@ -47,21 +45,6 @@ MESSAGES = "oriel_wire.v2.grpc_messages"
 def stream_client(address: Address, *, max_answer_bytes: int = MAX_ANSWER_BYTES) -> GrpcClient:
     """The gRPC port of one inference server."""
     return GrpcClient(host=address[0], port=address[1], max_message_bytes=max_answer_bytes)
-
-
-async def outputs_of_stream(
-    ledger: Ledger, begin: Callable[[Stage], Awaitable["AnswerStream"]], tap: Callable[[bytes], bool] | None
-) -> AsyncGenerator[Outputs]:
-    """Yield the answers of a stream, as a stage of its request, that `tap` does not use. begin: makes the call."""
-    with ledger.stage(STAGE, kind="client") as stage:
-        answers = await begin(stage)
-        if tap is not None:
-            answers.offer_texts(tap)
-        try:
-            while (answer := await answers.next()) is not None:
-                yield outputs_of(answer)
-        finally:
-            answers.close()
 
 
 class StreamServers:

@@ -7,7 +7,7 @@ loaded, tiers and stages, whose names come from outside or from handlers, become
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as LibraryHistogram
@@ -201,7 +201,7 @@ class Totals:
 def added(tallies: Iterable[Tally]) -> Tally:
     total = Tally()
     for each in tallies:
-        for name in [one.name for one in fields(Tally)]:
+        for name in Tally.__slots__:
             value = getattr(each, name)
             if isinstance(value, Counter):
                 getattr(total, name).update(value)

@@ -3,7 +3,8 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from oriel_logic.errors import InputTooLarge, LogicError, Saturated
 
@@ -96,51 +97,33 @@ class Body:
             raise too_large(limit_bytes)
         return whole
 
-    def pieces(self) -> "BodyPieces":
-        """Return the bytes as they arrive; no piece is empty. Reading them raises the error given to `fail`."""
-        if self._whole:
-            self._parts.append(self._whole)
-            self.ahead_bytes += len(self._whole)
-        return BodyPieces(self)
-
-    async def next(self) -> bytes:
-        """Return the bytes that have arrived next, b"" at the end. Raises the error given to `fail`."""
-        while not self._parts or self._error is not None:
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Yield the bytes as they arrive; no piece is empty. Raises the error given to `fail`."""
+        whole = self._whole
+        if whole is not None:
+            if whole:
+                yield whole
+            return
+        while True:
             if self._error is not None:
                 raise self._error
-            if self.complete:
-                return b""
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        piece = self._parts.popleft()
-        self.ahead_bytes -= len(piece)
-        if self._paused and self.ahead_bytes <= AHEAD_BYTES // 2:
-            self._paused = False
-            self._pause(False)
-        return piece
+            if self._parts:
+                piece = self._parts.popleft()
+                self.ahead_bytes -= len(piece)
+                if self._paused and self.ahead_bytes <= AHEAD_BYTES // 2:
+                    self._paused = False
+                    self._pause(False)
+                yield piece
+            elif self.complete:
+                return
+            else:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
-
-
-class BodyPieces:
-    """The bytes of one body as they arrive."""
-
-    __slots__ = ("_body",)
-
-    def __init__(self, body: Body) -> None:
-        self._body = body
-
-    def __aiter__(self) -> "BodyPieces":
-        return self
-
-    async def __anext__(self) -> bytes:
-        piece = await self._body.next()
-        if not piece:
-            raise StopAsyncIteration
-        return piece
 
 
 def full() -> Saturated:
@@ -151,8 +134,7 @@ def too_large(limit_bytes: int) -> InputTooLarge:
     return InputTooLarge(f"the body is larger than the {limit_bytes} bytes that are read here")
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Inbound:
+class Inbound(msgspec.Struct, kw_only=True):
     """One request.
 
     headers: lower-case names, the first value of each.
@@ -163,9 +145,9 @@ class Inbound:
     method: str
     path: str
     query: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     size_bytes: int | None = None
-    body: Body = field(default_factory=lambda: Body(b""))
+    body: Body = msgspec.field(default_factory=lambda: Body(b""))
 
     async def read(self, limit_bytes: int) -> bytes:
         """Read the whole body. Raises InputTooLarge, without reading if the declared length is too large."""
