@@ -33,7 +33,8 @@ def run(args: argparse.Namespace) -> int:
     from oriel_wire.process.process import run_unit
     from oriel_wire.process.worker import inherited
 
-    configure_logging("gateway")
+    worker = inherited()
+    configure_logging("gateway", "" if worker is None else f"/{worker.index}")
     environment = dict(os.environ)  # for workers, before secrets are taken out of it
     chosen = values(Settings, args) | {
         "state": state_folder(),
@@ -44,11 +45,11 @@ def run(args: argparse.Namespace) -> int:
         "limiter": args.limiter or take_secret("ORIEL_LIMITER") or "embedded",
         "limiter_password": take_secret("ORIEL_LIMITER_PASSWORD") or None,
         "ticket_keys": ticket_keys(args.ticket_keys_file),
-        "worker": inherited(),
+        "worker": worker,
         "trace_url": trace_link(os.environ.get("ORIEL_TRACE_URL", "")),
     }
     settings = Settings(**chosen)
-    if settings.workers > 1 and settings.worker is None:
+    if settings.workers > 1 and worker is None:
         from oriel_gateway.workers import serve_with_workers
 
         return run_unit(lambda stop: serve_with_workers(settings, check, environment, stop), unit="gateway")

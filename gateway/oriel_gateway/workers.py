@@ -132,7 +132,10 @@ class Workers:
             if not served and number == 1:
                 raise StartFailed(f"worker {index} ended with {code} before it served: see the lines above")
             again_s = AGAIN_S if served else min(2 * again_s, MOST_AGAIN_S)
-            _log.error("worker %d ended with %d: starting another one; the others serve meanwhile", index, code)
+            _log.error(
+                "worker %d (process %d) ended with %d: starting another one; the others serve meanwhile",
+                *(index, child.pid, code),
+            )
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), again_s)
 

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections import Counter
 from contextlib import aclosing
+from itertools import pairwise
 from pathlib import Path
 
 from oriel_cli.watch.top import snapshots
@@ -94,7 +95,9 @@ async def test_documents_come_into_force_in_all_workers_at_once(tmp_path: Path) 
             while 200 in seen[-1]:
                 seen.append(await statuses())
             mixed = [each for each in seen if len(set(each)) > 1]
-            assert len(mixed) <= 1, "a later round never sees the older documents in a worker"
+            assert len(mixed) <= 3, "workers adopt within a few turns of their loops"
+            for before, after in pairwise(seen):
+                assert all(old == 200 or new == old for old, new in zip(before, after, strict=True)), "none goes back"
 
 
 async def _status(client: Client) -> int:

@@ -46,15 +46,16 @@ _identity: dict[str, str | int] = {}
 _kept: dict[int, int] = {}  # standard descriptor -> a copy of it from before `capture`
 
 
-def configure_logging(unit: str) -> None:
+def configure_logging(unit: str, part: str = "") -> None:
     """Send the log records of this process to stderr, one line each, within the bounds.
 
+    part: follows the unit in lines for people, such as "/1" for a worker; a JSON record has the process id.
     ORIEL_LOG_LEVEL sets the level (INFO), ORIEL_LOG_FORMAT the form (text).
     """
     _identity.update(unit=unit, instance=os.environ.get("HOSTNAME") or socket.gethostname(), pid=os.getpid())
     style, named = (os.environ.get(name, "") for name in (FORMAT_VARIABLE, "ORIEL_LOG_LEVEL"))
     handler = _BoundedHandler(open(_kept[2], "w", encoding="ascii", closefd=False) if _kept else sys.stderr)
-    handler.setFormatter(_Json() if style == "json" else _OneLine(unit))
+    handler.setFormatter(_Json() if style == "json" else _OneLine(unit + part))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     levels = logging.getLevelNamesMapping()
