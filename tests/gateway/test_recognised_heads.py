@@ -49,6 +49,18 @@ async def test_another_key_is_another_sender() -> None:
         assert await asked(client, up, 10, 5) == (200, "g")
 
 
+async def test_a_caller_is_judged_once_and_no_bytes_of_its_key_are_kept() -> None:
+    async with upstream() as up, gateway(documents([up.port])) as (port, core), Client(port) as client:
+        for number in range(1, 5):
+            assert await asked(client, up, number, 5) == (200, "g")
+        assert await asked(client, up, 5, 5, BRONZE) == (200, "b")
+        kept = [credential for server in core.fronts for _, credential in server.heads._decisions]
+        before = [(credential.owner.tenant.name, credential.line, credential.value) for credential in kept]
+        assert before.count(("b", b"", "")) == 1 and set(before) == {("b", b"", ""), ("g", b"", "")}
+        assert await asked(client, up, 6, 5, BRONZE) == (200, "b")
+        assert len(before) == sum(len(server.heads._decisions) for server in core.fronts)
+
+
 async def test_a_length_beyond_the_bound_is_refused_also_of_a_head_that_is_known() -> None:
     async with upstream() as up, gateway(documents([up.port])) as (port, _), Client(port) as client:
         for number in range(1, 5):

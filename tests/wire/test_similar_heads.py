@@ -261,6 +261,13 @@ def test_a_sender_of_ever_other_headers_keeps_no_more_shapes_the_more_decisions_
     assert 0 < len({shape for shape, _ in server.heads._decisions}) <= SIZE
 
 
+def test_nothing_is_kept_for_a_credential_that_is_not_recognised() -> None:
+    server = Server().learn(*LINES, SECRET)
+    server.heads.decide(server.read(*LINES, SECRET), "decided")
+    assert not server.heads._decisions
+    assert server.read(*LINES, SECRET).decision is None
+
+
 # Any heads -----------------------------------------------------------------------------------------------------------
 
 

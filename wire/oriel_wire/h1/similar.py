@@ -201,8 +201,7 @@ class SimilarHeads:
         for shape in self._shapes.get(key, ()):
             head = shape.read(lines, memo)
             if head is not None:
-                credentials = head.credentials
-                head.decision = self._decisions.get((shape, None if credentials is None else credentials[0]))
+                head.decision = self._decisions.get((shape, head.credentials[0] if head.credentials else None))
                 return head
         head = parse_lines(lines, list(map(memo.fields.get, lines)), memo)
         if key[0] is not None and len(block) <= _MAX_BYTES:
@@ -227,17 +226,21 @@ class SimilarHeads:
             self._shapes[key] = (shape, *alike[: _MAX_ALIKE - 1])
 
     def decide(self, head: RequestHead, decision: Any, most: int = 0) -> None:
-        """Keep a decision for all heads of this shape with these credentials, whatever their other unknown lines.
+        """Keep a decision for all heads of this shape with these credentials, whatever their other lines, if the
+        credentials will be recognised.
 
         It is kept until `forget_decisions`, or until there are `SIZE` others, or `most` if that is more, or those of
         `SIZE` shapes: a decision keeps its shape in memory, and one sender may make any number of shapes.
         """
         head.decision = decision
-        if head.shape is not None:
+        credential = head.credentials[0] if head.credentials else None
+        if credential is not None and credential.owner is None:  # it was parsed, and may be recognised from now on
+            credential = self._memo.find_credential(credential.line) or credential
+        if head.shape is not None and (credential is None or credential.owner is not None):
             if len(self._decisions) >= max(SIZE, most) or len(self._decided) >= SIZE:
                 self.forget_decisions()
             self._decided.add(head.shape)
-            self._decisions[head.shape, head.credentials[0] if head.credentials else None] = decision
+            self._decisions[head.shape, credential] = decision
 
     def forget_decisions(self) -> None:
         """Drop all decisions, because the set of valid credentials has changed."""
