@@ -297,3 +297,15 @@ async def test_a_streams_cost_is_read_from_its_trailers_and_no_client_sees_it(at
             core.records.stats.count()
             (mine,) = core.records.stats.usage.of("g")["day"]["targets"]
             assert (mine["device_ns"], mine["cpu_ns"], mine["tokens_out"], mine["estimated"]) == (500, 2, 4, False)
+
+
+def test_each_line_of_the_ledger_and_each_month_has_only_its_own_calls() -> None:
+    usage, who, same = Usage(NOON), tenant("a"), target("m")
+
+    def served(now: datetime) -> list[tuple[str, int]]:
+        usage.count(add_up([call(who, target=same)], usage.classes), now)
+        return [(line.kind, line.requests) for line in usage.added("2026-11-24T12:00")]
+
+    for now in (NOON, NOON, NEXT_DAY, NEXT_MONTH):
+        assert served(now) == served(now) == [("use", 1), ("use", 0), ("seen", 1)]
+    assert usage.of("a", NEXT_MONTH)["month"]["requests"] == 2

@@ -20,15 +20,20 @@ from oriel_gateway.routing.targets import Target
 from oriel_policies.bounds.calendar import Period
 from oriel_policies.documents import Tenant
 from oriel_policies.metering.budgets import Budget, Use, spent
-from oriel_policies.metering.usage import UsageBook, UsageKey, counters
+from oriel_policies.metering.usage import UsageBook, UsageKey, UsageRow, counters
 from oriel_wire.usage.lines import COUNTERS, UsageLine
 
 UNIT = "gateway"
 MAX_ROWS = 100_000
+MAX_SUMS = 20_000
 MAX_CLASSES = 32  # device classes per target; bounded because servers name them
 TOKEN_SERIES = 100  # the most tenants, routes and tiers whose tokens are counted under their names
 CUT_OFF = "left"  # why nobody else is charged for a call that its client left, or that was later than it allowed
 SHOWN = ("requests", "bytes_in", "bytes_out", "device_ns", "cpu_ns", "tokens_in", "tokens_out")
+
+
+_Counts = Mapping[str, int]
+_Names = tuple[str, str, str, str, bool]  # tenant, kind, target, tier, True for an estimate
 
 
 class _SumName(NamedTuple):
@@ -58,6 +63,29 @@ class _Periods:
         self.day: dict[str, int] = dict.fromkeys(COUNTERS, 0)
         self.month: dict[str, int] = dict.fromkeys(COUNTERS, 0)
 
+    def add(self, used: _Counts, by_class: _Counts, *, today: bool) -> None:
+        """Add what was used this month. by_class: device time by class. today: True if it was used today."""
+        for name, value in used.items():
+            self.month[name] += value
+        _add_classes(self.month_classes, by_class)
+        if today:
+            for name, value in used.items():
+                self.day[name] += value
+            _add_classes(self.classes, by_class)
+
+
+class _Sums(NamedTuple):
+    """Everything that the calls of one tenant to one target are added to, so that no name is looked up per call.
+
+    tenant, target: kept, because their identity is the key. periods: None if there are too many tenants.
+    """
+
+    tenant: Tenant
+    target: Target
+    written: UsageRow
+    seen: UsageRow
+    periods: _Periods | None
+
 
 class Usage:
     """The use of all tenants. Single writer: the gateway's loop.
@@ -77,6 +105,7 @@ class Usage:
         self._seen = UsageBook(max_rows=MAX_ROWS)
         self.unshared: dict[str, int] | None = None
         self._tenants: dict[str, dict[tuple[str, str, str, bool], _Periods]] = {}
+        self._sums: dict[tuple[int, int, str, str], _Sums] = {}  # until the books or the tenants are replaced
         self.classes: dict[str, str] = {}
         self._day = self._month = ""
 
@@ -109,37 +138,47 @@ class Usage:
         if charge.cut_off:
             self._see(tenant, target, CUT_OFF, estimated.values(sum(classes.values()), reported.cpu_ns), classes)
             return
-        name = target.name or target.route
-        row = self._written.row(UsageKey(tenant.name, tenant.tier.name, name, target.version, "", "", "", target.kind))
-        row.requests += charge.requests
-        row.bytes_in += reported.bytes_in + estimated.bytes_in
-        row.bytes_out += reported.bytes_out + estimated.bytes_out
         if reported.requests:
             self._see(tenant, target, "", reported.values(sum(classes.values()), reported.cpu_ns), classes)
         if estimated.requests:
             busy_ns = estimated.device_ns
             self._see(tenant, target, "estimated", estimated.values(busy_ns, 0), {"": busy_ns})
 
-    def _see(
-        self, tenant: Tenant, target: Target, why: str, counted: tuple[int, ...], classes: Mapping[str, int]
-    ) -> None:
+    def _see(self, tenant: Tenant, target: Target, why: str, counted: tuple[int, ...], classes: _Counts) -> None:
         """Note some use for the tenant's page, and for a gateway that starts later. classes: device time by class."""
-        name, tier = target.name or target.route, tenant.tier.name
         first = "" if why == CUT_OFF else next(iter(classes), "")
-        seen = self._seen.row(UsageKey(tenant.name, tier, name, target.version, "", first, why, target.kind))
+        key = (id(tenant), id(target), why, first)
+        sums = self._sums.get(key) or self._sums.setdefault(key, self._sums_of(tenant, target, why, first))
+        seen, used = sums.seen, {name: value for name, value in counters(counted).items() if value}
         seen.add(counted)
+        if why != CUT_OFF:
+            sums.written.requests += used["requests"]
+            sums.written.bytes_in += used.get("bytes_in", 0)
+            sums.written.bytes_out += used.get("bytes_out", 0)
         for device_class, device_ns in classes.items():
             if device_class != first:
                 seen.device_ns -= device_ns
-                key = UsageKey(tenant.name, tier, name, target.version, "", device_class, why, target.kind)
-                self._seen.row(key).device_ns += device_ns
-        self._note((tenant.name, target.kind, name, tier, why != ""), counters(counted), classes, share=True)
+                self._seen.row(seen.key._replace(device_class=device_class)).device_ns += device_ns
+        if self.unshared is not None:
+            self._share(_names(tenant, target, why), used, classes)
+        if sums.periods is not None:
+            sums.periods.add(used, classes, today=True)
+
+    def _sums_of(self, tenant: Tenant, target: Target, why: str, device_class: str) -> _Sums:
+        if len(self._sums) >= MAX_SUMS:
+            self._sums.clear()
+        name, tier = target.name or target.route, tenant.tier.name
+        written = UsageKey(tenant.name, tier, name, target.version, "", "", "", target.kind)
+        seen = written._replace(device_class=device_class, why=why)
+        periods = self._periods_of(_names(tenant, target, why))
+        return _Sums(tenant, target, self._written.row(written), self._seen.row(seen), periods)
 
     def added(self, minute: str) -> list[UsageLine]:
         """Return what was used since the last call, as lines of the ledger.
 
         The rows are dropped with it: nothing is done for tenants that were not served meanwhile.
         """
+        self._sums.clear()
         written, self._written = self._written, UsageBook(max_rows=MAX_ROWS)
         seen, self._seen = self._seen, UsageBook(max_rows=MAX_ROWS)
         lines = [_line(minute, key, values) for key, values in written.added()]
@@ -215,6 +254,7 @@ class Usage:
         """Add what other gateways have counted; see `SharedUse`. whole: the sums are those of all gateways."""
         if whole:
             self._tenants = {}
+            self._sums.clear()
             self.since = min(self.since, datetime.fromtimestamp(sums.get("since", self.since.timestamp()), UTC))
         for name, value in sums.items():
             parts = name.split(SEPARATOR)
@@ -226,49 +266,48 @@ class Usage:
                 at = (of.tenant, of.kind, of.target, of.tier, of.estimated == "1")
                 self._note(at, {of.counter: value}, by_class, of.day)
 
-    def _note(
-        self,
-        of: tuple[str, str, str, str, bool],
-        used: Mapping[str, int],
-        by_class: Mapping[str, int],
-        day: str = "",
-        *,
-        share: bool = False,
-    ) -> None:
-        """Add to the sums of (tenant, kind, target, tier, whether it is an estimate). day: "" for today."""
-        tenant, kind, target, tier, estimated = of
+    def _note(self, of: _Names, used: _Counts, by_class: _Counts, day: str = "", *, share: bool = False) -> None:
+        """Add to the sums of a name. by_class: device time by class. day: "" for today."""
         if share and self.unshared is not None:
-            begin = SEPARATOR.join((day or self._day, tenant, kind, target, tier, str(int(estimated))))
-            for device_class, counter, value in (
-                *(("", shown, used[shown]) for shown in SHOWN if shown != "device_ns"),
-                *((device_class, "device_ns", ns) for device_class, ns in by_class.items()),
-            ):
-                if value:
-                    name = SEPARATOR.join((begin, device_class, counter))
-                    self.unshared[name] = self.unshared.get(name, 0) + value
+            self._share(of, used, by_class, day)
+        periods = self._periods_of(of)
+        if periods is not None:
+            periods.add(used, by_class, today=day in ("", self._day))
+
+    def _share(self, of: _Names, used: _Counts, by_class: _Counts, day: str = "") -> None:
+        """Add to what the ledger has not got yet."""
+        assert self.unshared is not None
+        *names, estimated = of
+        begin = SEPARATOR.join((day or self._day, *names, str(int(estimated))))
+        for device_class, counter, value in (
+            *(("", name, value) for name, value in used.items() if name in SHOWN and name != "device_ns"),
+            *((device_class, "device_ns", ns) for device_class, ns in by_class.items()),
+        ):
+            if value:
+                name = SEPARATOR.join((begin, device_class, counter))
+                self.unshared[name] = self.unshared.get(name, 0) + value
+
+    def _periods_of(self, of: _Names) -> _Periods | None:
+        """Return the sums of a name; None beyond `MAX_ROWS` tenants."""
+        tenant, kind, target, tier, estimated = of
         targets = self._tenants.get(tenant)
         if targets is None:
             if len(self._tenants) >= MAX_ROWS:
-                return
+                return None
             targets = self._tenants[tenant] = {}
         periods = targets.get((kind, target, tier, estimated))
         if periods is None:
             if len(targets) >= 1000:
                 target = "other"
             periods = targets.setdefault((kind, target, tier, estimated), _Periods())
-        for name, value in used.items():
-            periods.month[name] += value
-        _add_classes(periods.month_classes, by_class)
-        if day in ("", self._day):
-            for name, value in used.items():
-                periods.day[name] += value
-            _add_classes(periods.classes, by_class)
+        return periods
 
     def _turn(self, now: datetime) -> None:
         """Begin the day and the month of `now` in UTC."""
         day = now.astimezone(UTC).strftime("%Y-%m-%d")
         if day == self._day:
             return
+        self._sums.clear()
         if day[:7] != self._month:
             self._tenants = {}
             self._month = day[:7]
@@ -279,6 +318,10 @@ class Usage:
             for periods in targets.values():
                 periods.day = dict.fromkeys(COUNTERS, 0)
                 periods.classes = {}
+
+
+def _names(tenant: Tenant, target: Target, why: str) -> _Names:
+    return tenant.name, target.kind, target.name or target.route, tenant.tier.name, why != ""
 
 
 def _add_classes(sums: dict[str, int], by_class: Mapping[str, int]) -> None:

@@ -71,7 +71,8 @@ class UsageRow:
     def add(self, values: tuple[int, ...]) -> None:
         """Add counters in the order of FIELDS."""
         for name, value in zip(FIELDS, values, strict=True):
-            setattr(self, name, getattr(self, name) + value)
+            if value:
+                setattr(self, name, getattr(self, name) + value)
 
 
 class UsageBook:
