@@ -326,13 +326,15 @@ def _announce(settings: Settings, ports: _Ports, tenants: int) -> None:
 
 def _loops(gateway: Gateway, usage: UsageLedger | None) -> list[Coroutine[Any, Any, None]]:
     """Return the loops that end when the drain begins. usage: the ledger of what tenants use."""
-    ledger = gateway.limiter.ledger if isinstance(gateway.limiter, SharedLimiter) else None
+    limiter = gateway.limiter
+    ledger = limiter.ledger if isinstance(limiter, SharedLimiter) else None
     published = gateway.api_docs.published.run(lambda: (gateway.snapshot, gateway.pools))
     loops = [published, gateway.scaled.run(ledger), gateway.placements.run()]
     if usage is not None:
         loops.append(_remember_use(usage, gateway))
-    if ledger is not None:
-        loops.append(SharedUse(gateway.records.stats, ledger).run())
+    if isinstance(limiter, SharedLimiter):
+        client = limiter.ledger_client
+        loops.append(SharedUse(gateway.records.stats, limiter.ledger, lambda: client.replicas).run())
     return loops
 
 

@@ -325,6 +325,19 @@ async def test_a_memory_ledger_and_redis_answer_alike_whatever_is_asked(monkeypa
             await each.close()
 
 
+async def test_many_gateways_are_counted_for_all_of_them_at_once() -> None:
+    async with redis_server() as server:
+        many = [RedisLedger(server.url, holder=f"g{number}", password=PASSWORD) for number in range(61)]
+        counts = [(await each.hello(0.02)).gateways for each in many[:60]]
+        assert counts == [*range(1, 61)]
+        await many[0]._redis.set("oriel:{oriel:present}count", '[59,1,"0.020000"]')
+        assert await many[0].hello(0.02) == (59, 1, 0.02)
+        assert (await many[60].hello(0.02)).gateways == 61, "a new one counts anew"
+        assert (await many[0].hello(0.02)).gateways == 61
+        for each in many:
+            await each.close()
+
+
 async def test_gateways_exchange_their_records_of_demand(ledgers: Pair) -> None:
     raw = bytes(range(256)) * 50  # every value of a byte, also colons and zeros
     assert await ledgers.one.exchange(b"first") == {}

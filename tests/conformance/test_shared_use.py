@@ -262,3 +262,10 @@ async def test_a_new_budget_begins_with_what_was_used(kind: str, period: str) ->
         assert left()[0] <= 0
         for limiter in limiters:
             await limiter.close()
+
+
+@pytest.mark.parametrize("gateways", [1, 25, 100, 1000])
+def test_the_log_of_additions_reaches_back_far_enough_for_any_number_of_gateways(gateways: int) -> None:
+    shared = SharedUse(Stats(Objectives(), Usage()), MemoryLedger(lambda: 0.0).seat("one"), lambda: gateways)
+    assert shared_use.EXCHANGE_S <= shared.every_s <= max(shared_use.EXCHANGE_S, gateways / 50)
+    assert gateways / shared.every_s * shared_use.OUTDATED_S < 20_000

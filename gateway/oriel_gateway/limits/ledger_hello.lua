@@ -1,5 +1,5 @@
 -- A gateway announces itself and counts the others.
--- KEYS: the hash of holders. ARGV: holder, share, seconds of presence, seconds until it is forgotten, whole share,
+-- KEYS: the hash of holders, the latest count of many. ARGV: holder, share, seconds of presence, seconds until it is forgotten, whole share,
 -- seconds since it was heard last, the least step of a clock that counts as one.
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
@@ -14,6 +14,8 @@ if own and since >= 0 then
   if math.abs(jump) < step then jump = 0 end
 end
 redis.call('HSET', KEYS[1], ARGV[1], string.format('%.3f:%.6f', now, ARGV[2]))
+local known = own and jump == 0 and redis.call('GET', KEYS[2])
+if known then return cjson.decode(known) end
 local count, quiet, alone, all = 0, 0, 0, redis.call('HGETALL', KEYS[1])
 for i = 1, #all, 2 do
   local heard, share = read(all[i + 1])
@@ -33,4 +35,7 @@ for i = 1, #all, 2 do
   end
 end
 redis.call('EXPIRE', KEYS[1], ARGV[4])
-return {count, quiet, string.format('%.6f', alone)}
+local found = {count, quiet, string.format('%.6f', alone)}
+-- each of N gateways would look at N holders each second
+if count > 50 then redis.call('SET', KEYS[2], cjson.encode(found), 'PX', 100) end
+return found

@@ -187,7 +187,8 @@ class RedisLedger:
         now = monotonic()
         since = now - self._heard_s if self._heard_s else -1.0
         bounds = (self._presence_s, int(MISSED_S), WHOLE_SHARE)
-        count, silent, alone = await self._eval(_HELLO, [self._present], share, *bounds, since, STEP_S)
+        keys = [self._present, f"{self._prefix}{{{self._present}}}count"]  # one hash slot
+        count, silent, alone = await self._eval(_HELLO, keys, share, *bounds, since, STEP_S)
         self._heard_s = now
         return Presence(int(count), int(silent), float(alone))
 

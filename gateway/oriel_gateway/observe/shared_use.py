@@ -9,7 +9,9 @@ also of the month before.
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Callable
 from datetime import date, timedelta
+from random import random
 from time import monotonic, time
 
 from oriel_gateway.limits.ledger import Ledger, LedgerLost
@@ -17,16 +19,18 @@ from oriel_gateway.observe.stats import Stats
 
 _log = logging.getLogger(__name__)
 EXCHANGE_S = 0.5
-OUTDATED_S = 300.0  # the ledger keeps single additions for longer than this
+OUTDATED_S = 300.0  # the ledger keeps single additions for longer than this: 20,000 of them, `ADDITIONS_PER_S` a second
+ADDITIONS_PER_S = 50  # the most that all gateways make; each of them reads every one
 MAX_ADDED = 500  # sums that are added to at a time
 
 
 class SharedUse:
-    """Single writer: the gateway's loop."""
+    """Single writer: the gateway's loop. gateways: returns the number of gateways that share the ledger."""
 
-    def __init__(self, stats: Stats, ledger: Ledger) -> None:
+    def __init__(self, stats: Stats, ledger: Ledger, gateways: Callable[[], int] = lambda: 1) -> None:
         self._stats = stats
         self._ledger = ledger
+        self._gateways = gateways
         self._month = self._after = ""
         self._number = 0  # number of the addition under way, which the ledger takes once however often it is sent
         self._adding: dict[str, int] = {}
@@ -42,7 +46,12 @@ class SharedUse:
                     pass
             except LedgerLost as error:
                 _log.debug("the tenants' usage cannot be exchanged with the other gateways now: %s", error)
-            await asyncio.sleep(EXCHANGE_S)
+            await asyncio.sleep(self.every_s * (0.5 + random()))
+
+    @property
+    def every_s(self) -> float:
+        """Seconds between two exchanges, in the mean: the more gateways there are, the less often each of them asks."""
+        return max(EXCHANGE_S, self._gateways() / ADDITIONS_PER_S)
 
     async def exchange(self) -> bool:
         """Add and take over once; return whether there is more to add. Raises LedgerLost: nothing is counted twice."""
