@@ -108,7 +108,10 @@ async def test_calls_go_to_the_others_while_a_worker_cannot_start(tmp_path: Path
                 for client in callers:
                     assert (await client.ask(INFER, b"x")).status == 200
         assert (await admin(process, "/health/ready")).json() == {"ready": True}
-        assert _calls(await metrics(process)) == 4 * CLIENTS, "counts never fall"
+        assert _calls(await metrics(process)) == 4 * CLIENTS
+        (tmp_path / "policies" / "all.toml").write_bytes(files(up.port)["all.toml"])
+        await until(lambda: len(_listening(process.port)) == 2)
+        assert _calls(await metrics(process)) == 4 * CLIENTS, "counts never fall, also when the next worker serves"
 
 
 def _calls(found: dict[str, float]) -> float:
