@@ -367,7 +367,9 @@ async def test_calls_that_ended_at_their_deadline_during_a_pause_are_no_flood(ou
     """A client whose calls were reset while nothing was read lost the connection, and the other calls on it."""
     server, app = ours
     await resumed(server, app, head(1, b"/hold") + b"".join([head(n, b"/x") + cancel(n) for n in range(3, 6003, 2)]))
-    assert [(call.path, call.reset) for call in app.calls] == [(b"/hold", None), (b"/last", None)]
+    others = [(call.path, call.reset) for call in app.calls if call.path != b"/x"]
+    assert others == [(b"/hold", None), (b"/last", None)]
+    assert len(app.calls) < 20, "a call is begun only where a read ends between its head and its reset"
 
 
 # Draining ------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any
 
 from oriel_logic.workers.frames import Frame, Kind, body_bound, decoded, encoded, pack
-from oriel_logic.workers.memory import MemoryBound
+from oriel_logic.workers.memory import MemoryBound, array_memory
 from oriel_wire.process import messages
 
 
@@ -21,7 +21,7 @@ class Link:
         self._sock = sock
         self._memory = memory
         self._limit_bytes = limit_bytes
-        self._assembler = messages.Assembler(body_bound(limit_bytes))
+        self._assembler = messages.Assembler(body_bound(limit_bytes), array_memory)
         self._frames: deque[Frame] = deque()
         self._gone: OSError | None = None
 

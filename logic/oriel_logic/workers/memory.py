@@ -17,6 +17,11 @@ import numpy as np
 from oriel_wire.process.messages import Assembler, Frame
 
 
+def array_memory(size: int) -> memoryview:
+    """Return a view of `size` bytes of a new array, which hold anything: its end can be seen by a weak reference."""
+    return np.empty(size, np.uint8).data.cast("B")
+
+
 class MemoryBound:
     """The memory bound of one worker, made once its services are set up."""
 

@@ -51,10 +51,13 @@ class Assembler:
     """Cuts a stream into frames: read into `buffer()`, then report the number of bytes with `received`.
 
     Large bodies are received into their final place.
+
+    memory: makes a writable view of as many bytes as it is given, for a frame larger than the scratch buffer.
     """
 
-    def __init__(self, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+    def __init__(self, max_body_bytes: int = MAX_BODY_BYTES, memory: Callable[[int], memoryview] = unwritten) -> None:
         self._max_body_bytes = max_body_bytes
+        self._memory = memory
         self._scratch = bytearray(SCRATCH_BYTES)
         self._view = memoryview(self._scratch)
         self._filled = 0
@@ -88,7 +91,7 @@ class Assembler:
                 at += total
                 continue
             if total > SCRATCH_BYTES:
-                self._large = unwritten(total)
+                self._large = self._memory(total)
                 self._large_filled, self._head = self._filled - at, head
                 self._large[: self._large_filled] = self._view[at : self._filled]
                 at = self._filled
