@@ -17,7 +17,7 @@ from ..waiting import until
 from .documents import changed
 from .process import gateway_process
 from .special_routes import answering, ok
-from .stack import LIMITED, Client, documents, upstream
+from .stack import LIMITED, Client, Seen, documents, upstream
 from .worker_stack import BURST, CLIENTS, INFER, admin, clients, files, metrics, workers_of
 
 SPLIT = """
@@ -120,17 +120,27 @@ def _calls(found: dict[str, float]) -> float:
 
 async def test_connections_are_refused_and_none_hangs_once_workers_drain(tmp_path: Path) -> None:
     async with upstream() as up, gateway_process(tmp_path, files(up.port), "--workers", "2") as process:
-        workers = await until(lambda: len(found := workers_of(process)) == 2 and found)
-        os.kill(process.pid, signal.SIGTERM)
+        go_on = asyncio.Event()
 
-        def held() -> set[str]:
-            folder = Path(f"/proc/{process.pid}/fd")
-            return {name.removeprefix("socket:[").removesuffix("]") for name in map(_target, folder.iterdir())}
+        async def late(seen: Seen) -> bytes:
+            await go_on.wait()
+            return await up.ok(seen)
 
-        await until(lambda: not held() & _listening(process.port))
-        assert _listening(process.port) and len(workers_of(process)) == len(workers), (
-            "the workers take calls until they close"
-        )
+        up.answer = late
+        await until(lambda: len(_listening(process.port)) == 2)
+        async with clients(process.port, 4) as callers, asyncio.TaskGroup() as group:
+            calls = [group.create_task(client.ask(INFER, b"x")) for client in callers]
+            await until(lambda: len(up.seen) == len(calls))
+            os.kill(process.pid, signal.SIGTERM)
+
+            def held() -> set[str]:
+                folder = Path(f"/proc/{process.pid}/fd")
+                return {name.removeprefix("socket:[").removesuffix("]") for name in map(_target, folder.iterdir())}
+
+            await until(lambda: not held() & _listening(process.port))
+            assert _listening(process.port), "a worker takes calls until those that it has are answered"
+            go_on.set()
+        assert [(await call).status for call in calls] == [200] * len(calls)
 
 
 def _listening(port: int) -> set[str]:

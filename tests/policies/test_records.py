@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import oriel_policies
 
 # Records that their owner counts in, and one that keeps a number it has computed once.
-COUNTED = {"Answer", "Ask", "Counts", "Demand", "DeviceHour", "Plan", "TierLoad", "_Entry", "_Slot"}
+COUNTED = {"Answer", "Ask", "Counts", "Demand", "DeviceHour", "Plan", "Record", "TierLoad", "_Entry", "_Slot"}
 COMPUTED = {"Bound"}
 
 
