@@ -243,7 +243,8 @@ def test_shapes_and_decisions_are_bounded() -> None:
 
 
 def test_as_many_credentials_and_decisions_are_kept_as_their_owner_asks_for() -> None:
-    server, most = Server().learn(*LINES), LineMemo.SIZE + 100
+    server = Server().learn(*LINES)
+    most = server.memo.SIZE + 100
     lines = [b"Authorization: Bearer key%d" % number for number in range(most)]
     for line in lines:
         server.memo.keep_credential(line, line, most)
