@@ -24,7 +24,7 @@ DEMO_embeddings := $(VENV)/.demo-embeddings-$(HERE) $(VENV)/.minilm-$(HERE)
 RUN_digits = $(BIN)/oriel up --demo
 RUN_chat = $(BIN)/python examples/chat/demo.py
 RUN_embeddings = $(BIN)/python examples/embeddings/demo.py
-# Where there is a C compiler, the first run has the checkout compiled in the background, and later ones use that.
+# With a C compiler here, the first run compiles the checkout in the background, and later runs use the result.
 run: $(or $(DEMO_$(DEMO)),$(error oriel: DEMO is digits, chat or embeddings))
 	@exec $(BIN)/python requirements/run.py $(RUN_$(DEMO)) $(ARGS)
 

@@ -247,7 +247,10 @@ def test_long_lists_are_read_apart_and_nothing_else_changes(
 
 
 def read_with(text: bytes, cut_bytes: int, monkeypatch: pytest.MonkeyPatch) -> object:
-    """What a request says, or why it is refused. cut_bytes: lists shorter than this are not read apart."""
+    """Return the request that a text holds, or the sentence that refuses it.
+
+    cut_bytes: lists with fewer bytes are not read apart.
+    """
     monkeypatch.setattr(document, "CUT_BYTES", cut_bytes)
     try:
         parts, length = http.to_binary_request(text, None, model="m")
